@@ -1,0 +1,189 @@
+"""
+The settings of a process: a TOML file, then ``PROPOLIS_*``, then the command line.
+
+The file is the one that ``PROPOLIS_CONFIG`` names, else ``propolis/config.toml`` in
+the user's configuration folder, if it exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Any
+from typing import ClassVar
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+from pydantic_settings import BaseSettings
+from pydantic_settings import NoDecode
+from pydantic_settings import PydanticBaseSettingsSource
+from pydantic_settings import SettingsConfigDict
+from pydantic_settings import TomlConfigSettingsSource
+
+from propolis.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Mapping
+
+PREFIX = "PROPOLIS_"
+
+# Read by the test suite and by Propolis before there is a configuration.
+OUTSIDE_CONFIG = frozenset(
+    {"PROPOLIS_CONFIG", "PROPOLIS_REQUIRE_NATIVE", "PROPOLIS_REQUIRE_ORACLES"}
+)
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "propolis"
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "propolis"
+
+
+def _names(value: object) -> object:
+    """Lists may be given as ``a,b`` in the environment and on command lines."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    return value
+
+
+Names = Annotated[list[str], NoDecode, pydantic.BeforeValidator(_names)]
+
+
+class Config(BaseSettings):
+    """All settings.  Each field's description is its documentation."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+    )
+
+    plugins: Names | None = Field(
+        None,
+        description="Load only these plugins, comma-separated; empty for none. "
+        "The CPU reference is always loaded.",
+    )
+    disable_plugins: Names = Field([], description="Never load these plugins, comma-separated.")
+    strict: bool = Field(
+        False,
+        description="A plugin that fails to load is an error instead of a warning.",
+    )
+    device: str = Field("cpu", description="The device that workers run on: `cpu`, `rocm:0`.")
+    fallback: Literal["allow", "warn", "error"] = Field(
+        "warn",
+        description="A call that falls to the CPU on another device's worker: `allow` counts it, "
+        "`warn` also logs it, `error` refuses it.",
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Threads that CPU implementations may use; 0 for one per available core.",
+    )
+    model: str | None = Field(
+        None,
+        description="The model that `propolis llm` runs: a GGUF file or a safetensors folder.",
+    )
+    probe_timeout: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that a plugin's probe may take before it is rejected.",
+    )
+    cache_dir: Path = Field(
+        default_factory=_cache_home,
+        description="Folder of caches. Default: `propolis` in the user's cache folder.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning",
+        description="The least severe log line that is printed, to standard error.",
+    )
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto",
+        description="`console` for people, `json` for machines, `auto`: console on a terminal.",
+    )
+    debug: bool = Field(False, description="Errors end with a traceback.")
+
+    toml_file: ClassVar[Path | None] = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line over environment over file; no other sources."""
+        del dotenv_settings, file_secret_settings
+        file = TomlConfigSettingsSource(settings_cls, cls.toml_file)
+        return init_settings, env_settings, file
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Config:
+        """
+        The settings of this process.
+
+        Args:
+            overrides: settings from the command line; None means not given.
+
+        Raises:
+            ConfigError: the file cannot be read, a setting is unknown, or a value is
+                not one of those supported; names where it was set.
+        """
+        path = _config_file()
+        given = {name: value for name, value in overrides.items() if value is not None}
+        source = type("_Source", (cls,), {"toml_file": path}) if path else cls
+        try:
+            loaded = source(**given)
+        except pydantic.ValidationError as exc:
+            raise ConfigError(_explain(exc, path)) from exc
+        except (OSError, ValueError) as exc:
+            msg = f"{path}: cannot be read as TOML settings: {exc}"
+            raise ConfigError(msg) from exc
+        return cls.model_construct(**dict(loaded))
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Set ``PROPOLIS_*`` variables that mean nothing, each with near matches."""
+    known = {PREFIX + name.upper() for name in Config.model_fields} | OUTSIDE_CONFIG
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            yield name, difflib.get_close_matches(name, known, n=3)
+
+
+def _config_file() -> Path | None:
+    named = os.environ.get("PROPOLIS_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            msg = f"PROPOLIS_CONFIG names {named}, which is not a file"
+            raise ConfigError(msg)
+        return Path(named)
+    default = _config_home() / "config.toml"
+    return default if default.is_file() else None
+
+
+def _explain(exc: pydantic.ValidationError, path: Path | None) -> str:
+    lines = []
+    for error in exc.errors():
+        name = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, Config.model_fields, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else ""
+            lines.append(f"unknown setting {name!r} in {path} {hint}".rstrip())
+        else:
+            variable = PREFIX + name.upper()
+            where = f"{variable}, " if variable in os.environ else ""
+            lines.append(
+                f"{name} = {error['input']!r}: {error['msg']} ({where}see docs/configuration.md)"
+            )
+    return "; ".join(lines)

@@ -1,0 +1,126 @@
+"""
+Devices, the memory they own, and the storage they hand out.
+
+A plugin that brings hardware subclasses :class:`Device` and :class:`Memory`; the
+CPU's, in :mod:`propolis.cpu`, are the shortest example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from abc import abstractmethod
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Protocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from propolis.dispatch.table import DispatchTable
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis.tensor import Tensor
+
+
+class Storage(Protocol):
+    """Bytes on a device, freed when the last reference goes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+    @property
+    def ptr(self) -> int:
+        """Address on the device."""
+
+
+class Memory(ABC):
+    """The allocator and the copies of one device, as ``propolis_storage`` returns it."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Storage:
+        """
+        Uninitialised storage of ``nbytes`` bytes (0 is allowed).
+
+        Raises:
+            OutOfMemoryError: the device has too little free memory.
+        """
+
+    @abstractmethod
+    def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
+        """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
+
+    @abstractmethod
+    def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
+        """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
+
+    def synchronize(self) -> None:  # noqa: B027  (memory without a queue needs none)
+        """Return once all work queued on the device is done.  Nothing to do by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """
+    What a device says of itself.
+
+    Attributes:
+        kind: the kind users type, for example ``"rocm"``.
+        index: its number among devices of that kind, from 0.
+        name: its marketing name.
+        arch: its architecture, as implementations declare it (``"gfx1100"``,
+            ``"x86_64"``).
+        total_memory: bytes of memory, 0 when unknown.
+        extra: further facts for people, for example ``{"compute_units": "96"}``.
+    """
+
+    kind: str
+    index: int
+    name: str
+    arch: str
+    total_memory: int = 0
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """What users type to choose the device: ``"cpu"``, ``"rocm:0"``."""
+        return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+class Device:
+    """
+    One piece of hardware.  It owns its memory and, once resolved, its dispatch table.
+
+    Attributes:
+        properties: what the hardware says of itself.
+        memory: its allocator and copies.
+        table: who serves each op here; set by the runtime that opened the device.
+        threads: host threads that implementations may use for one call.
+    """
+
+    table: DispatchTable
+
+    def __init__(self, properties: DeviceProperties, memory: Memory) -> None:
+        self.properties = properties
+        self.memory = memory
+        self.kind = properties.kind
+        self.id = properties.id
+        self.threads = 1
+
+    def empty(self, shape: Shape, dtype: DType) -> Tensor:
+        """A contiguous tensor with undefined elements."""
+        from propolis.layout import Layout  # noqa: PLC0415  (tensor imports device)
+        from propolis.tensor import Tensor  # noqa: PLC0415
+
+        layout = Layout.contiguous(shape)
+        return Tensor(self.memory.allocate(dtype.nbytes(layout.numel)), layout, dtype, self)
+
+    def synchronize(self) -> None:
+        """Return once all work queued on the device is done."""
+        self.memory.synchronize()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"

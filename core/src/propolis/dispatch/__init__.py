@@ -1,0 +1,22 @@
+"""Dispatch: from implementations to one bound callable per op and key."""
+
+from __future__ import annotations
+
+from propolis.dispatch.fallback import FallbackLog
+from propolis.dispatch.fallback import Tally
+from propolis.dispatch.placement import Placement
+from propolis.dispatch.resolve import Trace
+from propolis.dispatch.resolve import Verdict
+from propolis.dispatch.resolve import resolve
+from propolis.dispatch.table import DispatchTable
+
+
+__all__ = [
+    "DispatchTable",
+    "FallbackLog",
+    "Placement",
+    "Tally",
+    "Trace",
+    "Verdict",
+    "resolve",
+]

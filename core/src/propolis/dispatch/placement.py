@@ -1,0 +1,125 @@
+"""
+The placement summary: what runs where, in lines that every worker prints.
+
+Silent CPU execution is the complaint that users of every such system share, so
+the summary is not optional and costs nothing: it is made from what was bound.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+
+
+if TYPE_CHECKING:
+    from propolis.device import Device
+    from propolis.dispatch.fallback import FallbackLog
+    from propolis.dispatch.resolve import Trace
+    from propolis.records import Prepared
+    from propolis.records import Provenance
+    from propolis.tensor import Tensor
+
+
+@dataclass(slots=True)
+class PreparedWeights:
+    """Weights that one implementation prepared for one op in one way."""
+
+    count: int = 0
+    nbytes_before: int = 0
+    nbytes_after: int = 0
+    dtypes: set[str] = field(default_factory=set)
+
+
+class Placement:
+    """
+    What one device's table bound to whom.
+
+    Attributes:
+        strided_copies: inputs copied because an implementation takes no strides.
+    """
+
+    def __init__(self, device: Device, fallbacks: FallbackLog) -> None:
+        self.device = device
+        self.fallbacks = fallbacks
+        self.strided_copies = 0
+        self._on_device: dict[str, set[str]] = {}
+        self._on_cpu: dict[str, str] = {}
+        self._weights: dict[tuple[str, str, str], PreparedWeights] = defaultdict(PreparedWeights)
+
+    def record(self, trace: Trace) -> None:
+        """Note who serves an op from now on."""
+        if trace.winner is not None:
+            self._on_device.setdefault(trace.op, set()).add(str(trace.winner.provenance))
+        else:
+            self._on_cpu[trace.op] = trace.rejections
+
+    def record_weight(
+        self,
+        op: str,
+        source: Provenance,
+        weight: Tensor,
+        prepared: Prepared,
+    ) -> None:
+        """Note what preparing a weight made of it."""
+        entry = self._weights[op, source.plugin, prepared.what]
+        entry.count += 1
+        entry.nbytes_before += weight.nbytes
+        entry.nbytes_after += prepared.nbytes
+        entry.dtypes.add(weight.dtype.name)
+
+    def lines(self) -> list[str]:
+        """The summary for people."""
+        here = set(self._on_device) - set(self._on_cpu)
+        total = len(self._on_device.keys() | self._on_cpu.keys())
+        plugins = sorted({p for op in here for p in self._on_device[op]})
+        who = ", ".join(plugins) or "nobody"
+        lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
+        if self._on_cpu:
+            ops = ", ".join(f"{op} ({why})" for op, why in sorted(self._on_cpu.items()))
+            lines.append(f"placement: on the cpu instead: {ops}")
+        for (op, plugin, what), entry in sorted(self._weights.items()):
+            lines.append(
+                f"weights: {entry.count} for {op} {what} by {plugin}: "
+                f"{'+'.join(sorted(entry.dtypes))} {_mb(entry.nbytes_before)} -> "
+                f"{_mb(entry.nbytes_after)}"
+            )
+        if self.strided_copies:
+            lines.append(f"copies: {self.strided_copies} strided inputs made contiguous")
+        for (op, reason), tally in sorted(self.fallbacks.tallies.items()):
+            lines.append(
+                f"fallback: {op} ran on the cpu {tally.calls} times, "
+                f"{_mb(tally.nbytes)} copied ({reason})"
+            )
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary for machines."""
+        return {
+            "device": self.device.id,
+            "ops": {op: sorted(who) for op, who in sorted(self._on_device.items())},
+            "cpu_instead": dict(sorted(self._on_cpu.items())),
+            "prepared_weights": [
+                {
+                    "op": op,
+                    "plugin": plugin,
+                    "what": what,
+                    "count": entry.count,
+                    "dtypes": sorted(entry.dtypes),
+                    "nbytes_before": entry.nbytes_before,
+                    "nbytes_after": entry.nbytes_after,
+                }
+                for (op, plugin, what), entry in sorted(self._weights.items())
+            ],
+            "strided_copies": self.strided_copies,
+            "fallbacks": [
+                {"op": op, "reason": reason, "calls": tally.calls, "nbytes": tally.nbytes}
+                for (op, reason), tally in sorted(self.fallbacks.tallies.items())
+            ],
+        }
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"

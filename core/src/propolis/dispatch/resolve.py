@@ -1,0 +1,139 @@
+"""
+Who may serve an op on a device, in which order, and why the others may not.
+
+Pure functions over records: resolving needs no model, and runs no plugin code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Literal
+
+from propolis import dtypes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence
+
+    from propolis.device import Device
+    from propolis.dtypes import DType
+    from propolis.ops._spec import Key
+    from propolis.ops._spec import OpSpec
+    from propolis.records import OpImpl
+
+
+Status = Literal["winner", "standby", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One candidate for an op, and what became of it."""
+
+    impl: OpImpl
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """
+    How an op was resolved on a device for one key.
+
+    Attributes:
+        op: the op's name.
+        device: the device's id.
+        key: the dtypes of the dispatch parameters.
+        verdicts: every candidate on this device, in the order of the ladder.
+        cpu: the CPU's own trace, where the CPU is the next rung; else None.
+    """
+
+    op: str
+    device: str
+    key: tuple[DType, ...]
+    verdicts: tuple[Verdict, ...]
+    cpu: Trace | None = None
+
+    @property
+    def chain(self) -> list[OpImpl]:
+        """The candidates that may run, first the winner."""
+        return [v.impl for v in self.verdicts if v.status != "rejected"]
+
+    @property
+    def winner(self) -> OpImpl | None:
+        """Who runs the op unless its ``supports`` declines, or None."""
+        return next((v.impl for v in self.verdicts if v.status == "winner"), None)
+
+    @property
+    def rejections(self) -> str:
+        """Each rejected candidate with its reason, in one line."""
+        lines = [
+            f"{v.impl.provenance}: {v.reason}" for v in self.verdicts if v.status == "rejected"
+        ]
+        return "; ".join(lines) or f"no plugin implements {self.op} for {self.device}"
+
+
+def ladder_order(impl: OpImpl) -> tuple[int, str, str]:
+    """Sort key of candidates: priority downwards, then distribution, then plugin name."""
+    source = impl.provenance
+    return (-impl.priority, source.distribution if source else "", source.plugin if source else "")
+
+
+def resolve(
+    spec: OpSpec[Any],
+    key: Key,
+    device: Device,
+    candidates: Iterable[OpImpl],
+    cpu: Trace | None = None,
+) -> Trace:
+    """
+    Order the candidates of an op and decide each one's static support.
+
+    Args:
+        spec: the op.
+        key: dtypes of its dispatch parameters, already checked against the spec.
+        device: where it is to run.
+        candidates: implementations of this op, for any device.
+        cpu: the CPU's trace for the same key when ``device`` is not the CPU.
+    """
+    kinds = key if isinstance(key, tuple) else (key,)
+    verdicts: list[Verdict] = []
+    winner: OpImpl | None = None
+    for impl in sorted(candidates, key=ladder_order):
+        reason = static_refusal(spec, kinds, device, impl)
+        if reason is not None:
+            verdicts.append(Verdict(impl, "rejected", reason))
+        elif winner is None:
+            winner = impl
+            asks = ", if its supports() accepts the call" if impl.supports else ""
+            verdicts.append(Verdict(impl, "winner", f"highest priority ({impl.priority}){asks}"))
+        else:
+            who = winner.provenance.plugin if winner.provenance else "another"
+            reason = f"behind {who} (priority {winner.priority} to {impl.priority})"
+            verdicts.append(Verdict(impl, "standby", reason))
+    return Trace(spec.name, device.id, kinds, tuple(verdicts), cpu)
+
+
+def static_refusal(
+    spec: OpSpec[Any],
+    kinds: Sequence[DType],
+    device: Device,
+    impl: OpImpl,
+) -> str | None:
+    """Why ``impl`` can never run this key on this device; None when it can."""
+    if impl.device != device.kind:
+        return f"runs on {impl.device}, not on {device.kind}"
+    arch = device.properties.arch
+    if impl.archs is not None and arch not in impl.archs:
+        return f"built for {', '.join(sorted(impl.archs))}; this device is {arch}"
+    for name, kind in zip(spec.dtypes, kinds, strict=True):
+        allowed = impl.dtypes
+        if isinstance(allowed, Mapping):
+            allowed = allowed.get(name, spec.dtypes[name])
+        if kind not in allowed:
+            known = ", ".join(d.name for d in dtypes.ALL if d in allowed)
+            return f"{name} is {kind}; it takes {known or 'nothing'}"
+    return None

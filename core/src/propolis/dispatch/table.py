@@ -1,0 +1,139 @@
+"""
+The dispatch table of one device: op and key in, bound callable out.
+
+Binding happens once per (op, key).  Where the winner takes every call, what is
+bound is the plugin's own function: a bound call costs nothing over a direct one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis.dispatch.fallback import FallbackLog
+from propolis.dispatch.fallback import run_on_cpu
+from propolis.dispatch.placement import Placement
+from propolis.dispatch.resolve import Trace
+from propolis.dispatch.resolve import resolve
+from propolis.errors import NoImplementationError
+from propolis.tensor import Tensor
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Iterable
+
+    from propolis.device import Device
+    from propolis.ops._spec import Key
+    from propolis.ops._spec import OpSpec
+    from propolis.records import OpImpl
+
+
+class DispatchTable:
+    """
+    Who serves each op on one device.
+
+    Attributes:
+        device: the device.
+        cpu: the CPU, the last rung; the device itself on the CPU.
+        bound: op name -> key -> callable, filled as keys are first seen.
+        fallbacks: what ran on the CPU instead.
+        placement: what was bound to whom, for the placement summary.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        impls: Iterable[OpImpl],
+        cpu: Device,
+        fallbacks: FallbackLog | None = None,
+    ) -> None:
+        self.device = device
+        self.cpu = cpu
+        self.bound: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
+        self.fallbacks = fallbacks or FallbackLog()
+        self.placement = Placement(device, self.fallbacks)
+        self._impls: dict[str, list[OpImpl]] = defaultdict(list)
+        for impl in impls:
+            self._impls[impl.op].append(impl)
+
+    def trace(self, spec: OpSpec[Any], key: Key) -> Trace:
+        """Every candidate for the op and what became of it."""
+        kinds = key if isinstance(key, tuple) else (key,)
+        key = spec.key(*kinds)
+        on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
+        return resolve(spec, key, self.device, self._impls.get(spec.name, ()), on_cpu)
+
+    def bind(self, spec: OpSpec[Any], key: Key) -> Callable[..., None]:
+        """
+        The callable that runs the op for this key: ``run(out, *args, **kwargs)``.
+
+        Raises:
+            DTypeError: the op does not allow the key's dtypes.
+            NoImplementationError: nobody serves it here, nor on the CPU; the message
+                gives every candidate's reason.
+        """
+        known = self.bound[spec.name].get(key)
+        if known is not None:
+            return known
+        trace = self.trace(spec, key)
+        if trace.winner is None and (trace.cpu is None or trace.cpu.winner is None):
+            kinds = ", ".join(d.name for d in trace.key)
+            cpu = f"; on the cpu: {trace.cpu.rejections}" if trace.cpu else ""
+            msg = (
+                f"{spec.name} ({kinds}) has no implementation on {self.device.id}: "
+                f"{trace.rejections}{cpu}; `propolis explain {spec.name}` shows all candidates"
+            )
+            raise NoImplementationError(msg)
+        self.placement.record(trace)
+        run = self._ladder(spec, key, trace)
+        self.bound[spec.name][key] = run
+        return run
+
+    def prepare(self, spec: OpSpec[Any], key: Key, weight: Tensor) -> Tensor:
+        """
+        Let the implementation that will serve the op prepare a weight, once at load.
+
+        Returns:
+            The same tensor, carrying the prepared form for that implementation, or
+            ``weight`` itself when the implementation takes weights as they are.
+        """
+        winner = self.trace(spec, key).winner
+        if winner is None or winner.prepare is None or winner.provenance is None:
+            return weight
+        prepared = winner.prepare(weight)
+        self.placement.record_weight(spec.name, winner.provenance, weight, prepared)
+        return weight.with_packed({winner.provenance.plugin: prepared.payload})
+
+    def _ladder(self, spec: OpSpec[Any], key: Key, trace: Trace) -> Callable[..., None]:
+        chain = trace.chain
+        if chain and chain[0].supports is None and chain[0].strided:
+            return chain[0].fn
+        destinations = 0 if spec.mutates else 1
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            reasons = []
+            for impl in chain:
+                reason = impl.supports(*args[destinations:], **kwargs) if impl.supports else None
+                if reason is None:
+                    if not impl.strided:
+                        args = args[:1] + tuple(map(self._packed_rows, args[1:]))
+                    impl.fn(*args, **kwargs)
+                    return
+                reasons.append(f"{impl.provenance}: {reason}")
+            why = "; ".join(reasons) or trace.rejections
+            if trace.cpu is None or trace.cpu.winner is None:
+                msg = f"{spec.name}: every candidate on {self.device.id} declined: {why}"
+                raise NoImplementationError(msg)
+            tally = self.fallbacks.admit(spec.name, self.device.id, why)
+            run_on_cpu(spec, key, self.cpu, tally, args, kwargs)
+
+        return run
+
+    def _packed_rows(self, value: Any) -> Any:
+        """A contiguous copy of a strided tensor, counted; other values as they are."""
+        if not isinstance(value, Tensor) or value.is_contiguous:
+            return value
+        self.placement.strided_copies += 1
+        return value.contiguous()

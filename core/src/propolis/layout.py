@@ -1,0 +1,209 @@
+"""
+Where the elements of a tensor lie in its storage.
+
+A layout is shape, strides and offset, all counted in elements.  Strides are
+never negative; a stride of 0 repeats one element (broadcast).  Every view that
+core offers is a change of layout alone: no view ever touches data or dispatches.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final
+
+from propolis.errors import ShapeError
+
+
+Shape = tuple[int, ...]
+
+
+class Layout:
+    """
+    Shape, strides and offset of a tensor, in elements.  Immutable by convention.
+
+    Attributes:
+        shape: the size of each dimension.
+        strides: elements between neighbours along each dimension.
+        offset: the element of the storage at index (0, ..., 0).
+        numel: the number of elements.
+        is_contiguous: whether elements lie in row-major order without gaps
+            (dimensions of size 1 are ignored; an empty tensor is contiguous).
+    """
+
+    __slots__ = ("is_contiguous", "numel", "offset", "shape", "strides")
+
+    def __init__(self, shape: Shape, strides: Shape, offset: int = 0) -> None:
+        self.shape: Final = shape
+        self.strides: Final = strides
+        self.offset: Final = offset
+        self.numel: Final = math.prod(shape)
+        self.is_contiguous: Final = self.numel == 0 or all(
+            size == 1 or stride == expected
+            for size, stride, expected in zip(shape, strides, row_major(shape), strict=True)
+        )
+
+    @staticmethod
+    def contiguous(shape: Shape) -> Layout:
+        """The row-major layout of that shape at offset 0."""
+        return _contiguous(shape)
+
+    @property
+    def extent(self) -> int:
+        """Elements of storage from its start to the last one this layout reaches."""
+        if self.numel == 0:
+            return self.offset
+        reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.offset + reach + 1
+
+    def reshape(self, shape: Shape) -> Layout:
+        """
+        The same elements in row-major order under another shape; one size may be -1.
+
+        Raises:
+            ShapeError: the sizes do not fit, or the layout is not contiguous.
+        """
+        shape = _solve_shape(self.shape, self.numel, shape)
+        if not self.is_contiguous:
+            msg = (
+                f"reshape: a view of shape {self.shape} with strides {self.strides} has no "
+                f"row-major order in place; copy it first with .contiguous()"
+            )
+            raise ShapeError(msg)
+        return Layout(shape, row_major(shape), self.offset)
+
+    def permute(self, dims: Shape) -> Layout:
+        """
+        The dimensions in another order.
+
+        Raises:
+            ShapeError: ``dims`` does not name each dimension once.
+        """
+        rank = len(self.shape)
+        wanted = tuple(d + rank if d < 0 else d for d in dims)
+        if sorted(wanted) != list(range(rank)):
+            msg = f"permute: {dims} does not name each dimension of shape {self.shape} once"
+            raise ShapeError(msg)
+        return Layout(
+            tuple(self.shape[d] for d in wanted),
+            tuple(self.strides[d] for d in wanted),
+            self.offset,
+        )
+
+    def narrow(self, dim: int, start: int, length: int) -> Layout:
+        """
+        The slice ``[start, start + length)`` of one dimension.
+
+        Raises:
+            ShapeError: the slice leaves the dimension.
+        """
+        dim = normalize_dim("narrow", dim, len(self.shape))
+        if start < 0 or length < 0 or start + length > self.shape[dim]:
+            msg = (
+                f"narrow: [{start}, {start + length}) leaves dimension {dim} of size "
+                f"{self.shape[dim]} (shape {self.shape})"
+            )
+            raise ShapeError(msg)
+        shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
+        return Layout(shape, self.strides, self.offset + start * self.strides[dim])
+
+    def broadcast_to(self, shape: Shape) -> Layout:
+        """
+        Repeat size-1 and missing leading dimensions (stride 0) up to ``shape``.
+
+        Raises:
+            ShapeError: a dimension is neither 1 nor the wanted size.
+        """
+        missing = len(shape) - len(self.shape)
+        own = (1,) * missing + self.shape
+        if missing < 0 or any(n not in (1, want) for n, want in zip(own, shape, strict=True)):
+            msg = f"broadcast_to: shape {self.shape} does not broadcast to {shape}"
+            raise ShapeError(msg)
+        strides = tuple(
+            stride if n == want else 0
+            for n, want, stride in zip(own, shape, (0,) * missing + self.strides, strict=True)
+        )
+        return Layout(shape, strides, self.offset)
+
+    def unsqueeze(self, dim: int) -> Layout:
+        """Insert a dimension of size 1 before ``dim`` (negative counts from the new end)."""
+        dim = normalize_dim("unsqueeze", dim, len(self.shape) + 1)
+        stride = self.shape[dim] * self.strides[dim] if dim < len(self.shape) else 1
+        return Layout(
+            (*self.shape[:dim], 1, *self.shape[dim:]),
+            (*self.strides[:dim], stride, *self.strides[dim:]),
+            self.offset,
+        )
+
+    def squeeze(self, dim: int) -> Layout:
+        """
+        Drop a dimension of size 1.
+
+        Raises:
+            ShapeError: its size is not 1.
+        """
+        dim = normalize_dim("squeeze", dim, len(self.shape))
+        if self.shape[dim] != 1:
+            msg = (
+                f"squeeze: dimension {dim} of shape {self.shape} has size {self.shape[dim]}, not 1"
+            )
+            raise ShapeError(msg)
+        return Layout(
+            (*self.shape[:dim], *self.shape[dim + 1 :]),
+            (*self.strides[:dim], *self.strides[dim + 1 :]),
+            self.offset,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (self.shape, self.strides, self.offset) == (other.shape, other.strides, other.offset)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.strides, self.offset))
+
+    def __repr__(self) -> str:
+        return f"Layout(shape={self.shape}, strides={self.strides}, offset={self.offset})"
+
+
+def row_major(shape: Shape) -> Shape:
+    """The strides, in elements, of a row-major tensor of that shape."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def normalize_dim(op: str, dim: int, rank: int) -> int:
+    """
+    ``dim`` counted from the front.
+
+    Raises:
+        ShapeError: a tensor of that rank has no such dimension.
+    """
+    if not -rank <= dim < rank:
+        msg = f"{op}: dimension {dim} does not exist in a tensor of rank {rank}"
+        raise ShapeError(msg)
+    return dim % rank
+
+
+@lru_cache(maxsize=4096)
+def _contiguous(shape: Shape) -> Layout:
+    if any(size < 0 for size in shape):
+        msg = f"shape {shape} has a negative size"
+        raise ShapeError(msg)
+    return Layout(shape, row_major(shape))
+
+
+def _solve_shape(given: Shape, numel: int, shape: Shape) -> Shape:
+    """Replace the one -1 of ``shape``, and check that the sizes hold ``numel`` elements."""
+    unknown = [i for i, size in enumerate(shape) if size == -1]
+    known = math.prod(size for size in shape if size != -1)
+    if len(unknown) == 1 and known > 0 and numel % known == 0:
+        shape = tuple(numel // known if size == -1 else size for size in shape)
+    if math.prod(shape) != numel or any(size < 0 for size in shape):
+        msg = f"reshape: shape {given} ({numel} elements) cannot become {shape}"
+        raise ShapeError(msg)
+    return shape

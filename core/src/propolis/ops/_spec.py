@@ -1,0 +1,246 @@
+"""
+What an op means, apart from how anyone does it.
+
+An op is declared by its inference function: the signature is the op's, the
+docstring its semantics, and the body validates the arguments and returns the
+output's shape and dtype.  ``@op`` turns it into an :class:`OpSpec`, which is what
+callers see: ``ops.add(a, b)`` infers, allocates the output, and runs whatever the
+device's dispatch table bound for these dtypes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import Generic
+from typing import NamedTuple
+from typing import ParamSpec
+
+from propolis import dtypes
+from propolis.dtypes import DType
+from propolis.errors import DTypeError
+from propolis.errors import OpError
+from propolis.layout import Shape
+from propolis.tensor import Tensor
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Collection
+    from collections.abc import Mapping
+
+    from propolis.device import Device
+
+P = ParamSpec("P")
+
+Key = DType | tuple[DType, ...]
+"""What an implementation is chosen by: the dtypes of the dispatch parameters."""
+
+Meta = tuple[Shape, DType]
+"""Shape and dtype of an output."""
+
+
+class Tolerance(NamedTuple):
+    """How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``."""
+
+    rtol: float
+    atol: float
+
+
+EXACT: Final = Tolerance(0.0, 0.0)
+
+# Some ulps of each dtype, for ops that round a few times on the way.
+DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
+    dtypes.f64: Tolerance(1e-12, 1e-13),
+    dtypes.f32: Tolerance(1e-5, 1e-6),
+    dtypes.f16: Tolerance(2e-3, 1e-3),
+    dtypes.bf16: Tolerance(1.6e-2, 1e-3),
+    dtypes.f8e4m3: Tolerance(1.3e-1, 2e-3),
+}
+
+
+class OpSpec(Generic[P]):
+    """
+    One op: name, signature, inference, allowed dtypes, tolerance.
+
+    Attributes:
+        name: what users and plugins call it.
+        family: the module of the catalogue it stands in.
+        infer: validates arguments; gives shape and dtype of the output.
+        dtypes: the allowed dtypes of each dispatch parameter, in signature order.
+        mutates: whether the first argument is the destination (then the op
+            allocates nothing and returns that argument).
+        tolerance: per output dtype; exact where a dtype is missing.
+        signature: the op's parameters, which implementations repeat.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[P, Meta | None],
+        *,
+        allowed: Mapping[str, Collection[DType]],
+        mutates: bool,
+        tolerance: Mapping[DType, Tolerance],
+    ) -> None:
+        self.name: Final = infer.__name__
+        self.family: Final = infer.__module__.rpartition(".")[2]
+        self.infer: Final = infer
+        self.dtypes: Final = {name: frozenset(kinds) for name, kinds in allowed.items()}
+        self.mutates: Final = mutates
+        self.tolerance: Final = tolerance
+        self.signature: Final = inspect.signature(infer)
+        self.__doc__ = inspect.getdoc(infer)
+        names = list(self.signature.parameters)
+        self._tensors = tuple(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if parameter.kind is parameter.POSITIONAL_ONLY and parameter.annotation == "Tensor"
+        )
+        self._key_index = tuple(names.index(name) for name in self.dtypes)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (self.__doc__ or "").strip().partition("\n")[0]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Allocate the output, run the op, and return it."""
+        meta = self._infer(args, kwargs)
+        first: Any = args[0]
+        device = first.device
+        if meta is None:
+            self._bound(device, args)(*args, **kwargs)
+            return first  # type: ignore[no-any-return]
+        out: Tensor = device.empty(*meta)
+        self._bound(device, args)(out, *args, **kwargs)
+        return out
+
+    def into(self, out: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """
+        Run the op into ``out`` and return it: allocates nothing.
+
+        Raises:
+            OpError: ``out`` has another shape, dtype or device than the result, is
+                strided, or the op has a destination of its own.
+        """
+        meta = self._infer(args, kwargs)
+        if meta is None:
+            msg = f"{self.name}: writes into its first argument and takes no out"
+            raise OpError(msg)
+        if (out.shape, out.dtype) != meta or not out.is_contiguous:
+            msg = f"{self.name}: the result is {meta[1]} of shape {meta[0]}, out is {out!r}"
+            raise OpError(msg)
+        self._bound(out.device, args)(out, *args, **kwargs)
+        return out
+
+    def key(self, *kinds: DType) -> Key:
+        """
+        The dispatch key for these dtypes of the dispatch parameters.
+
+        One dtype stands for all of them where there are several.
+
+        Raises:
+            DTypeError: the op does not allow them; the message lists what it does.
+        """
+        if len(kinds) == 1:
+            kinds = kinds * len(self.dtypes)
+        if len(kinds) != len(self.dtypes):
+            msg = f"{self.name}: dispatches on {', '.join(self.dtypes)}, got dtypes {kinds}"
+            raise DTypeError(msg)
+        for (name, allowed), kind in zip(self.dtypes.items(), kinds, strict=True):
+            if kind not in allowed:
+                known = ", ".join(d.name for d in dtypes.ALL if d in allowed)
+                msg = f"{self.name}: {name} is {kind}; supported: {known}; ops.cast converts"
+                raise DTypeError(msg)
+        return kinds[0] if len(kinds) == 1 else kinds
+
+    def _infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meta | None:
+        try:
+            meta = self.infer(*args, **kwargs)
+            device = args[0].device
+            for tensor in args[1 : len(self._tensors)]:
+                if tensor.device is not device:
+                    raise self._mixed_devices(args)
+        except (AttributeError, TypeError, IndexError, OpError) as exc:
+            self._check_tensors(args)
+            if isinstance(exc, TypeError | IndexError):
+                msg = f"{self.name}{self.signature}: {exc}"
+                raise OpError(msg) from exc
+            raise
+        return meta
+
+    def _bound(self, device: Device, args: tuple[Any, ...]) -> Callable[..., None]:
+        index = self._key_index
+        if len(index) == 1:
+            chosen = args[index[0]]
+            key: Key = chosen.dtype
+        else:
+            key = tuple(args[i].dtype for i in index)
+        try:
+            return device.table.bound[self.name][key]
+        except KeyError:
+            return device.table.bind(self, key)
+
+    def _check_tensors(self, args: tuple[Any, ...]) -> None:
+        for name, value in zip(self._tensors, args, strict=False):
+            if not isinstance(value, Tensor):
+                msg = (
+                    f"{self.name}: {name} is a {type(value).__name__}, not a Tensor: "
+                    f"Tensor.from_numpy makes one"
+                )
+                raise OpError(msg)
+
+    def _mixed_devices(self, args: tuple[Any, ...]) -> OpError:
+        places = ", ".join(
+            f"{name} on {value.device.id}" for name, value in zip(self._tensors, args, strict=False)
+        )
+        return OpError(f"{self.name}: tensors on several devices ({places}): move them with .to()")
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}{self.signature}>"
+
+
+_registry: dict[str, OpSpec[Any]] = {}
+
+
+def op(
+    allowed: Mapping[str, Collection[DType]],
+    *,
+    mutates: bool = False,
+    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+) -> Callable[[Callable[P, Meta | None]], OpSpec[P]]:
+    """
+    Declare an op by its inference function.
+
+    Args:
+        allowed: for each parameter whose dtype selects the implementation, the
+            dtypes it may have.
+        mutates: the first parameter is the destination.
+        tolerance: how far results may be from the truth, per output dtype.
+    """
+
+    def declare(infer: Callable[P, Meta | None]) -> OpSpec[P]:
+        spec = OpSpec(infer, allowed=allowed, mutates=mutates, tolerance=tolerance)
+        _registry[spec.name] = spec
+        return spec
+
+    return declare
+
+
+def catalogue() -> Mapping[str, OpSpec[Any]]:
+    """All ops, by name."""
+    return _registry
+
+
+__all__ = [
+    "DEFAULT_TOLERANCE",
+    "EXACT",
+    "Key",
+    "Meta",
+    "OpSpec",
+    "Tolerance",
+    "catalogue",
+    "op",
+]

@@ -1,0 +1,43 @@
+"""Conversion between dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis import dtypes
+from propolis.dtypes import PLAIN
+from propolis.dtypes import DType
+from propolis.errors import DTypeError
+from propolis.ops._spec import EXACT
+from propolis.ops._spec import Meta
+from propolis.ops._spec import op
+
+
+if TYPE_CHECKING:
+    from propolis.tensor import Tensor
+
+
+@op({"x": PLAIN}, tolerance=dict.fromkeys(dtypes.ALL, EXACT))
+def cast(x: Tensor, dtype: DType, /) -> Meta:
+    """
+    The same values in another plain dtype.
+
+    Floats round to nearest even.  Float to integer truncates toward zero,
+    saturates at the ends of the range and turns NaN into 0.  Float to f8e4m3
+    overflows to NaN (it has no infinity), as ml_dtypes and OCP FP8 do.  Integer to
+    integer wraps around, as numpy does.
+
+    Args:
+        x: any shape, any plain dtype.
+        dtype: a plain dtype.
+
+    Returns:
+        Shape of ``x``, the wanted dtype.
+
+    Raises:
+        DTypeError: one of them is a block format (see ``dequantize``).
+    """
+    if dtype not in PLAIN:
+        msg = f"cast: to {dtype}; supported: plain dtypes; block formats are made by quantize"
+        raise DTypeError(msg)
+    return x.shape, dtype

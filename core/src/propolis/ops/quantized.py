@@ -1,0 +1,67 @@
+"""Ops on the GGUF block formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis import dtypes
+from propolis.dtypes import BLOCKS
+from propolis.dtypes import FLOATS
+from propolis.dtypes import DType
+from propolis.errors import DTypeError
+from propolis.ops._infer import expect
+from propolis.ops._spec import EXACT
+from propolis.ops._spec import Meta
+from propolis.ops._spec import op
+
+
+if TYPE_CHECKING:
+    from propolis.tensor import Tensor
+
+
+@op({"x": BLOCKS}, tolerance=dict.fromkeys(dtypes.ALL, EXACT))
+def dequantize(x: Tensor, /, dtype: DType = dtypes.f32) -> Meta:
+    """
+    The values of a tensor in a GGUF block format.
+
+    Values are defined in f32, operation by operation, by ggml's
+    ``dequantize_row_*``; other output dtypes round them once.
+
+    Args:
+        x: any shape, a block format.
+        dtype: a float dtype.
+
+    Returns:
+        Shape of ``x``, the wanted dtype.
+
+    Raises:
+        DTypeError: ``x`` is not in a block format, or ``dtype`` is not a float.
+    """
+    if dtype not in FLOATS:
+        msg = f"dequantize: to {dtype}; supported: float dtypes"
+        raise DTypeError(msg)
+    return x.shape, dtype
+
+
+@op({"x": FLOATS, "w": BLOCKS})
+def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
+    """
+    ``x @ dequantize(w).T``: a linear layer with weights in a GGUF block format.
+
+    An implementation that rounds activations too (to 8 bits, as ggml does) is not
+    exact and says so in its notes.
+
+    Args:
+        x: (..., in_features), a float dtype; sums are in f32 or wider.
+        w: (out_features, in_features), a block format along in_features.
+
+    Returns:
+        (..., out_features), dtype of ``x``.
+
+    Raises:
+        DTypeError: x is not a float or w not in a block format.
+        ShapeError: the shapes do not fit together.
+    """
+    fits = len(w.shape) == 2 and len(x.shape) >= 1 and x.shape[-1] == w.shape[1]
+    expect("qmatmul", fits, "x is (..., in), w is (out, in)", x=x, w=w)
+    return (*x.shape[:-1], w.shape[0]), x.dtype

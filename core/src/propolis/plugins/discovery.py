@@ -1,0 +1,130 @@
+"""
+Which plugins are installed, from metadata alone: nothing is imported.
+
+Listing, disabling and the first phase of doctor must work when a plugin is broken,
+so they stop here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Final
+
+import importlib_metadata
+
+from propolis.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence
+
+    from propolis.config import Config
+
+
+GROUP: Final = "propolis.plugins"
+
+# The rung below all others must be there whatever is allowed or denied.  It is
+# known by distribution too, so that no stranger can take its name.
+ESSENTIAL: Final = {"cpu_ref": "propolis-cpu-ref"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """
+    An entry point of the group ``propolis.plugins``.
+
+    Attributes:
+        distribution: the installed distribution that declares it.
+        name: the plugin's name.
+        version: the distribution's version.
+        value: what the entry point names, ``module`` or ``module:object``.
+    """
+
+    distribution: str
+    name: str
+    version: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution} {self.version})"
+
+    @property
+    def is_essential(self) -> bool:
+        """Whether it cannot be blocked."""
+        return ESSENTIAL.get(self.name) == self.distribution
+
+
+def normalize(name: str) -> str:
+    """Plugin names are compared without case, ``-`` and ``_`` alike."""
+    return name.strip().lower().replace("-", "_")
+
+
+def discover(group: str = GROUP) -> list[Candidate]:
+    """
+    The installed plugins, ordered by distribution and name.
+
+    An editable install can list one entry point twice; it counts once.
+    """
+    found = {
+        Candidate(
+            distribution=(entry.dist.name if entry.dist else "?").lower().replace("_", "-"),
+            name=normalize(entry.name),
+            version=entry.dist.version if entry.dist else "?",
+            value=entry.value,
+        )
+        for entry in importlib_metadata.entry_points(group=group)
+    }
+    return sorted(found)
+
+
+def duplicates(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    """Names that several distributions claim, each with its claimants."""
+    claims: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        claims.setdefault(candidate.name, []).append(candidate)
+    return {name: claimants for name, claimants in claims.items() if len(claimants) > 1}
+
+
+def policy(candidates: Iterable[Candidate], config: Config) -> dict[Candidate, str]:
+    """
+    Why candidates are not to be loaded; those that may be are absent.
+
+    Raises:
+        ConfigError: a list names a plugin that is not installed, or blocks the CPU
+            reference.
+    """
+    candidates = list(candidates)
+    known = {c.name for c in candidates}
+    allow = None if config.plugins is None else _known("plugins", config.plugins, known)
+    deny = _known("disable_plugins", config.disable_plugins, known)
+    blocked = deny & ESSENTIAL.keys()
+    if blocked:
+        msg = (
+            f"disable_plugins names {', '.join(sorted(blocked))}: the CPU reference cannot be "
+            f"blocked, it is what every op falls back to"
+        )
+        raise ConfigError(msg)
+    refusals = {}
+    for candidate in candidates:
+        if candidate.is_essential:
+            continue
+        if candidate.name in deny:
+            refusals[candidate] = "denied by disable_plugins (PROPOLIS_DISABLE_PLUGINS)"
+        elif allow is not None and candidate.name not in allow:
+            refusals[candidate] = "not in the allow list plugins (PROPOLIS_PLUGINS)"
+    return refusals
+
+
+def _known(setting: str, names: Iterable[str], known: set[str]) -> set[str]:
+    wanted = {normalize(name) for name in names}
+    unknown = sorted(wanted - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else ""
+        installed = ", ".join(sorted(known)) or "none"
+        msg = f"{setting} names {', '.join(unknown)}, not installed; installed: {installed} {hint}"
+        raise ConfigError(msg.rstrip())
+    return wanted

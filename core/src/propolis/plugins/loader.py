@@ -1,0 +1,267 @@
+"""
+Load plugins one by one, so that a broken one is a row in a report and no more.
+
+pluggy's own loader stops at the first failure and skips duplicates without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Literal
+
+import pluggy
+
+from propolis import hookspecs
+from propolis.errors import PluginError
+from propolis.plugins.discovery import discover
+from propolis.plugins.discovery import duplicates
+from propolis.plugins.discovery import policy
+from propolis.plugins.vetting import vet
+from propolis.records import API_LEVEL
+from propolis.records import OLDEST_API_LEVEL
+from propolis.records import PluginInfo
+from propolis.records import Provenance
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Iterator
+
+    from propolis.config import Config
+    from propolis.plugins.discovery import Candidate
+
+
+Status = Literal["loaded", "disabled", "rejected"]
+Stage = Literal["policy", "name", "probe", "import", "register", "api", "hooks"]
+
+
+@dataclass(slots=True)
+class PluginReport:
+    """
+    What became of one installed plugin.
+
+    Attributes:
+        candidate: name, distribution, version.
+        status: ``loaded``, ``disabled`` (by the user) or ``rejected``.
+        stage: where it stopped, None when loaded.
+        reason: why, in one line, with the remedy.
+        description: what it says of itself.
+        hooks: the hooks it implements.
+        exception: what it raised, for ``--debug``.
+    """
+
+    candidate: Candidate
+    status: Status = "loaded"
+    stage: Stage | None = None
+    reason: str = ""
+    description: str = ""
+    hooks: list[str] = field(default_factory=list)
+    exception: BaseException | None = None
+
+    def reject(self, stage: Stage, reason: str, exception: BaseException | None = None) -> None:
+        """Take the plugin out, keeping why."""
+        self.status = "disabled" if stage == "policy" else "rejected"
+        self.stage, self.reason, self.exception = stage, " ".join(reason.split()), exception
+
+
+class PluginHost:
+    """
+    The plugins of this process.
+
+    Attributes:
+        reports: one for each installed plugin, loaded or not, in a fixed order.
+    """
+
+    def __init__(self) -> None:
+        self.reports: list[PluginReport] = []
+        self._pm = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pm.add_hookspecs(hookspecs)
+        self._plugins: dict[str, Any] = {}
+
+    @classmethod
+    def load(cls, config: Config, *, reprobe: bool = False) -> PluginHost:
+        """
+        Discover, vet, import, check and register every plugin that the config admits.
+
+        Raises:
+            ConfigError: the config names plugins that are not installed.
+            PluginError: ``config.strict`` is set and a plugin was rejected.
+        """
+        host = cls()
+        candidates = discover()
+        refusals = policy(candidates, config)
+        claims = duplicates(candidates)
+        for candidate in candidates:
+            report = PluginReport(candidate)
+            host.reports.append(report)
+            if candidate in refusals:
+                report.reject("policy", refusals[candidate])
+            elif candidate.name in claims and not candidate.is_essential:
+                owners = " and ".join(c.distribution for c in claims[candidate.name])
+                report.reject(
+                    "name", f"several distributions claim this name: {owners}; remove one"
+                )
+            else:
+                host._admit(report, config, reprobe=reprobe)
+            host._announce(report, strict=config.strict)
+        return host
+
+    def each(self, hook: str, /, **kwargs: Any) -> Iterator[tuple[Provenance, Any]]:
+        """
+        Call one hook of every plugin that implements it, each on its own.
+
+        A plugin that raises is rejected and unregistered; the others' answers stay.
+        """
+        for report in list(self.reports):
+            if report.status != "loaded" or hook not in report.hooks:
+                continue
+            candidate = report.candidate
+            others = [p for name, p in self._plugins.items() if name != candidate.name]
+            caller = self._pm.subset_hook_caller(hook, remove_plugins=others)
+            try:
+                for answer in caller(**kwargs):
+                    source = Provenance(candidate.name, candidate.distribution, candidate.version)
+                    yield source, list(answer) if _is_collection(hook) else answer
+            except Exception as exc:  # noqa: BLE001  (whatever a stranger's code raises)
+                report.reject("hooks", f"{hook} raised {_describe(exc)}", exc)
+                self._forget(candidate.name)
+                self._announce(report)
+
+    def reject(self, name: str, reason: str, *, strict: bool = False) -> None:
+        """Take a loaded plugin out that broke its contract with core."""
+        for report in self.reports:
+            if report.candidate.name == name and report.status == "loaded":
+                report.reject("hooks", reason)
+                self._forget(name)
+                self._announce(report, strict=strict)
+
+    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool) -> None:
+        candidate = report.candidate
+        if not candidate.is_essential:
+            verdict = vet(
+                candidate,
+                timeout=config.probe_timeout,
+                cache_dir=config.cache_dir,
+                fresh=reprobe,
+            )
+            if not verdict.ok:
+                report.reject("probe", verdict.reason)
+                return
+        try:
+            plugin = load_object(candidate.value)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
+            report.reject("import", f"importing it raised {_describe(exc)}", exc)
+            return
+        report.hooks = list(_implemented(plugin))
+        typos = [name for name in report.hooks if not hasattr(hookspecs, name)]
+        if typos or not report.hooks:
+            report.reject("register", _hook_problem(typos))
+            return
+        try:
+            self._pm.register(plugin, candidate.name)
+        except (ValueError, pluggy.PluginValidationError) as exc:
+            report.reject("register", str(exc), exc)
+            return
+        self._plugins[candidate.name] = plugin
+        self._check_info(report, plugin)
+        if report.status != "loaded":
+            self._forget(candidate.name)
+
+    def _check_info(self, report: PluginReport, plugin: Any) -> None:
+        """Compare what the plugin says of itself with what was installed."""
+        name = report.candidate.name
+        if "propolis_plugin" not in report.hooks:
+            report.reject(
+                "api", "it does not implement propolis_plugin(), which gives its API level"
+            )
+            return
+        try:
+            info = plugin.propolis_plugin()
+            if not isinstance(info, PluginInfo):
+                kind = type(info).__name__
+                report.reject("api", f"propolis_plugin() returned a {kind}, not a PluginInfo")
+                return
+            oldest, newest = info.api_range
+        except Exception as exc:  # noqa: BLE001  (whatever a stranger's code raises)
+            report.reject("api", f"propolis_plugin() raised {_describe(exc)}", exc)
+            return
+        report.description = info.description
+        if newest < OLDEST_API_LEVEL or oldest > API_LEVEL:
+            act = "upgrade propolis-core" if oldest > API_LEVEL else f"upgrade {name}"
+            report.reject(
+                "api",
+                f"it supports API levels {oldest} to {newest}, this core {OLDEST_API_LEVEL} to "
+                f"{API_LEVEL}: {act}",
+            )
+        elif info.name != name:
+            report.reject("name", f"its entry point is {name!r} but it calls itself {info.name!r}")
+
+    def _forget(self, name: str) -> None:
+        plugin = self._plugins.pop(name, None)
+        if plugin is not None:
+            self._pm.unregister(plugin)
+
+    def _announce(self, report: PluginReport, *, strict: bool = False) -> None:
+        if report.status == "loaded":
+            return
+        candidate = report.candidate
+        if report.status == "rejected" and strict:
+            msg = f"plugin {candidate}: {report.reason}"
+            raise PluginError(msg) from report.exception
+        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
+
+        level = "warning" if report.status == "rejected" else "info"
+        getattr(get_logger(), level)(
+            f"plugin.{report.status}",
+            plugin=candidate.name,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            stage=report.stage,
+            reason=report.reason,
+        )
+
+
+def load_object(value: str) -> Any:
+    """Import what an entry point names: ``module`` or ``module:attribute.path``."""
+    module, _, attributes = value.partition(":")
+    found: Any = importlib.import_module(module.strip())
+    for name in filter(None, attributes.strip().split(".")):
+        found = getattr(found, name)
+    return found
+
+
+def _implemented(plugin: Any) -> Iterable[str]:
+    """Names of the plugin's functions that carry our marker."""
+    for name in sorted(dir(plugin)):
+        function = getattr(plugin, name, None)
+        if callable(function) and hasattr(function, f"{hookspecs.PROJECT}_impl"):
+            yield name
+
+
+def _hook_problem(typos: list[str]) -> str:
+    known = [name for name in vars(hookspecs) if name.startswith("propolis_")]
+    if not typos:
+        return (
+            "it implements no hook: decorate functions with propolis.hookimpl; "
+            f"the hooks are {', '.join(known)}"
+        )
+    near = difflib.get_close_matches(typos[0], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
+    return f"there is no hook {typos[0]}: {hint}"
+
+
+def _is_collection(hook: str) -> bool:
+    return hook in ("propolis_devices", "propolis_ops", "propolis_doctor_checks")
+
+
+def _describe(exc: BaseException) -> str:
+    text = str(exc)
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+__all__ = ["PluginHost", "PluginReport", "load_object"]

@@ -1,0 +1,204 @@
+"""
+Try a plugin in a child process before letting it into this one.
+
+Native libraries can abort, crash or hang the process that loads them (rocBLAS
+aborts on an architecture it has no kernels for), and no ``except`` catches that.
+So the first process that meets a plugin imports it and calls its probe in a child;
+the answer is kept on disk for as long as nothing it depends on changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+import importlib_metadata
+
+from propolis.records import API_LEVEL
+from propolis.records import ProbeResult
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from propolis.plugins.discovery import Candidate
+
+# What decides how ROCm libraries behave, besides the files themselves.
+_ENVIRONMENT = ("HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH", "HIP_VISIBLE_DEVICES")
+
+
+def vet(
+    candidate: Candidate, *, timeout: float, cache_dir: Path, fresh: bool = False
+) -> ProbeResult:
+    """
+    Whether a plugin imports and its probe says yes, in a child process.
+
+    Args:
+        candidate: the plugin.
+        timeout: seconds until a child that hangs is killed.
+        cache_dir: where answers are kept.
+        fresh: ask again even if the answer is known.
+    """
+    cache = _Cache(cache_dir / "probes.json")
+    key = _fingerprint(candidate)
+    if not fresh:
+        known = cache.get(key)
+        if known is not None:
+            return known
+    result, lasting = _ask_child(candidate, timeout)
+    if lasting:
+        cache.put(key, result)
+    return result
+
+
+def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]:
+    """The child's answer, and whether it holds until something changes."""
+    read, write = os.pipe()
+    request = json.dumps({"value": candidate.value, "path": sys.path, "answer": write})
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "propolis.plugins._child"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[write],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        ) as child,
+    ):
+        os.close(write)
+        try:
+            child.communicate(request.encode(), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            # The whole group: a probe may have started processes of its own.
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            os.close(read)
+            reason = f"its probe hung: no answer in {timeout:g} s (probe_timeout)"
+            return ProbeResult(ok=False, reason=reason), True
+        with os.fdopen(read, "rb") as pipe:
+            answer = pipe.read()
+        last_line = _last_line(output)
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        reason = f"its probe killed the process ({name}){last_line}"
+        return ProbeResult(ok=False, reason=reason), True
+    try:
+        said: dict[str, Any] = json.loads(answer)
+        result = ProbeResult(bool(said["ok"]), str(said["reason"]), tuple(said["files"]))
+    except (ValueError, KeyError, TypeError):
+        reason = f"its probe ended with exit code {child.returncode} and no answer{last_line}"
+        return ProbeResult(ok=False, reason=reason), False
+    # A plain "no" may be cured by means we cannot see (a group, a driver): ask again.
+    return result, result.ok
+
+
+def _last_line(output: Any) -> str:
+    """What the child printed last, for the reason."""
+    output.seek(0, os.SEEK_END)
+    output.seek(max(0, output.tell() - 2000))
+    lines = output.read().decode(errors="replace").split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {said}" if said else ""
+
+
+def _fingerprint(candidate: Candidate) -> str:
+    """Changes when the plugin, Python, the driver, the hardware or the API level does."""
+    parts = [
+        repr(candidate),
+        sys.executable,
+        sys.version,
+        str(API_LEVEL),
+        platform.release(),
+        *(f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT),
+        *_contents(candidate),
+        *_amd_gpus(),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _contents(candidate: Candidate) -> Iterable[str]:
+    """The distribution's RECORD, and the stamps of its files where it is installed editable."""
+    try:
+        distribution = importlib_metadata.distribution(candidate.distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return
+    yield distribution.read_text("RECORD") or ""
+    module = candidate.value.partition(":")[0].partition(".")[0]
+    for folder in sys.path:
+        package = Path(folder) / module
+        for file in sorted(package.rglob("*.py")) if package.is_dir() else []:
+            yield _stamp(str(file))
+
+
+def _amd_gpus() -> Iterable[str]:
+    """Driver version and the architecture of each GPU, as the kernel driver shows them."""
+    files = [
+        Path("/sys/module/amdgpu/version"),
+        *sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")),
+    ]
+    for file in files:
+        try:
+            yield file.read_text()
+        except OSError:
+            continue
+
+
+def _stamp(file: str) -> str:
+    try:
+        stat = os.stat(file)  # noqa: PTH116  (thousands of calls: no Path objects)
+    except OSError:
+        return f"{file} absent"
+    return f"{file} {stat.st_mtime_ns} {stat.st_size}"
+
+
+class _Cache:
+    """Answers by fingerprint; an unreadable file is an empty cache."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def get(self, key: str) -> ProbeResult | None:
+        entry = self._read().get(key)
+        try:
+            if entry is None or [_stamp(f) for f in entry["files"]] != entry["stamps"]:
+                return None
+            return ProbeResult(bool(entry["ok"]), str(entry["reason"]), tuple(entry["files"]))
+        except (KeyError, TypeError):
+            return None
+
+    def put(self, key: str, result: ProbeResult) -> None:
+        entries = self._read()
+        entries[key] = {
+            "ok": result.ok,
+            "reason": result.reason,
+            "files": list(result.files),
+            "stamps": [_stamp(f) for f in result.files],
+        }
+        # Replaced whole: several workers may start at once.
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, prefix="probes-", delete=False
+            ) as file:
+                json.dump(entries, file)
+            Path(file.name).replace(self.path)
+        except OSError:
+            return  # a read-only home costs a probe per start, nothing else
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}

@@ -1,0 +1,196 @@
+"""The typed records that plugins hand to core through the hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import Literal
+from typing import Protocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Collection
+    from collections.abc import Iterable
+    from collections.abc import Mapping
+
+    from propolis.device import Device
+    from propolis.device import DeviceProperties
+    from propolis.dtypes import DType
+    from propolis.tensor import Tensor
+
+
+API_LEVEL: Final = 1
+"""The level of the hook specifications in this version of core."""
+
+OLDEST_API_LEVEL: Final = 1
+"""The oldest level whose plugins this version of core still loads."""
+
+
+class Priority:
+    """The bands of :attr:`OpImpl.priority`; within a band, higher goes first."""
+
+    REFERENCE: Final = 0
+    GENERIC: Final = 100
+    VENDOR: Final = 200
+    TUNED: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """
+    Who a plugin is.
+
+    Attributes:
+        name: its entry-point name.
+        api: the API level it is written for, or the (lowest, highest) it supports.
+        description: one line for people.
+    """
+
+    name: str
+    api: int | tuple[int, int]
+    description: str = ""
+
+    @property
+    def api_range(self) -> tuple[int, int]:
+        """The lowest and the highest API level it supports."""
+        return (self.api, self.api) if isinstance(self.api, int) else self.api
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where an implementation comes from; stamped by the host, never by the plugin."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.plugin} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """
+    Whether this machine can use a plugin.
+
+    Attributes:
+        ok: it can.
+        reason: why not, and the remedy; empty when it can.
+        files: native libraries the answer depends on: it is asked again when one
+            of them changes.
+    """
+
+    ok: bool
+    reason: str = ""
+    files: tuple[str, ...] = ()
+
+
+class DeviceProvider(Protocol):
+    """What ``propolis_devices`` returns: how to find and open devices of one kind."""
+
+    kind: str
+
+    def enumerate(self) -> Iterable[DeviceProperties]:
+        """The devices of this kind in this machine; none is a valid answer."""
+
+    def open(self, index: int) -> Device:
+        """The device of that index, ready for use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpImpl:
+    """
+    How a plugin does an op.
+
+    Attributes:
+        op: the op's name, as in :mod:`propolis.ops`.
+        fn: ``fn(out, *args)`` with the op's parameters by the same names and
+            defaults; it writes every element of ``out`` and keeps no reference.
+            An op that mutates its first argument passes no ``out``.
+        device: the device kind it runs on.
+        dtypes: the dtypes it takes: one collection for all of the op's dispatch
+            parameters, or one per parameter name.
+        archs: the architectures it runs on; None for all.
+        priority: who goes first (see :class:`Priority`).
+        supports: dynamic support, called with the op's arguments: None, or the
+            reason why not.  It must be cheap and pure.
+        prepare: makes of a weight, once at load, what ``fn`` then finds under
+            the plugin's name in ``Tensor.packed``.
+        strided: whether inputs may be strided; if not, core copies those that are.
+        capture_safe: it neither allocates nor synchronises.
+        deterministic: equal inputs give equal bits.
+        in_place: ``out`` may be the first input's memory.
+        notes: one line for ``propolis explain``.
+        provenance: stamped by the host.
+    """
+
+    op: str
+    fn: Callable[..., None]
+    device: str = "cpu"
+    dtypes: Collection[DType] | Mapping[str, Collection[DType]]
+    archs: frozenset[str] | None = None
+    priority: int = Priority.REFERENCE
+    supports: Callable[..., str | None] | None = None
+    prepare: Callable[[Tensor], Prepared] | None = None
+    strided: bool = True
+    capture_safe: bool = False
+    deterministic: bool = True
+    in_place: bool = False
+    notes: str = ""
+    provenance: Provenance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """
+    What :attr:`OpImpl.prepare` made of a weight.
+
+    Attributes:
+        payload: anything; the implementation finds it in ``Tensor.packed``.
+        nbytes: the memory it takes.
+        what: one phrase for the placement summary, ``"dequantised to f32"``.
+    """
+
+    payload: Any
+    nbytes: int
+    what: str
+
+
+CheckStatus = Literal["ok", "warning", "error", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """
+    The answer of a doctor check.
+
+    Attributes:
+        status: ``ok``, ``warning`` (works, but not as it should), ``error``
+            (something the user asked for cannot work) or ``skipped``.
+        summary: what was found, in one line.
+        remedy: what to do about it; required unless the status is ok.
+    """
+
+    status: CheckStatus
+    summary: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorCheck:
+    """
+    One health check of ``propolis doctor``.
+
+    Attributes:
+        name: dotted, the plugin's name first: ``"rocm_hip.kfd-permissions"``.
+        run: does the check; an exception counts as an error with its text.
+        fields: more facts for the JSON report.
+    """
+
+    name: str
+    run: Callable[[], CheckResult]
+    fields: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,361 @@
+"""
+Tensors: storage + layout + dtype, on one device.
+
+A tensor computes nothing itself: its views are changes of layout, and everything
+else is an op of :mod:`propolis.ops`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from propolis import dtypes
+from propolis.errors import DTypeError
+from propolis.errors import ShapeError
+from propolis.layout import Layout
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propolis.device import Device
+    from propolis.device import Storage
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+
+
+class Tensor:
+    """
+    An n-dimensional array of one dtype on one device.
+
+    Attributes:
+        storage: the bytes.
+        layout: shape, strides and offset in elements.
+        dtype: the element type.
+        device: where the bytes are.
+        packed: what implementations made of a weight at load, by plugin name
+            (see :meth:`propolis.dispatch.DispatchTable.prepare`); empty for
+            other tensors.
+    """
+
+    __slots__ = ("_array", "device", "dtype", "layout", "packed", "storage")
+
+    def __init__(
+        self,
+        storage: Storage,
+        layout: Layout,
+        dtype: DType,
+        device: Device,
+        array: np.ndarray | None = None,
+    ) -> None:
+        self.storage = storage
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+        self.packed: Mapping[str, object] = {}
+        self._array = array
+
+    # -- what it is ------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """The size of each dimension, in elements."""
+        return self.layout.shape
+
+    @property
+    def strides(self) -> Shape:
+        """Elements between neighbours along each dimension."""
+        return self.layout.strides
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.layout.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take when contiguous."""
+        return self.dtype.nbytes(self.layout.numel)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps."""
+        return self.layout.is_contiguous
+
+    @property
+    def ptr(self) -> int:
+        """The device address of the first element."""
+        return self.storage.ptr + self.dtype.nbytes(self.layout.offset)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        return f"<Tensor {shape} {self.dtype} on {self.device.id}>"
+
+    # -- exchange --------------------------------------------------------------
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray, device: Device | None = None) -> Tensor:
+        """
+        A tensor with the elements of ``array``.
+
+        On the CPU it shares the array's memory, unless its strides are negative or
+        not multiples of the item size; on another device it is a copy.
+
+        Args:
+            array: of a numpy dtype that has a :class:`~propolis.dtypes.DType`.
+            device: the default runtime's CPU when None.
+
+        Raises:
+            DTypeError: there is no such dtype; the message names those there are.
+        """
+        device = device or _default_cpu()
+        dtype = dtypes.from_numpy(array.dtype)
+        if device.kind != "cpu":
+            return _upload(np.ascontiguousarray(array), array.shape, dtype, device)
+        size = array.itemsize
+        if any(s < 0 or s % size for s in array.strides):
+            array = np.ascontiguousarray(array)
+        from propolis.cpu import CpuStorage  # noqa: PLC0415  (cpu imports tensor)
+
+        strides = tuple(s // size for s in array.strides)
+        storage = CpuStorage(_flat_base(array))
+        return cls(storage, Layout(array.shape, strides), dtype, device, array)
+
+    @classmethod
+    def from_blocks(
+        cls,
+        raw: np.ndarray,
+        dtype: DType,
+        shape: Shape,
+        device: Device | None = None,
+    ) -> Tensor:
+        """
+        A row-major tensor of any dtype over raw bytes, as weight files hold them.
+
+        Args:
+            raw: contiguous 1-D uint8 array; on the CPU the tensor shares it.
+            dtype: plain or block format.
+            shape: in elements; the last size is a multiple of the block size.
+            device: the default runtime's CPU when None.
+
+        Raises:
+            ShapeError: the shape does not fit the bytes.
+            DTypeError: a row is not a whole number of blocks.
+        """
+        device = device or _default_cpu()
+        layout = Layout.contiguous(shape)
+        row = dtype.nbytes(shape[-1] if shape else 1)
+        expected = layout.numel // max(shape[-1] if shape else 1, 1) * row
+        if expected != raw.nbytes:
+            msg = f"{dtype} of shape {shape} takes {expected} bytes, got {raw.nbytes}"
+            raise ShapeError(msg)
+        if device.kind != "cpu":
+            return _upload(raw, shape, dtype, device)
+        from propolis.cpu import CpuStorage  # noqa: PLC0415
+
+        return cls(CpuStorage(raw), layout, dtype, device)
+
+    @property
+    def array(self) -> np.ndarray:
+        """
+        The elements as a numpy view, for implementations on the CPU.
+
+        Of a block format: the raw bytes, with the last dimension counted in bytes.
+
+        Raises:
+            DTypeError: the tensor is not on the CPU (``numpy()`` copies it there).
+        """
+        if self._array is None:
+            self._array = self._view()
+        return self._array
+
+    def _view(self) -> np.ndarray:
+        from propolis.cpu import CpuStorage  # noqa: PLC0415
+
+        storage, layout, dtype = self.storage, self.layout, self.dtype
+        if not isinstance(storage, CpuStorage):
+            msg = f"{self!r} has no host memory: use .numpy() for a copy of it"
+            raise DTypeError(msg)
+        start = dtype.nbytes(layout.offset)
+        flat = storage.bytes[start:]
+        if dtype.is_block:
+            blocks = (*layout.shape[:-1], dtype.nbytes(layout.shape[-1]))
+            strides = (*(dtype.nbytes(s) for s in layout.strides[:-1]), 1)
+            return np.lib.stride_tricks.as_strided(flat, blocks, strides)
+        size = dtype.block_bytes
+        return (
+            np.ndarray(
+                layout.shape,
+                dtype.numpy,
+                buffer=flat,
+                strides=tuple(s * size for s in layout.strides),
+            )
+            if layout.numel
+            else np.empty(layout.shape, dtype.numpy)
+        )
+
+    def numpy(self) -> np.ndarray:
+        """
+        The elements as a numpy array: a view on the CPU, a copy from other devices.
+
+        Of a block format: the raw bytes, with the last dimension counted in bytes
+        (:func:`propolis.ops.dequantize` gives the values).
+        """
+        if self.device.kind == "cpu":
+            return self.array
+        source = self.contiguous()
+        raw = np.empty(source.nbytes, np.uint8)
+        self.device.memory.copy_out(raw, source.storage, self.dtype.nbytes(source.layout.offset))
+        if self.dtype.is_block:
+            return raw.reshape(*self.shape[:-1], -1)
+        return raw.view(self.dtype.numpy).reshape(self.shape)
+
+    def to(self, device: Device) -> Tensor:
+        """This tensor on ``device``: itself when it is there, else a contiguous copy."""
+        if device is self.device:
+            return self
+        host = self.numpy()
+        if self.dtype.is_block:
+            return Tensor.from_blocks(host.reshape(-1), self.dtype, self.shape, device)
+        return Tensor.from_numpy(host, device)
+
+    def assign(self, array: np.ndarray) -> None:
+        """
+        Overwrite all elements, in place, from host memory.
+
+        Args:
+            array: same shape and numpy dtype as this contiguous tensor.
+
+        Raises:
+            ShapeError: the shapes differ, or this tensor is a strided view.
+            DTypeError: the dtypes differ.
+        """
+        if array.shape != self.shape or not self.is_contiguous:
+            msg = f"assign: an array of shape {array.shape} does not fit {self!r}"
+            raise ShapeError(msg)
+        if array.dtype != self.dtype.numpy:
+            msg = f"assign: an array of {array.dtype} does not fit {self!r}: cast it first"
+            raise DTypeError(msg)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.device.memory.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
+
+    def item(self) -> Any:
+        """The one element as a Python number (waits for the device)."""
+        return self.numpy().item()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._exchangeable().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._exchangeable().__dlpack_device__()
+
+    def _exchangeable(self) -> np.ndarray:
+        if self.device.kind != "cpu" or self.dtype.is_block or self.dtype.numpy.kind == "V":
+            msg = (
+                f"{self!r} cannot be exchanged by DLPack: only plain dtypes that numpy knows, on "
+                f"the CPU, can; use .numpy() or ops.cast to f32 first"
+            )
+            raise BufferError(msg)
+        return self.array
+
+    @classmethod
+    def from_dlpack(cls, source: Any, device: Device | None = None) -> Tensor:
+        """A tensor that shares the memory of any CPU array with ``__dlpack__``."""
+        return cls.from_numpy(np.from_dlpack(source), device)
+
+    # -- views -----------------------------------------------------------------
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same elements under another shape, one size may be -1; copies a strided view."""
+        layout = self.layout
+        if not layout.is_contiguous:
+            return self.contiguous().reshape(*shape)
+        return self._with_layout(layout.reshape(shape))
+
+    def permute(self, *dims: int) -> Tensor:
+        """The dimensions in another order (a view)."""
+        return self._with_layout(self.layout.permute(dims))
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions exchanged (a view)."""
+        dims = list(range(len(self.shape)))
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+        return self.permute(*dims)
+
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """The slice ``[start, start + length)`` of one dimension (a view)."""
+        return self._with_layout(self.layout.narrow(dim, start, length))
+
+    def broadcast_to(self, *shape: int) -> Tensor:
+        """Size-1 and missing leading dimensions repeated up to ``shape`` (a view)."""
+        return self._with_layout(self.layout.broadcast_to(shape))
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        """A dimension of size 1 inserted before ``dim`` (a view)."""
+        return self._with_layout(self.layout.unsqueeze(dim))
+
+    def squeeze(self, dim: int) -> Tensor:
+        """A dimension of size 1 dropped (a view)."""
+        return self._with_layout(self.layout.squeeze(dim))
+
+    def contiguous(self) -> Tensor:
+        """This tensor when it is contiguous, else a row-major copy (op ``copy``)."""
+        if self.layout.is_contiguous:
+            return self
+        from propolis import ops  # noqa: PLC0415  (ops imports tensor)
+
+        return ops.copy(self)
+
+    def with_packed(self, packed: Mapping[str, object]) -> Tensor:
+        """The same tensor, carrying what an implementation prepared of it."""
+        tensor = Tensor(self.storage, self.layout, self.dtype, self.device, self._array)
+        tensor.packed = {**self.packed, **packed}
+        return tensor
+
+    def _with_layout(self, layout: Layout) -> Tensor:
+        block = self.dtype.block_size
+        if block > 1 and not _keeps_blocks(layout, block):
+            msg = (
+                f"a view of {self!r} with shape {layout.shape}, strides {layout.strides} and "
+                f"offset {layout.offset} would cut blocks of {block} elements; "
+                f"ops.dequantize it first"
+            )
+            raise DTypeError(msg)
+        return Tensor(self.storage, layout, self.dtype, self.device)
+
+
+def _keeps_blocks(layout: Layout, block: int) -> bool:
+    """Whether rows stay whole: unit stride and whole blocks along the last dimension."""
+    if not layout.shape or layout.shape[-1] % block or layout.offset % block:
+        return False
+    return layout.strides[-1] == 1 and all(s % block == 0 for s in layout.strides[:-1])
+
+
+def _upload(array: np.ndarray, shape: Shape, dtype: DType, device: Device) -> Tensor:
+    tensor = device.empty(shape, dtype)
+    device.memory.copy_in(tensor.storage, 0, array.reshape(-1).view(np.uint8))
+    return tensor
+
+
+def _flat_base(array: np.ndarray) -> np.ndarray:
+    """The memory that ``array`` reaches, from its first element on, as one 1-D array."""
+    if array.flags.c_contiguous:
+        return array
+    size = array.itemsize
+    strides = tuple(s // size for s in array.strides)
+    extent = Layout(array.shape, strides).extent
+    return np.lib.stride_tricks.as_strided(
+        array, (extent,), (size,), writeable=array.flags.writeable
+    )
+
+
+def _default_cpu() -> Device:
+    from propolis.runtime import default_runtime  # noqa: PLC0415  (runtime imports tensor)
+
+    return default_runtime().cpu
+
+
+__all__ = ["Tensor"]

@@ -1,0 +1,34 @@
+"""rms_norm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from propolis import OpImpl
+from propolis.dtypes import FLOATS
+from propolis_cpu_ref._compute import ieee
+from propolis_cpu_ref._compute import scratch
+from propolis_cpu_ref._compute import store
+from propolis_cpu_ref._compute import wide
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+
+
+@ieee
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> None:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension."""
+    values = wide(x)
+    y = scratch(out)
+    np.multiply(values, values, out=y)
+    mean = np.mean(y, axis=-1, keepdims=True)
+    mean += mean.dtype.type(eps)
+    np.divide(values, np.sqrt(mean), out=y)
+    y *= wide(weight)
+    store(out, y)
+
+
+OPS = [OpImpl(op="rms_norm", fn=rms_norm, dtypes=FLOATS)]

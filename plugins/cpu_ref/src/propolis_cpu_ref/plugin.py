@@ -1,0 +1,56 @@
+"""The hooks of the CPU reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis import PluginInfo
+from propolis import hookimpl
+from propolis_cpu_ref import ops_attention
+from propolis_cpu_ref import ops_binary
+from propolis_cpu_ref import ops_cast
+from propolis_cpu_ref import ops_fill
+from propolis_cpu_ref import ops_indexing
+from propolis_cpu_ref import ops_matmul
+from propolis_cpu_ref import ops_norm
+from propolis_cpu_ref import ops_quantized
+from propolis_cpu_ref import ops_reduce
+from propolis_cpu_ref import ops_rope
+from propolis_cpu_ref import ops_softmax
+from propolis_cpu_ref import ops_unary
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from propolis import Device
+    from propolis import OpImpl
+
+FAMILIES = (
+    ops_attention,
+    ops_binary,
+    ops_cast,
+    ops_fill,
+    ops_indexing,
+    ops_matmul,
+    ops_norm,
+    ops_quantized,
+    ops_reduce,
+    ops_rope,
+    ops_softmax,
+    ops_unary,
+)
+
+
+@hookimpl
+def propolis_plugin() -> PluginInfo:
+    """Who this plugin is."""
+    return PluginInfo("cpu_ref", api=1, description="every op in numpy: the reference")
+
+
+@hookimpl
+def propolis_ops(device: Device) -> Iterable[OpImpl]:
+    """One implementation of each op, for the CPU."""
+    if device.kind == "cpu":
+        for family in FAMILIES:
+            yield from family.OPS

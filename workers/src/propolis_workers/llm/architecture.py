@@ -1,0 +1,264 @@
+"""
+Which models the worker runs, and how their files describe them.
+
+The next architecture of the llama family is a row in :data:`ARCHITECTURES`; one
+with another structure is a row and a module beside ``llama.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis.errors import ModelError
+from propolis.errors import UnsupportedModelError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propolis_workers.weights import GGUFFile
+    from propolis_workers.weights import SafetensorsFolder
+
+
+# Our names of the weights -> (in GGUF files, in Hugging Face checkpoints).
+LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "embedding": ("token_embd", "model.embed_tokens"),
+    "norm": ("output_norm", "model.norm"),
+    "output": ("output", "lm_head"),
+    "layers.{}.attention_norm": ("blk.{}.attn_norm", "model.layers.{}.input_layernorm"),
+    "layers.{}.q": ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj"),
+    "layers.{}.k": ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj"),
+    "layers.{}.v": ("blk.{}.attn_v", "model.layers.{}.self_attn.v_proj"),
+    "layers.{}.o": ("blk.{}.attn_output", "model.layers.{}.self_attn.o_proj"),
+    "layers.{}.ffn_norm": ("blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm"),
+    "layers.{}.gate": ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj"),
+    "layers.{}.up": ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj"),
+    "layers.{}.down": ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """
+    What a model's files do not say of its structure.
+
+    Attributes:
+        names: our weight names -> (GGUF name, Hugging Face name), without suffix.
+        interleaved_in_gguf: whether GGUF files hold q and k reordered so that rope
+            pairs neighbours (llama.cpp's converter does so for llama).
+    """
+
+    names: Mapping[str, tuple[str, str]]
+    interleaved_in_gguf: bool
+
+
+# By GGUF's general.architecture, which is also config.json's model_type.
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": Architecture(LLAMA_NAMES, interleaved_in_gguf=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """
+    The numbers that define a decoder-only transformer of the llama family.
+
+    Attributes:
+        architecture: a key of :data:`ARCHITECTURES`.
+        vocab_size: rows of the embedding.
+        width: elements of the residual stream.
+        ffn_width: elements inside the feed-forward network.
+        layers: number of blocks.
+        heads: query heads.
+        kv_heads: key-value heads; divides ``heads``.
+        head_dim: elements of a head.
+        norm_eps: of the RMS norms.
+        context_length: tokens the model was made for.
+        rope_base: base of the rotation frequencies.
+        rope_dim: elements of a head that are rotated.
+        rope_interleaved: whether rope pairs neighbours.
+        rope_scale: positions are divided by it (linear scaling).
+        rope_llama3: Llama 3.1's frequency scaling: factor, low and high frequency
+            factor, original context; or None.
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    ffn_width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    context_length: int
+    rope_base: float = 10_000.0
+    rope_dim: int = 0
+    rope_interleaved: bool = False
+    rope_scale: float = 1.0
+    rope_llama3: tuple[float, float, float, float] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocab_size, self.width, self.ffn_width, self.layers, self.heads)
+        fits = (
+            all(0 < n <= 1 << 24 for n in (*sizes, self.kv_heads, self.head_dim))
+            and self.layers <= 4096
+            and self.heads % self.kv_heads == 0
+            and 0 < self.rope_dim <= self.head_dim
+            and self.rope_dim % 2 == 0
+            and 0 < self.context_length <= 1 << 28
+            and all(math.isfinite(x) and x > 0 for x in (self.rope_base, self.rope_scale))
+            and math.isfinite(self.norm_eps)
+        )
+        if not fits:
+            msg = f"the model's settings do not describe a transformer: {self}"
+            raise ModelError(msg)
+
+
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    """
+    The model's numbers, from GGUF metadata.
+
+    Raises:
+        UnsupportedModelError: no worker here runs the architecture, or its rope scaling.
+        ModelError: a number is missing or makes no sense.
+    """
+    read = _Reader(str(file.path.name), file.metadata)
+    name = read.text("general.architecture")
+    architecture = _architecture(read.source, name)
+    heads = read.count(f"{name}.attention.head_count")
+    width = read.count(f"{name}.embedding_length")
+    head_dim = read.count(f"{name}.attention.key_length", width // max(heads, 1))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        msg = f"{read.source}: tensor token_embd.weight (vocabulary x width) is missing"
+        raise ModelError(msg)
+    scaling = file.metadata.get(f"{name}.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        msg = f"{read.source}: rope scaling {scaling!r}; supported: none, linear, llama3"
+        raise UnsupportedModelError(msg)
+    return ModelConfig(
+        architecture=name,
+        vocab_size=embedding.shape[0],
+        width=width,
+        ffn_width=read.count(f"{name}.feed_forward_length"),
+        layers=read.count(f"{name}.block_count"),
+        heads=heads,
+        kv_heads=read.count(f"{name}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        norm_eps=read.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        context_length=read.count(f"{name}.context_length"),
+        rope_base=read.number(f"{name}.rope.freq_base", 10_000.0),
+        rope_dim=read.count(f"{name}.rope.dimension_count", head_dim),
+        rope_interleaved=architecture.interleaved_in_gguf,
+        rope_scale=read.number(f"{name}.rope.scaling.factor", 1.0) if scaling == "linear" else 1.0,
+    )
+
+
+def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
+    """
+    The model's numbers, from a Hugging Face ``config.json``.
+
+    Raises:
+        UnsupportedModelError: no worker here runs the architecture, or its rope scaling.
+        ModelError: a number is missing or makes no sense.
+    """
+    read = _Reader("config.json", folder.config)
+    name = read.text("model_type")
+    _architecture(read.source, name)
+    if folder.config.get("attention_bias") or folder.config.get("mlp_bias"):
+        msg = "config.json: attention_bias and mlp_bias are not supported; llama has neither"
+        raise UnsupportedModelError(msg)
+    activation = folder.config.get("hidden_act", "silu")
+    if activation != "silu":
+        msg = f"config.json: hidden_act {activation!r}; supported: silu"
+        raise UnsupportedModelError(msg)
+    heads = read.count("num_attention_heads")
+    width = read.count("hidden_size")
+    head_dim = read.count("head_dim", width // max(heads, 1))
+    scaling = folder.config.get("rope_scaling") or folder.config.get("rope_parameters") or {}
+    base, scale, llama3 = _hf_rope(scaling, folder.config.get("rope_theta", 10_000.0))
+    return ModelConfig(
+        architecture=name,
+        vocab_size=read.count("vocab_size"),
+        width=width,
+        ffn_width=read.count("intermediate_size"),
+        layers=read.count("num_hidden_layers"),
+        heads=heads,
+        kv_heads=read.count("num_key_value_heads", heads),
+        head_dim=head_dim,
+        norm_eps=read.number("rms_norm_eps"),
+        context_length=read.count("max_position_embeddings"),
+        rope_base=base,
+        rope_dim=head_dim,
+        rope_scale=scale,
+        rope_llama3=llama3,
+    )
+
+
+def _hf_rope(
+    scaling: Any,
+    theta: Any,
+) -> tuple[float, float, tuple[float, float, float, float] | None]:
+    """Base, linear scale and llama3 factors of config.json's rope settings."""
+    if not isinstance(scaling, dict):
+        msg = f"config.json: rope_scaling is {scaling!r}, not an object"
+        raise ModelError(msg)
+    read = _Reader("config.json rope_scaling", scaling)
+    base = read.number("rope_theta", theta)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return base, 1.0, None
+    if kind == "linear":
+        return base, read.number("factor"), None
+    if kind == "llama3":
+        keys = (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        )
+        factor, low, high, original = (read.number(key) for key in keys)
+        return base, 1.0, (factor, low, high, original)
+    msg = f"config.json: rope scaling {kind!r}; supported: default, linear, llama3"
+    raise UnsupportedModelError(msg)
+
+
+def _architecture(source: str, name: str) -> Architecture:
+    found = ARCHITECTURES.get(name)
+    if found is None:
+        known = ", ".join(ARCHITECTURES)
+        msg = f"{source}: architecture {name!r} is not supported; supported: {known}"
+        raise UnsupportedModelError(msg)
+    return found
+
+
+class _Reader:
+    """Reads typed values out of metadata, with one wording for what is wrong."""
+
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.source = source
+        self.values = values
+
+    def text(self, key: str) -> str:
+        return str(self._get(key, str, None))
+
+    def count(self, key: str, default: int | None = None) -> int:
+        return int(self._get(key, int, default))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._get(key, (int, float), default))
+
+    def _get(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        value = self.values.get(key, default)
+        if value is None:
+            msg = f"{self.source}: {key} is missing: the file is not a complete language model"
+            raise ModelError(msg)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            msg = f"{self.source}: {key} is {str(value)[:60]!r}, of the wrong type"
+            raise ModelError(msg)
+        return value

@@ -1,0 +1,133 @@
+"""
+Run a model over a sequence: prompts in chunks, then one token at a time.
+
+The decode step is captured once and replayed for every token: what changes
+(token id, position, length) is data in tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from propolis import Tensor
+from propolis.errors import ModelError
+from propolis.graph import capture
+from propolis_workers.llm.kv_cache import KVCache
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propolis.graph import Graph
+    from propolis_workers.llm.llama import Llama
+
+# Tokens of a prompt at a time: matrices large enough for BLAS, activations small
+# enough for the cache.
+CHUNK = 512
+
+
+class Engine:
+    """
+    One sequence on one model.
+
+    Attributes:
+        model: the model.
+        capacity: tokens that the sequence may have.
+        position: tokens it has.
+    """
+
+    def __init__(self, model: Llama, capacity: int | None = None) -> None:
+        limit = model.config.context_length
+        self.model = model
+        self.capacity = min(capacity or limit, limit)
+        self.position = 0
+        self._cache = KVCache(model.config, model.device, self.capacity)
+        self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
+        self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
+        self._graph: Graph | None = None
+        self._logits: Tensor | None = None
+
+    def prefill(self, ids: Sequence[int]) -> np.ndarray:
+        """
+        Append a prompt.
+
+        Args:
+            ids: at least one token.
+
+        Returns:
+            (vocab_size,) f32: the logits after its last token.
+
+        Raises:
+            ModelError: the sequence would exceed the capacity; nothing is appended.
+        """
+        if not ids:
+            msg = "the prompt is empty: give at least one token"
+            raise ModelError(msg)
+        self._check_room(len(ids))
+        for start in range(0, len(ids), CHUNK):
+            logits = self._append(ids[start : start + CHUNK])
+        return np.array(logits.numpy()[0, -1])
+
+    def logits_of(self, ids: Sequence[int]) -> np.ndarray:
+        """
+        Append tokens and give the logits after each: (tokens, vocab_size), f32.
+
+        Raises:
+            ModelError: the sequence would exceed the capacity.
+        """
+        self._check_room(len(ids))
+        return np.array(self._append(ids, last_only=False).numpy()[0])
+
+    def decode(self, token: int) -> np.ndarray:
+        """
+        Append one token; allocates nothing but the result's copy.
+
+        Returns:
+            (vocab_size,) f32: the logits after it.
+
+        Raises:
+            ModelError: the sequence is full.
+        """
+        self._check_room(1)
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None and self._logits is not None  # noqa: S101, PT018
+        self._id.assign(np.array([[token]], np.int64))
+        self._at.assign(np.array([[self.position]], np.int32))
+        self._cache.set_lengths(self.position + 1)
+        self._graph.replay()
+        self.position += 1
+        return np.array(self._logits.numpy()[0, 0])
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from ``length`` on; their memory is overwritten later."""
+        self.position = min(self.position, length)
+
+    def _capture(self) -> None:
+        """Record the decode step by running it once, at the position it will run at."""
+        self._at.assign(np.array([[self.position]], np.int32))
+        self._cache.set_lengths(self.position + 1)
+        with capture(self.model.device) as graph:
+            self._logits = self.model(self._id, self._at, self._cache)
+        self._graph = graph
+
+    def _append(self, ids: Sequence[int], *, last_only: bool = True) -> Tensor:
+        start, end = self.position, self.position + len(ids)
+        device = self.model.device
+        tokens = Tensor.from_numpy(np.array([ids], np.int64), device)
+        positions = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], device)
+        self._cache.set_lengths(end)
+        logits = self.model(tokens, positions, self._cache, last_only=last_only)
+        self.position = end
+        return logits
+
+    def _check_room(self, tokens: int) -> None:
+        if self.position + tokens > self.capacity:
+            msg = (
+                f"{tokens} more tokens do not fit: {self.position} of {self.capacity} are taken; "
+                f"shorten the prompt, or raise the context (the model's is "
+                f"{self.model.config.context_length})"
+            )
+            raise ModelError(msg)

@@ -1,0 +1,147 @@
+"""The layers that hold weights, and where they get them."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis.errors import ModelError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+
+    from propolis import Device
+    from propolis_workers.weights import WeightSource
+
+
+class Linear:
+    """``x @ weight.T + bias``, with the weight in a float dtype or a block format."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        if not self.weight.dtype.is_block:
+            return ops.linear(x, self.weight, self.bias)
+        y = ops.qmatmul(x, self.weight)
+        return y if self.bias is None else ops.add(y, self.bias)
+
+
+class Embedding:
+    """A row of the table for each id."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """(b, t) -> (b, t, width), f32."""
+        return ops.embedding(ids, self.table, dtypes.f32)
+
+
+class RMSNorm:
+    """Root-mean-square normalisation."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., width) -> the same."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Layers:
+    """
+    Makes layers from the weights of a file, on a device.
+
+    Weights in block formats stay so, and the implementation that will serve them may
+    prepare them; plain ones become f32, the dtype that activations have.
+
+    Attributes:
+        device: where the weights go.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        names: Mapping[str, str],
+        device: Device,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """
+        Prepare to read.
+
+        Args:
+            source: the file.
+            names: our names -> names in the file, without ``.weight`` or ``.bias``,
+                ``{}`` for the layer's number.
+            device: where the weights go.
+            progress: called with the bytes of each tensor once it is there.
+        """
+        self.device = device
+        self._source = source
+        self._names = names
+        self._progress = progress or (lambda _: None)
+
+    def linear(self, name: str, width_in: int, width_out: int, *, tied: str = "") -> Linear:
+        """A linear layer; where the file has none of that name, the one it is ``tied`` to."""
+        if tied and self._name(name) + ".weight" not in self._source.tensors:
+            name = tied
+        weight = self._tensor(name, (width_out, width_in))
+        if weight.dtype.is_block:
+            key = ops.qmatmul.key(dtypes.f32, weight.dtype)
+            weight = self.device.table.prepare(ops.qmatmul, key, weight)
+        else:
+            weight = _as_f32(weight)
+        bias = None
+        if self._name(name) + ".bias" in self._source.tensors:
+            bias = _as_f32(self._tensor(name, (width_out,), ".bias"))
+        return Linear(weight, bias)
+
+    def embedding(self, name: str, rows: int, width: int) -> Embedding:
+        """An embedding table, in the file's dtype."""
+        return Embedding(self._tensor(name, (rows, width)))
+
+    def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
+        """A norm."""
+        return RMSNorm(_as_f32(self._tensor(name, (width,))), eps)
+
+    def _name(self, name: str) -> str:
+        """The file's name of a weight, without its suffix."""
+        parts = name.split(".")
+        layer = parts[1] if parts[0] == "layers" else ""
+        template = ".".join(("layers", "{}", *parts[2:])) if layer else name
+        return self._names[template].format(layer)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], suffix: str = ".weight") -> Tensor:
+        name = self._name(name) + suffix
+        info = self._source.tensors.get(name)
+        if info is None:
+            near = difflib.get_close_matches(name, self._source.tensors, n=1)
+            hint = f" (the nearest is {near[0]})" if near else ""
+            msg = f"tensor {name} is missing{hint}: the file is not a complete model"
+            raise ModelError(msg)
+        if info.shape != shape:
+            msg = f"tensor {name} has shape {info.shape}, the model's settings say {shape}"
+            raise ModelError(msg)
+        if not (info.dtype.is_float or info.dtype.is_block):
+            msg = f"tensor {name} is {info.dtype}; weights are floats or in a GGUF block format"
+            raise ModelError(msg)
+        tensor = Tensor.from_blocks(self._source.data(name), info.dtype, shape, self.device)
+        self._progress(info.nbytes)
+        return tensor
+
+
+def _as_f32(tensor: Tensor) -> Tensor:
+    if tensor.dtype is dtypes.f32:
+        return tensor
+    if tensor.dtype.is_block:
+        return ops.dequantize(tensor)
+    return ops.cast(tensor, dtypes.f32)

@@ -1,0 +1,160 @@
+"""
+The llama architecture (Touvron et al. 2023), in the ops of the core.
+
+Shapes: b sequences, t new tokens, heads and kv_heads of head_dim elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from propolis import Tensor
+from propolis import ops
+
+
+if TYPE_CHECKING:
+    from propolis import Device
+    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.kv_cache import KVCache
+    from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.layers import Linear
+
+
+class Attention:
+    """Grouped-query self-attention over a key-value cache."""
+
+    def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
+        self.config = config
+        self.layer = layer
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q: Linear = weights.linear(f"layers.{layer}.q", config.width, width)
+        self.k: Linear = weights.linear(f"layers.{layer}.k", config.width, kv_width)
+        self.v: Linear = weights.linear(f"layers.{layer}.v", config.width, kv_width)
+        self.o: Linear = weights.linear(f"layers.{layer}.o", width, config.width)
+
+    def __call__(self, x: Tensor, positions: Tensor, rope: RopeTables, cache: KVCache) -> Tensor:
+        """(b, t, width) -> (b, t, width)."""
+        b, t, _ = x.shape
+        config = self.config
+        q = self.q(x).reshape(b, t, config.heads, config.head_dim)
+        k = self.k(x).reshape(b, t, config.kv_heads, config.head_dim)
+        v = self.v(x).reshape(b, t, config.kv_heads, config.head_dim)
+        q = rope(q, positions)
+        k = rope(k, positions)
+        keys, values = cache.append(self.layer, k, v, positions)
+        y = ops.attention(q, keys, values, cache.lengths, causal=True)
+        return self.o(y.reshape(b, t, config.heads * config.head_dim))
+
+
+class FeedForward:
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
+        self.gate: Linear = weights.linear(f"layers.{layer}.gate", config.width, config.ffn_width)
+        self.up: Linear = weights.linear(f"layers.{layer}.up", config.width, config.ffn_width)
+        self.down: Linear = weights.linear(f"layers.{layer}.down", config.ffn_width, config.width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(b, t, width) -> (b, t, width)."""
+        return self.down(ops.silu_mul(self.gate(x), self.up(x)))
+
+
+class Block:
+    """One layer: attention and feed-forward, each normalised before and added after."""
+
+    def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
+        self.attention_norm = weights.rms_norm(
+            f"layers.{layer}.attention_norm",
+            config.width,
+            config.norm_eps,
+        )
+        self.attention = Attention(config, weights, layer)
+        self.ffn_norm = weights.rms_norm(f"layers.{layer}.ffn_norm", config.width, config.norm_eps)
+        self.feed_forward = FeedForward(config, weights, layer)
+
+    def __call__(self, x: Tensor, positions: Tensor, rope: RopeTables, cache: KVCache) -> Tensor:
+        """(b, t, width) -> (b, t, width)."""
+        x = ops.add(x, self.attention(self.attention_norm(x), positions, rope, cache))
+        return ops.add(x, self.feed_forward(self.ffn_norm(x)))
+
+
+class Llama:
+    """
+    The whole model.
+
+    Attributes:
+        config: its numbers.
+        device: where its weights are.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Layers) -> None:
+        self.config = config
+        self.device = weights.device
+        self.embedding = weights.embedding("embedding", config.vocab_size, config.width)
+        self.blocks = [Block(config, weights, layer) for layer in range(config.layers)]
+        self.norm = weights.rms_norm("norm", config.width, config.norm_eps)
+        self.output = weights.linear("output", config.width, config.vocab_size, tied="embedding")
+        self.rope = RopeTables(config, weights.device)
+
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        *,
+        last_only: bool = True,
+    ) -> Tensor:
+        """
+        The logits after new tokens, whose keys and values join the cache.
+
+        Args:
+            ids: (b, t), i64.
+            positions: (b, t), i32: the position of each token in its sequence.
+            cache: holds everything before; its lengths count the new tokens too.
+            last_only: only the last token's logits: (b, 1, vocab_size); else all
+                tokens': (b, t, vocab_size), f32.
+        """
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, positions, self.rope, cache)
+        if last_only:
+            x = x.narrow(1, x.shape[1] - 1, 1).contiguous()
+        return self.output(self.norm(x))
+
+
+class RopeTables:
+    """Cosine and sine of every position's angles, computed once in f64."""
+
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        angles = np.outer(
+            np.arange(config.context_length) / config.rope_scale,
+            rope_frequencies(config),
+        )
+        self.interleaved = config.rope_interleaved
+        self.cos = Tensor.from_numpy(np.cos(angles).astype(np.float32), device)
+        self.sin = Tensor.from_numpy(np.sin(angles).astype(np.float32), device)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(b, t, heads, head_dim) -> the same, rotated."""
+        return ops.rope(x, positions, self.cos, self.sin, interleaved=self.interleaved)
+
+
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """
+    The angle per position of each pair, f64 (rope_dim / 2,).
+
+    Llama 3.1's scaling divides the frequencies whose wavelength exceeds the
+    original context by ``factor``, keeps short ones, and blends those between.
+    """
+    frequencies = config.rope_base ** (-np.arange(0, config.rope_dim, 2) / config.rope_dim)
+    if config.rope_llama3 is None:
+        return np.asarray(frequencies)
+    factor, low, high, original = config.rope_llama3
+    turns = original * frequencies / (2 * np.pi)
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return np.asarray(frequencies * (blend + (1 - blend) / factor))
+
+
+__all__ = ["Llama", "RopeTables", "rope_frequencies"]

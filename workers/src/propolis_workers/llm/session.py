@@ -1,0 +1,213 @@
+"""
+A model ready to answer: file, tokenizer, weights on a device.
+
+    >>> from propolis_workers.llm import LLM, SamplingParams
+    >>> llm = LLM.load()
+    >>> answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+    >>> "".join(answer)
+    'The capital of France is Paris.'
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from propolis import default_runtime
+from propolis.errors import ModelError
+from propolis_workers.llm.architecture import ARCHITECTURES
+from propolis_workers.llm.architecture import config_from_folder
+from propolis_workers.llm.architecture import config_from_gguf
+from propolis_workers.llm.chat_template import ChatTemplate
+from propolis_workers.llm.engine import Engine
+from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.layers import Layers
+from propolis_workers.llm.llama import Llama
+from propolis_workers.llm.models import find_model
+from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.llm.tokenizer import Tokenizer
+from propolis_workers.weights import GGUFFile
+from propolis_workers.weights import SafetensorsFolder
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+    from collections.abc import Sequence
+
+    from propolis import Device
+    from propolis import Runtime
+    from propolis_workers.llm.architecture import ModelConfig
+
+Message = dict[str, str]
+GREEDY = SamplingParams()
+
+
+class LLM:
+    """
+    A language model on a device.
+
+    Attributes:
+        path: its file or folder.
+        config: its numbers.
+        tokenizer: text to ids and back.
+        model: the network.
+        load_seconds: how long loading took.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        model: Llama,
+        load_seconds: float = 0.0,
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.tokenizer = tokenizer
+        self.model = model
+        self.load_seconds = load_seconds
+        self._template: ChatTemplate | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        runtime: Runtime | None = None,
+        device: Device | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> LLM:
+        """
+        Read a model and put its weights on a device.
+
+        Args:
+            path: a GGUF file or a safetensors folder; the default model when None.
+            runtime: whose plugins serve it; the process's own when None.
+            device: where it runs; the configured device when None.
+            progress: called with (bytes loaded, bytes in all) after each tensor.
+
+        Raises:
+            ModelError: the model cannot be used; the message says why and what to do.
+        """
+        start = time.perf_counter()
+        runtime = runtime or default_runtime()
+        device = device or runtime.device(runtime.config.device)
+        path = Path(path) if path else find_model(runtime.config)
+        source: GGUFFile | SafetensorsFolder
+        if path.suffix == ".gguf" or (path.is_file() and path.suffix != ".safetensors"):
+            source = GGUFFile.open(path)
+            config, column = config_from_gguf(source), 0
+            tokenizer = Tokenizer.from_gguf(source.metadata)
+        else:
+            source = SafetensorsFolder.open(path)
+            config, column = config_from_folder(source), 1
+            tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+        names = {
+            ours: theirs[column]
+            for ours, theirs in ARCHITECTURES[config.architecture].names.items()
+        }
+        layers = Layers(source, names, device, _counter(source, progress))
+        model = Llama(config, layers)
+        return cls(path, config, tokenizer, model, time.perf_counter() - start)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """
+        The prompt for a conversation, by the model's own chat template.
+
+        Raises:
+            ModelError: the model has no template, or it fails on these messages.
+        """
+        if self._template is None:
+            source = self.tokenizer.chat_template
+            if source is None:
+                msg = f"{self.path.name} has no chat template: give it raw text (--raw)"
+                raise ModelError(msg)
+            special = self.tokenizer.token_bytes
+            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+            self._template = ChatTemplate(
+                source,
+                bos_token="" if bos is None else special(bos).decode(errors="replace"),
+                eos_token="" if eos is None else special(eos).decode(errors="replace"),
+            )
+        return self._template.render(messages, add_generation_prompt=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        params: SamplingParams = GREEDY,
+        max_tokens: int = 512,
+        stops: Sequence[str] = (),
+        context: int | None = None,
+    ) -> Generation:
+        """
+        Answer a conversation.
+
+        Args:
+            messages: each with ``role`` and ``content``.
+            params: how tokens are drawn.
+            max_tokens: the most tokens to draw.
+            stops: strings that end the answer.
+            context: tokens of prompt and answer together; the model's own when None.
+
+        Returns:
+            Iterate over it for pieces of text; its ``finish`` says how it went.
+        """
+        ids = self.tokenizer.encode(self.render(messages))
+        return self._generate(ids, params, max_tokens, stops, context)
+
+    def complete(
+        self,
+        text: str,
+        *,
+        params: SamplingParams = GREEDY,
+        max_tokens: int = 512,
+        stops: Sequence[str] = (),
+        context: int | None = None,
+    ) -> Generation:
+        """Continue raw text; arguments as :meth:`chat`."""
+        ids = self.tokenizer.encode(text, add_special=True)
+        return self._generate(ids, params, max_tokens, stops, context)
+
+    def engine(self, context: int | None = None) -> Engine:
+        """An empty sequence on this model."""
+        return Engine(self.model, context)
+
+    def _generate(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        stops: Sequence[str],
+        context: int | None,
+    ) -> Generation:
+        engine = self.engine(min(context or self.config.context_length, len(ids) + max_tokens))
+        return Generation(
+            engine,
+            self.tokenizer,
+            ids,
+            params=params,
+            max_tokens=max_tokens,
+            stops=stops,
+        )
+
+
+def _counter(
+    source: GGUFFile | SafetensorsFolder,
+    progress: Callable[[int, int], None] | None,
+) -> Callable[[int], None] | None:
+    if progress is None:
+        return None
+    tensors: Mapping[str, object] = source.tensors
+    total = sum(source.tensors[name].nbytes for name in tensors)
+    done = 0
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done = min(done + nbytes, total)
+        progress(done, total)
+
+    return count
