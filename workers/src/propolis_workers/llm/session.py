@@ -50,6 +50,7 @@ class LLM:
 
     Attributes:
         path: its file or folder.
+        source: the weights, memory-mapped.
         config: its numbers.
         tokenizer: text to ids and back.
         model: the network.
@@ -59,12 +60,14 @@ class LLM:
     def __init__(
         self,
         path: Path,
+        source: GGUFFile | SafetensorsFolder,
         config: ModelConfig,
         tokenizer: Tokenizer,
         model: Llama,
         load_seconds: float = 0.0,
     ) -> None:
         self.path = path
+        self.source = source
         self.config = config
         self.tokenizer = tokenizer
         self.model = model
@@ -111,7 +114,7 @@ class LLM:
         }
         layers = Layers(source, names, device, _counter(source, progress))
         model = Llama(config, layers)
-        return cls(path, config, tokenizer, model, time.perf_counter() - start)
+        return cls(path, source, config, tokenizer, model, time.perf_counter() - start)
 
     def render(self, messages: Sequence[Message]) -> str:
         """

@@ -1,0 +1,140 @@
+"""
+The command line: ``propolis COMMAND``.
+
+Exit codes:
+
+- 0: done.
+- 1: done, and what was checked is not in order (``doctor``).
+- 2: what was given cannot be used: an option, a setting, a file, a model.
+- 3: a plugin, a device or the dispatch refused.
+- 70: a bug in Propolis; ``--debug`` shows where.
+- 130: interrupted.
+
+Other distributions add commands through the entry-point group
+``propolis.commands``; each names a click command.  What such commands share with
+ours is exported here: ``settings``, ``json_option``, ``print_json``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+from typing import Any
+
+import click
+import importlib_metadata
+
+from propolis import __version__
+from propolis.cli._common import json_option
+from propolis.cli._common import print_json
+from propolis.cli._common import settings
+from propolis.cli.doctor import doctor
+from propolis.cli.inspect import devices
+from propolis.cli.inspect import explain
+from propolis.cli.inspect import ops
+from propolis.cli.inspect import plugins
+from propolis.errors import PropolisError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP = "propolis.commands"
+INTERNAL_ERROR = 70
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """Our own commands and those that other distributions contribute, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        contributed = {entry.name for entry in importlib_metadata.entry_points(group=GROUP)}
+        return sorted({*super().list_commands(ctx), *contributed})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now if another distribution has it."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for entry in importlib_metadata.entry_points(group=GROUP, name=cmd_name):
+            try:
+                command = entry.load()
+            except ImportError as exc:
+                return _broken(cmd_name, entry.dist.name if entry.dist else "?", exc)
+            return command if isinstance(command, click.Command) else None
+        return None
+
+
+def _broken(name: str, distribution: str, exc: ImportError) -> click.Command:
+    """A command that says why the real one cannot be had; the others go on working."""
+    reason = f"the command {name!r} of {distribution} cannot be imported: {exc}"
+
+    def fail(**_: Any) -> None:
+        msg = f"{reason}; install what it needs, for example `pip install 'propolis[{name}]'`"
+        raise PropolisError(msg) from exc
+
+    return click.Command(
+        name,
+        callback=fail,
+        help=reason,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="propolis")
+@click.option("--debug", is_flag=True, help="End errors with a traceback.")
+@click.option("--strict", is_flag=True, help="A plugin that fails to load is an error.")
+@click.option("--plugins", metavar="A,B", help="Load only these plugins.")
+@click.option("--disable-plugins", metavar="A,B", help="Never load these plugins.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
+@click.pass_context
+def cli(ctx: click.Context, **options: Any) -> None:
+    """Inference on AMD GPUs through plugins, with a CPU that always works."""
+    # Flags that are not given leave the environment's setting alone.
+    ctx.obj = {name: value or None for name, value in options.items()}
+
+
+for _command in (devices, doctor, explain, ops, plugins):
+    cli.add_command(_command)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in arguments or os.environ.get("PROPOLIS_DEBUG", "") not in ("", "0", "false")
+    try:
+        cli.main(arguments, prog_name="propolis", standalone_mode=False)
+    except PropolisError as exc:
+        _fail(exc, exc.exit_code, debug=debug)
+    except click.exceptions.Exit as exc:
+        sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader went away (`| head`): not an error.  Python would complain
+        # again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as exc:  # noqa: BLE001  (the last line of defence)
+        bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"
+        _fail(exc, INTERNAL_ERROR, debug=debug, text=bug)
+
+
+def _fail(exc: Exception, code: int, *, debug: bool, text: str = "") -> None:
+    if debug:
+        import traceback  # noqa: PLC0415
+
+        traceback.print_exception(exc)
+    click.echo(f"error: {' '.join((text or str(exc)).split())}", err=True)
+    sys.exit(code)
+
+
+__all__ = ["cli", "json_option", "main", "print_json", "settings"]

@@ -1,0 +1,258 @@
+"""``propolis plugins``, ``devices``, ``ops``, ``explain``: what is there, who serves what."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+from typing import Any
+
+import click
+
+from propolis.cli._common import json_option
+from propolis.cli._common import print_json
+from propolis.cli._common import print_table
+from propolis.cli._common import settings
+from propolis.errors import OpError
+
+
+if TYPE_CHECKING:
+    from propolis.dispatch import Trace
+    from propolis.dtypes import DType
+    from propolis.ops import OpSpec
+    from propolis.plugins import PluginReport
+
+device_option = click.option("--device", metavar="ID", help="The device: cpu, rocm:0.")
+
+
+@click.command()
+@click.option("--reprobe", is_flag=True, help="Ask every plugin's probe again.")
+@json_option
+@click.pass_context
+def plugins(ctx: click.Context, reprobe: bool, as_json: bool) -> None:
+    """List the installed plugins: loaded, disabled or rejected, and why."""
+    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+
+    runtime = Runtime.start(settings(ctx), reprobe=reprobe)
+    reports = runtime.plugins.reports
+    if as_json:
+        print_json([_plugin(report) for report in reports])
+        return
+    print_table(
+        ("plugin", "version", "distribution", "status", ""),
+        (
+            (
+                r.candidate.name,
+                r.candidate.version,
+                r.candidate.distribution,
+                r.status,
+                r.reason or r.description,
+            )
+            for r in reports
+        ),
+    )
+
+
+@click.command()
+@json_option
+@click.pass_context
+def devices(ctx: click.Context, as_json: bool) -> None:
+    """List the devices of this machine that plugins can use."""
+    from propolis.runtime import Runtime  # noqa: PLC0415
+
+    found = Runtime.start(settings(ctx)).devices()
+    if as_json:
+        print_json(
+            [
+                {
+                    "id": p.id,
+                    "name": p.name,
+                    "arch": p.arch,
+                    "total_memory": p.total_memory,
+                    **dict(p.extra),
+                }
+                for p in found
+            ],
+        )
+        return
+    print_table(
+        ("device", "name", "arch", "memory"),
+        (
+            (p.id, p.name, p.arch, f"{p.total_memory / 2**30:.1f} GiB" if p.total_memory else "?")
+            for p in found
+        ),
+    )
+
+
+@click.command()
+@device_option
+@json_option
+@click.pass_context
+def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
+    """List the ops, and who serves each on a device, dtype by dtype."""
+    from propolis.ops import catalogue  # noqa: PLC0415
+    from propolis.runtime import Runtime  # noqa: PLC0415
+
+    config = settings(ctx, device=device)
+    table = Runtime.start(config).device(config.device).table
+    rows = []
+    for name, spec in sorted(catalogue().items()):
+        first, *rest = spec.dtypes
+        traces = {
+            kind: table.trace(spec, spec.key(kind, *(_typical(spec, p) for p in rest)))
+            for kind in _ordered(spec.dtypes[first])
+        }
+        served: dict[str, list[str]] = {}
+        for kind, trace in traces.items():
+            served.setdefault(_server(trace), []).append(kind.name)
+        rows.append((name, spec, served))
+    if as_json:
+        print_json(
+            [
+                {
+                    "op": name,
+                    "family": spec.family,
+                    "summary": spec.summary,
+                    "signature": f"{name}{spec.signature}",
+                    "dispatches_on": {
+                        p: [d.name for d in _ordered(k)] for p, k in spec.dtypes.items()
+                    },
+                    "served_by": served,
+                }
+                for name, spec, served in rows
+            ],
+        )
+        return
+    print_table(
+        ("op", "served by", "summary"),
+        (
+            (
+                name,
+                _served(served),
+                spec.summary.replace("``", ""),
+            )
+            for name, spec, served in rows
+        ),
+    )
+
+
+@click.command()
+@click.argument("op")
+@click.option(
+    "--dtype",
+    metavar="A[,B]",
+    help="Dtypes of the parameters the op dispatches on; one stands for all.",
+)
+@device_option
+@json_option
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    op: str,
+    dtype: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Show who serves OP, and why every other candidate does not."""
+    from propolis.dtypes import parse_dtype  # noqa: PLC0415
+    from propolis.ops import catalogue  # noqa: PLC0415
+    from propolis.runtime import Runtime  # noqa: PLC0415
+
+    spec = catalogue().get(op)
+    if spec is None:
+        near = difflib.get_close_matches(op, catalogue(), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`propolis ops` lists them"
+        msg = f"there is no op {op!r}; {hint}"
+        raise OpError(msg)
+    config = settings(ctx, device=device)
+    runtime = Runtime.start(config)
+    kinds = [parse_dtype(d) for d in dtype.split(",")] if dtype else _typical_key(spec)
+    trace = runtime.device(config.device).table.trace(spec, spec.key(*kinds))
+    absent = [r for r in runtime.plugins.reports if r.status != "loaded"]
+    if as_json:
+        print_json({**_trace(trace), "not_loaded": [_plugin(r) for r in absent]})
+        return
+    _print_trace(trace, spec)
+    for report in absent:
+        click.echo(f"  {report.status}: plugin {report.candidate}: {report.reason}")
+
+
+def _print_trace(trace: Trace, spec: OpSpec[Any]) -> None:
+    kinds = ", ".join(f"{p}={d}" for p, d in zip(spec.dtypes, trace.key, strict=True))
+    click.echo(f"{trace.op} ({kinds}) on {trace.device}: {_server(trace)}")
+    for verdict in trace.verdicts:
+        click.echo(f"  {verdict.status}: {verdict.impl.provenance}: {verdict.reason}")
+        if verdict.impl.notes and verdict.status == "winner":
+            click.echo(f"          {verdict.impl.notes}")
+    if not trace.verdicts:
+        click.echo(f"  no loaded plugin implements {trace.op} for this kind of device")
+    if trace.cpu is not None:
+        click.echo(f"  last rung, with copies: cpu: {_server(trace.cpu)}")
+
+
+def _server(trace: Trace) -> str:
+    if trace.winner is not None:
+        return str(trace.winner.provenance)
+    if trace.cpu is not None and trace.cpu.winner is not None:
+        return f"the cpu: {trace.cpu.winner.provenance}"
+    return "nobody"
+
+
+def _served(served: dict[str, list[str]]) -> str:
+    """Who serves an op; with dtypes only where they differ."""
+    if len(served) == 1:
+        return next(iter(served))
+    return "; ".join(f"{who} ({' '.join(kinds)})" for who, kinds in served.items())
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    return {
+        "op": trace.op,
+        "device": trace.device,
+        "dtypes": [d.name for d in trace.key],
+        "winner": str(trace.winner.provenance) if trace.winner else None,
+        "candidates": [
+            {
+                "plugin": v.impl.provenance.plugin if v.impl.provenance else None,
+                "distribution": v.impl.provenance.distribution if v.impl.provenance else None,
+                "version": v.impl.provenance.version if v.impl.provenance else None,
+                "priority": v.impl.priority,
+                "status": v.status,
+                "reason": v.reason,
+                "notes": v.impl.notes,
+            }
+            for v in trace.verdicts
+        ],
+        "cpu": _trace(trace.cpu) if trace.cpu else None,
+    }
+
+
+def _plugin(report: PluginReport) -> dict[str, Any]:
+    return {
+        "name": report.candidate.name,
+        "distribution": report.candidate.distribution,
+        "version": report.candidate.version,
+        "entry_point": report.candidate.value,
+        "status": report.status,
+        "stage": report.stage,
+        "reason": report.reason,
+        "description": report.description,
+        "hooks": report.hooks,
+    }
+
+
+def _ordered(kinds: frozenset[DType]) -> list[DType]:
+    from propolis.dtypes import ALL  # noqa: PLC0415
+
+    return [d for d in ALL if d in kinds]
+
+
+def _typical(spec: OpSpec[Any], parameter: str) -> DType:
+    """f32 where the parameter takes it, else the first dtype it takes."""
+    from propolis.dtypes import f32  # noqa: PLC0415
+
+    allowed = spec.dtypes[parameter]
+    return f32 if f32 in allowed else _ordered(allowed)[0]
+
+
+def _typical_key(spec: OpSpec[Any]) -> list[DType]:
+    return [_typical(spec, p) for p in spec.dtypes]

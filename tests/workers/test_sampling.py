@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from propolis.errors import ModelError
+from propolis.errors import UsageError
+from propolis_workers.llm.sampling import Sampler
+from propolis_workers.llm.sampling import SamplingParams
+
+
+def truth(logits, history, p: SamplingParams) -> dict[int, float]:
+    """Compute each token's probability from the definitions, in plain Python."""
+    scores = [float(x) for x in logits]
+    recent = history[len(history) - p.repeat_last_n :] if p.repeat_last_n > 0 else history
+    for token in set() if p.repeat_last_n == 0 else set(recent):
+        x = scores[token]
+        scores[token] = x / p.repetition_penalty if x > 0 else x * p.repetition_penalty
+    scores = [x / p.temperature for x in scores]
+    ids = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    ids = ids[: p.top_k] if p.top_k else ids
+
+    def probabilities(kept):
+        top = max(scores[i] for i in kept)
+        total = math.fsum(math.exp(scores[i] - top) for i in kept)
+        return {i: math.exp(scores[i] - top) / total for i in kept}
+
+    shares = probabilities(ids)
+    if p.top_p < 1:
+        kept, mass = [], 0.0
+        for i in ids:
+            kept.append(i)
+            mass += shares[i]
+            if mass >= p.top_p:
+                break
+        ids, shares = kept, probabilities(kept)
+    best = max(shares.values())
+    return probabilities([i for i in ids if shares[i] >= p.min_p * best])
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 5},
+    {"top_p": 0.7},
+    {"top_p": 0.05},
+    {"min_p": 0.2},
+    {"top_k": 12, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.5},
+    {"repetition_penalty": 3.0, "repeat_last_n": 2},
+    {"repetition_penalty": 0.5, "repeat_last_n": -1},
+    {"repetition_penalty": 0.5, "repeat_last_n": 0},
+    {"top_k": 100, "top_p": 0.999},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_distribution(setting):
+    """Draws follow the distribution of the definitions (chi-square, fixed seeds)."""
+    logits = np.random.default_rng(5).normal(0, 1.5, 24).astype(np.float32)
+    history = [3, 7, 7, 20, 1]
+    params = SamplingParams(**{"temperature": 1.0, "seed": 11} | setting)
+    expected = truth(logits, history, params)
+    sampler = Sampler(params)
+    draws = 4000
+    counts = Counter(sampler.sample(logits, history) for _ in range(draws))
+    assert counts.keys() <= expected.keys()
+    # Pool the rare tokens: chi-square needs about five expected draws a cell.
+    common = {i: p for i, p in expected.items() if p * draws >= 5}
+    cells = [(counts[i], p * draws) for i, p in common.items()]
+    rest = 1 - sum(common.values())
+    if rest * draws >= 5:
+        cells.append((draws - sum(counts[i] for i in common), rest * draws))
+    statistic = sum((got - want) ** 2 / want for got, want in cells)
+    freedom = len(cells) - 1
+    # Four standard deviations above the mean of chi-square.
+    assert statistic <= freedom + 4 * math.sqrt(2 * freedom)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_candidates(data):
+    """The tokens left to draw from, and their weights, are those of the definitions."""
+    grid = st.integers(-12, 12).map(lambda n: n / 4)  # ties are likely
+    logits = np.array(data.draw(st.lists(grid, min_size=1, max_size=40)), np.float32)
+    params = SamplingParams(
+        temperature=data.draw(st.sampled_from([0.25, 1.0, 3.0])),
+        top_k=data.draw(st.integers(0, 45)),
+        top_p=data.draw(st.sampled_from([0.013, 0.317, 0.777, 0.997, 1.0])),
+        min_p=data.draw(st.sampled_from([0.0, 0.013, 0.317])),
+    )
+    order, weights = Sampler(params)._candidates(logits)
+    ids = range(logits.size) if order is None else order.tolist()
+    shares = weights / weights.sum()
+    got = {i: share for i, share in zip(ids, shares.tolist(), strict=True) if share}
+    expected = truth(logits, [], params)
+    assert sorted(expected) == sorted(got)
+    assert all(math.isclose(expected[i], got[i], rel_tol=1e-9) for i in got)
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.9999])
+def test_large_vocabulary(top_p):
+    """The short way through a large vocabulary, sorting only its top, changes nothing."""
+    for scale in (0.01, 3.0):
+        logits = np.random.default_rng(1).normal(0, scale, 20_000).astype(np.float32)
+        params = SamplingParams(temperature=1.0, top_p=top_p)
+        order, _ = Sampler(params)._candidates(logits)
+        assert order is not None
+        assert abs(len(truth(logits, [], params)) - order.size) <= 1
+
+
+def test_greedy():
+    """Temperature 0 takes the highest logit, the lowest index of equals, and no more."""
+    logits = np.array([0, 2, -1, 2], np.float32)
+    assert Sampler(SamplingParams()).sample(logits, []) == 1
+    penalised = SamplingParams(repetition_penalty=1.5)
+    assert Sampler(penalised).sample(logits, [1]) == 3
+    assert logits.tolist() == [0, 2, -1, 2]
+
+
+def test_penalty_reads_the_end_of_the_history():
+    """Only the last repeat_last_n tokens are penalised; -1 penalises all."""
+    logits = np.array([3, 2, 1], np.float32)
+    params = {"repetition_penalty": 10.0}
+    assert Sampler(SamplingParams(**params, repeat_last_n=1)).sample(logits, [0, 2]) == 0
+    assert Sampler(SamplingParams(**params, repeat_last_n=2)).sample(logits, [0, 2]) == 1
+    assert Sampler(SamplingParams(**params, repeat_last_n=-1)).sample(logits, [0, 2]) == 1
+
+
+def test_same_seed_same_tokens():
+    """One seed gives one sequence; others differ."""
+    logits = np.zeros(1000, np.float32)
+    runs = []
+    for seed in (7, 7, 8):
+        sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
+        runs.append([sampler.sample(logits, []) for _ in range(20)])
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_unusable_logits(temperature):
+    """NaN, nothing allowed, and wrong shapes are errors, never a token."""
+    sampler = Sampler(SamplingParams(temperature=temperature))
+    with pytest.raises(ModelError, match="logits contain NaN"):
+        sampler.sample(np.array([1, np.nan, np.inf], np.float32), [])
+    with pytest.raises(ModelError, match="no token is allowed"):
+        sampler.sample(np.full(4, -np.inf, np.float32), [])
+    for shape in ((0,), (1, 4)):
+        with pytest.raises(UsageError, match="shape"):
+            sampler.sample(np.zeros(shape, np.float32), [])
+
+
+def test_infinite_logits():
+    """Tokens at -inf are never drawn; one at +inf always is."""
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
+    masked = np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32)
+    assert {1, 3} == {sampler.sample(masked, []) for _ in range(100)}
+    certain = np.array([0, np.inf, 5], np.float32)
+    assert {1} == {sampler.sample(certain, []) for _ in range(10)}
+
+
+def test_tiny_temperature_is_greedy():
+    """A temperature near 0 neither overflows nor draws another token."""
+    sampler = Sampler(SamplingParams(temperature=1e-300, seed=1))
+    assert sampler.sample(np.array([1, 5, 4.999], np.float32), []) == 1
+
+
+def test_history_outside_the_vocabulary():
+    """A token of the history that has no logit is named."""
+    sampler = Sampler(SamplingParams(repetition_penalty=2.0))
+    for wrong in (-1, 3):
+        with pytest.raises(UsageError, match=f"token {wrong}"):
+            sampler.sample(np.zeros(3, np.float32), [0, wrong])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repeat_last_n", -2),
+        ("seed", -1),
+        ("seed", 0.5),
+    ],
+)
+def test_parameters_are_checked(name, value):
+    """A wrong parameter's message names it, what was given and what is allowed."""
+    with pytest.raises(UsageError, match=rf"^{name} is .*; allowed: "):
+        SamplingParams(**{name: value})

@@ -1,0 +1,218 @@
+"""
+``propolis llm``: answer prompts on the terminal.
+
+The text goes to standard output and everything else to standard error, so that
+answers can be piped.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+from typing import Any
+
+import click
+
+from propolis.cli import json_option
+from propolis.cli import print_json
+from propolis.cli import settings
+from propolis.errors import ModelError
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis_workers.llm.generation import Generation
+    from propolis_workers.llm.sampling import SamplingParams
+    from propolis_workers.llm.session import LLM
+
+
+@click.group()
+def llm() -> None:
+    """Run language models."""
+
+
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder."),
+        click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0."),
+        click.option(
+            "--fallback",
+            type=click.Choice(["allow", "warn", "error"]),
+            help="What to do about ops that fall to the CPU.",
+        ),
+        click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores."),
+        click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens in all."),
+        click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
+        click.option("-t", "--temperature", type=float, default=0.0, show_default=True),
+        click.option("--top-k", type=int, default=0, show_default=True),
+        click.option("--top-p", type=float, default=1.0, show_default=True),
+        click.option("--min-p", type=float, default=0.0, show_default=True),
+        click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+        click.option("--seed", type=int, help="Makes sampling repeatable."),
+        click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Ends the answer."),
+        click.option("--system", metavar="TEXT", help="The system message."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@llm.command()
+@click.argument("prompt")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without a chat template.")
+@_model_options
+@json_option
+@click.pass_context
+def generate(
+    ctx: click.Context,
+    /,
+    prompt: str,
+    raw: bool,
+    as_json: bool,
+    system: str | None,
+    **options: Any,
+) -> None:
+    """
+    Answer PROMPT once ("-" reads it from standard input).
+
+    The prompt goes through the model's chat template, unless --raw is given.
+    """
+    if raw and system is not None:
+        msg = "--system needs the chat template; leave out --raw"
+        raise UsageError(msg)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    model = _load(ctx, options, quiet=as_json)
+    answer = _answer_options(options)
+    if raw:
+        generation = model.complete(text, **answer)
+    else:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        generation = model.chat([*messages, {"role": "user", "content": text}], **answer)
+    if as_json:
+        for _ in generation:
+            pass
+        print_json(_report(model, generation))
+        return
+    for piece in generation:
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()
+    _print_end(model, generation)
+
+
+@llm.command()
+@_model_options
+@click.pass_context
+def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
+    """
+    Talk with a model; /reset starts over, /exit or Ctrl-D ends.
+
+    Only what is new of the conversation is computed each time.
+    """
+    from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415  (not for --help)
+
+    model = _load(ctx, options, quiet=False)
+    answer = _answer_options(options)
+    conversation = Conversation(model, system=system, context=answer.pop("context"))
+    generation = None
+    while True:
+        try:
+            line = click.prompt("you", prompt_suffix="> ", err=True)
+        except click.Abort:
+            break
+        if line.strip() == "/exit":
+            break
+        if line.strip() == "/reset":
+            conversation.reset()
+            continue
+        try:
+            generation = conversation.say(line, **answer)
+            for piece in generation:
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+            click.echo()
+        except ModelError as exc:
+            click.echo(f"error: {exc}; /reset starts over", err=True)
+    click.echo(err=True)
+    if generation is not None:
+        _print_end(model, generation)
+
+
+def _load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> LLM:
+    """The model, with a progress bar while its weights are read."""
+    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.session import LLM  # noqa: PLC0415
+
+    own = {name: options.pop(name) for name in ("model", "device", "fallback", "threads")}
+    config = settings(ctx, **own)
+    runtime = Runtime.start(config)
+    if quiet or not sys.stderr.isatty():
+        model = LLM.load(runtime=runtime)
+    else:
+        model = _load_with_bar(runtime)
+    if not quiet:
+        mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
+        note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"
+        click.echo(f"{note} on {model.model.device.id}", err=True)
+    return model
+
+
+def _load_with_bar(runtime: Any) -> LLM:
+    from rich.console import Console  # noqa: PLC0415  (rich only on a terminal)
+    from rich.progress import BarColumn  # noqa: PLC0415
+    from rich.progress import DownloadColumn  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    from propolis_workers.llm.session import LLM  # noqa: PLC0415
+
+    columns = ("loading", BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        return LLM.load(
+            runtime=runtime,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _answer_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of one answer, as ``LLM.chat`` takes them."""
+    return {
+        "params": _params(options),
+        "max_tokens": options["max_tokens"],
+        "stops": options["stops"],
+        "context": options["context"],
+    }
+
+
+def _params(options: dict[str, Any]) -> SamplingParams:
+    from propolis_workers.llm.sampling import SamplingParams  # noqa: PLC0415
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return SamplingParams(**{name: options[name] for name in names})
+
+
+def _print_end(model: LLM, generation: Generation) -> None:
+    """Rates and the placement summary."""
+    finish = generation.finish
+    click.echo(
+        f"{finish.prompt_tokens} prompt tokens at {finish.prefill_rate:.1f}/s, "
+        f"{len(finish.ids)} drawn at {finish.decode_rate:.1f}/s, {finish.stop_reason}",
+        err=True,
+    )
+    for line in model.model.device.table.placement.lines():
+        click.echo(line, err=True)
+
+
+def _report(model: LLM, generation: Generation) -> dict[str, Any]:
+    finish = generation.finish
+    return {
+        **asdict(finish),
+        "prefill_tokens_per_second": finish.prefill_rate,
+        "decode_tokens_per_second": finish.decode_rate,
+        "model": str(model.path.name),
+        "load_seconds": model.load_seconds,
+        "placement": model.model.device.table.placement.as_dict(),
+    }

@@ -1,0 +1,196 @@
+"""The next token, drawn from logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from propolis.errors import ModelError
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# How many of the likeliest tokens are sorted before all of them are: they nearly always
+# hold the mass that top_p asks for, and sorting a vocabulary takes milliseconds.
+_FIRST_SORTED = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """
+    How the next token is chosen; the defaults always take the likeliest.
+
+    Attributes:
+        temperature: What the logits are divided by; 0 takes the likeliest token.
+        top_k: Only the k likeliest tokens are candidates; 0 for all.
+        top_p: Only the fewest likeliest tokens whose probability reaches p are candidates.
+        min_p: Only tokens at least p times as probable as the likeliest are candidates.
+        repetition_penalty: Positive logits of recent tokens are divided by it and others
+            multiplied; 1 changes nothing.
+        repeat_last_n: How many tokens are recent; 0 for none, -1 for all.
+        seed: The same seed draws the same tokens; None for a fresh one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_real("temperature", self.temperature, low=0.0, high=math.inf)
+        _check_int("top_k", self.top_k, low=0)
+        _check_real("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
+        _check_real("min_p", self.min_p, low=0.0, high=1.0)
+        _check_real(
+            "repetition_penalty", self.repetition_penalty, low=0.0, high=math.inf, low_open=True
+        )
+        _check_int("repeat_last_n", self.repeat_last_n, low=-1)
+        if self.seed is not None:
+            _check_int("seed", self.seed, low=0)
+
+
+class Sampler:
+    """
+    Chooses the tokens of one sequence.
+
+    The order is that of Hugging Face transformers: repetition penalty, temperature, top_k,
+    top_p, min_p, then the draw.  (llama.cpp applies the temperature last, so that there
+    top_p and min_p cut the distribution as it was.)  Each cut looks at the probabilities
+    among what the one before left; of equal logits the lower index counts as likelier.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._random = np.random.Generator(np.random.Philox(params.seed))
+
+    def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
+        """
+        Choose the next token.
+
+        Args:
+            logits: One number a token of the vocabulary; left as they are.
+            history: The ids so far, the newest last.
+
+        Returns:
+            The id.
+
+        Raises:
+            ModelError: The logits hold NaN, or allow no token at all.
+            UsageError: The logits are no vector, or the history has ids beyond it.
+        """
+        if logits.ndim != 1 or logits.size == 0:
+            msg = f"logits have shape {logits.shape}; one sequence's are (vocabulary,)"
+            raise UsageError(msg)
+        # argmax stops at a NaN, and takes the lowest index on ties.
+        best = int(np.argmax(logits))
+        if math.isnan(logits[best]):
+            raise ModelError("logits contain NaN; the weights are damaged or an op overflowed")
+        params = self._params
+        if params.repetition_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
+            logits = self._penalised(logits, history)
+            best = int(np.argmax(logits))
+        peak = logits[best]
+        if peak == -math.inf:
+            raise ModelError("all logits are -inf: no token is allowed")
+        if params.temperature == 0.0:
+            return best
+        if peak == math.inf:  # infinitely likelier than the rest, and as likely as each other
+            logits = np.where(logits == math.inf, np.float32(0), np.float32(-math.inf))
+        order, weights = self._candidates(logits)
+        total = np.cumsum(weights)
+        # side="right" passes over tokens of no weight; rounding must not reach the end.
+        drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
+        place = min(int(drawn), int(np.flatnonzero(weights)[-1]))
+        return place if order is None else int(order[place])
+
+    def _penalised(
+        self, logits: NDArray[np.floating[Any]], history: Sequence[int]
+    ) -> NDArray[np.floating[Any]]:
+        """Return a copy with the recent tokens made less likely, each of them once."""
+        last = self._params.repeat_last_n
+        recent = np.unique(np.asarray(history[-last:] if last > 0 else history, dtype=np.int64))
+        if recent[0] < 0 or recent[-1] >= logits.size:
+            wrong = recent[0] if recent[0] < 0 else recent[-1]
+            msg = f"the history holds token {wrong}, but there are only {logits.size} logits"
+            raise UsageError(msg)
+        logits = logits.copy()
+        chosen = logits[recent].astype(np.float64)
+        penalty = self._params.repetition_penalty
+        with np.errstate(over="ignore", under="ignore"):
+            logits[recent] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+        return logits
+
+    def _candidates(
+        self, logits: NDArray[np.floating[Any]]
+    ) -> tuple[NDArray[np.intp] | None, NDArray[np.float64]]:
+        """Return the ids left to draw from (None for all, in order) and their weights."""
+        params = self._params
+        scaled = logits.astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            scaled -= scaled.max()
+            scaled /= params.temperature
+            weights = np.exp(scaled)
+        # The likeliest token now has weight 1, so that min_p is a bound on the weights.
+        count = min(params.top_k or logits.size, logits.size)
+        if count == logits.size and params.top_p == 1.0:
+            weights[weights < params.min_p] = 0.0
+            return None, weights
+        if count == logits.size:
+            order, ordered = _likeliest(scaled, weights, min(_FIRST_SORTED, count))
+            mass = weights.sum()
+            if ordered.sum() < params.top_p * mass:
+                order, ordered = _likeliest(scaled, weights, count)
+        else:
+            order, ordered = _likeliest(scaled, weights, count)
+            mass = ordered.sum()
+        if params.top_p < 1.0:
+            reached = np.searchsorted(np.cumsum(ordered), params.top_p * mass, side="left")
+            order, ordered = order[: reached + 1], ordered[: reached + 1]
+        kept = ordered >= params.min_p
+        return order[kept], ordered[kept]
+
+
+def _likeliest(
+    scaled: NDArray[np.float64], weights: NDArray[np.float64], count: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the `count` likeliest ids, likeliest first, and their weights."""
+    if count < scaled.size:
+        bound = np.partition(scaled, scaled.size - count)[scaled.size - count]
+        above = np.flatnonzero(scaled > bound)
+        equal = np.flatnonzero(scaled == bound)[: count - above.size]
+        chosen = np.sort(np.concatenate([above, equal]))
+    else:
+        chosen = np.arange(scaled.size)
+    order = chosen[np.argsort(-scaled[chosen], kind="stable")]
+    return order, weights[order]
+
+
+def _check_real(
+    name: str, value: object, *, low: float, high: float, low_open: bool = False
+) -> None:
+    """Refuse what is no finite number in the range."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        inside = low < value <= high if low_open else low <= value <= high
+        if inside and math.isfinite(value):
+            return
+    above = "above" if low_open else "from"
+    msg = f"{name} is {value!r}; allowed: a finite number {above} {low:g}"
+    raise UsageError(msg if high == math.inf else f"{msg} to {high:g}")
+
+
+def _check_int(name: str, value: object, *, low: int) -> None:
+    """Refuse what is no integer at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        msg = f"{name} is {value!r}; allowed: an integer from {low}"
+        raise UsageError(msg)

@@ -1,0 +1,294 @@
+"""
+Safetensors: one file, or a folder with one file or with an index and its shards.
+
+Layout of a file: the length of the header in 8 bytes, the header in JSON (name ->
+dtype, shape, data_offsets), data.  The rules are those of the safetensors library,
+which tests hold this reader to: tensors fill the data without holes or overlaps.
+It is not used to read, since it gives out no view of bytes that it maps, and its
+errors name neither the file nor, mostly, the tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis import dtypes
+from propolis_workers.weights._file import DOWNLOAD
+from propolis_workers.weights._file import INCOMPLETE
+from propolis_workers.weights._file import PICKLE_SUFFIXES
+from propolis_workers.weights._file import MappedFile
+from propolis_workers.weights._file import MappedSource
+from propolis_workers.weights._file import TensorInfo
+from propolis_workers.weights._file import damaged
+from propolis_workers.weights._file import pickle_refused
+from propolis_workers.weights._file import show
+from propolis_workers.weights._file import unsupported
+from propolis_workers.weights._file import unusable
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propolis.dtypes import DType
+    from propolis_workers.weights._file import StrPath
+
+
+JSON_LIMIT: Final = 100_000_000  # bytes; the limit that the safetensors library has
+COUNT_LIMIT: Final = 2**17  # tensors of a file; large models have some thousands in each shard
+MAX_DIMS: Final = 32
+MAX_NUMEL: Final = 2**63 - 1
+INDEX: Final = ".safetensors.index.json"
+# transformers and diffusers name the files of a model folder differently.
+_STEMS: Final = ("model", "diffusion_pytorch_model")
+
+_DTYPES: Final[Mapping[str, DType]] = {
+    "F64": dtypes.f64,
+    "F32": dtypes.f32,
+    "F16": dtypes.f16,
+    "BF16": dtypes.bf16,
+    "F8_E4M3": dtypes.f8e4m3,
+    "U8": dtypes.u8,
+    "U32": dtypes.u32,
+    "I16": dtypes.i16,
+    "I32": dtypes.i32,
+    "I64": dtypes.i64,
+}
+
+
+class SafetensorsFolder(MappedSource):
+    """
+    A model in safetensors files: tensors as views of the mapped bytes.
+
+    Where the model has an index, the index decides which tensors there are and in
+    which shard each lies; what a shard holds besides is left alone.  Offsets of
+    tensors count from the start of their shard.  The format does not align data:
+    a view may begin at any address.
+
+    Attributes:
+        path: the folder or file, as given to :meth:`open`.
+        config: what ``config.json`` beside the weights holds; empty without one.
+        tensors: what the model holds, by name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config: dict[str, Any],
+        tensors: Mapping[str, tuple[TensorInfo, MappedFile]],
+    ) -> None:
+        super().__init__(path, tensors)
+        self.config: dict[str, Any] = config
+
+    @classmethod
+    def open(cls, path: StrPath) -> SafetensorsFolder:
+        """
+        Map a model and check all of its headers.
+
+        Args:
+            path: a folder with ``model.safetensors`` or with
+                ``model.safetensors.index.json`` and its shards (or with diffusers'
+                ``diffusion_pytorch_model`` in place of ``model``), or one of these
+                files, or a safetensors file of any name.
+
+        Raises:
+            ModelError: a file is missing or may not be read.
+            FileFormatError: one is damaged, hostile or of another kind.
+            UnsupportedModelError: it is a pickle, or a tensor's dtype is not
+                supported.
+        """
+        path = Path(path)
+        weights = _find(path) if _is_folder(path) else path
+        tensors = _open_shards(weights) if weights.name.endswith(INDEX) else _open_file(weights)
+        config = weights.with_name("config.json")
+        return cls(path, config=_read_json(config) if _exists(config) else {}, tensors=tensors)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder; what cannot be told fails later, when it is opened."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is anything of that name, be it unreadable or a dangling link."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _find(folder: Path) -> Path:
+    """The weights of a model folder: one file, or an index."""
+    for stem in _STEMS:
+        for suffix in (".safetensors", INDEX):
+            path = folder / f"{stem}{suffix}"
+            if _exists(path):
+                return path
+    try:
+        others = sorted(folder.iterdir())
+    except OSError as error:
+        remedy = "make it readable for the user who runs the worker"
+        raise unusable(folder, "the folder cannot be listed", remedy) from error
+    for path in others:
+        if path.suffix.lower() in PICKLE_SUFFIXES:
+            raise pickle_refused(path)
+        if path.suffix.lower() in (".gguf", ".safetensors"):
+            found = f"no model.safetensors or model{INDEX} in the folder"
+            raise unusable(folder, found, f"give the file itself: {show(path.name)}?")
+    found = f"no model.safetensors or model{INDEX} in the folder"
+    raise unusable(folder, found, "give the folder that holds the model's weights")
+
+
+def _open_shards(index: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
+    """Map the shards that an index names."""
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise damaged(index, "has no object 'weight_map' of tensor names and file names")
+    shards: dict[str, dict[str, tuple[TensorInfo, MappedFile]]] = {}
+    tensors: dict[str, tuple[TensorInfo, MappedFile]] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_shard_name(shard):
+            found = f"puts tensor {show(name)} in {_brief(shard)}"
+            remedy = "a shard must be a .safetensors file beside the index; get the model again"
+            raise damaged(index, found, remedy)
+        if shard not in shards:
+            shards[shard] = _open_file(index.with_name(shard))
+        tensor = shards[shard].get(name)
+        if tensor is None:
+            found = f"puts tensor {show(name)} in {show(shard)}, which does not hold it"
+            raise damaged(index, found, "index and shards differ: get all of them again")
+        tensors[name] = tensor
+    return tensors
+
+
+def _is_shard_name(name: str) -> bool:
+    """Whether a file name from an index stays in the index's folder."""
+    return name.endswith(".safetensors") and not name.startswith(".") and not {*"/\\\0"} & {*name}
+
+
+def _open_file(path: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
+    """Map one file and check its header."""
+    file = MappedFile.open(path)
+    file.refuse_foreign(suffixes=PICKLE_SUFFIXES)
+    if file.size < 8:
+        raise damaged(path, f"ends after {file.size} bytes, a header takes 8 at least", INCOMPLETE)
+    length = int.from_bytes(file.buffer[:8], "little")
+    start = 8 + length
+    if length > JSON_LIMIT:
+        found = f"claims a header of {length} bytes, supported: {JSON_LIMIT}"
+        raise damaged(path, found, "it is no safetensors file, or damaged: get it again")
+    if start > file.size:
+        found = f"claims a header of {length} bytes, {file.size - 8} are left in the file"
+        raise damaged(path, found, INCOMPLETE)
+    raw = file.buffer[8:start]
+    if not raw.startswith(b"{"):
+        raise damaged(path, f"the header begins with {raw[:1]!r}, supported: a JSON object")
+    header = _parse_json(path, raw)
+    _check_metadata(path, header.pop("__metadata__", None))
+    if len(header) > COUNT_LIMIT:
+        raise damaged(path, f"holds {len(header)} tensors, supported: {COUNT_LIMIT}")
+    tensors = [_tensor(path, name, entry, start) for name, entry in header.items()]
+    end = start
+    for info in sorted(tensors, key=lambda info: (info.offset, info.nbytes)):
+        if info.offset != end:
+            found = f"tensor {show(info.name)} begins at byte {info.offset}, expected {end}"
+            raise damaged(path, f"{found}: tensors may neither overlap nor leave holes")
+        end += info.nbytes
+    if end != file.size:
+        found = f"the tensors end at byte {end}, the file at {file.size}"
+        raise damaged(path, found, INCOMPLETE if end > file.size else DOWNLOAD)
+    return {info.name: (info, file) for info in tensors}
+
+
+def _check_metadata(path: Path, metadata: object) -> None:
+    """Check the one header entry that is no tensor."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise damaged(path, "'__metadata__' is not an object of strings")
+
+
+def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
+    """Check the header entry of one tensor."""
+    label = f"tensor {show(name)}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise damaged(path, f"{label} is not described by dtype, shape and data_offsets alone")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _is_sizes(shape) or len(shape) > MAX_DIMS:
+        found = f"{label} has shape {_brief(shape)}, supported: 0 to {MAX_DIMS} sizes >= 0"
+        raise damaged(path, found)
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise damaged(path, f"{label} has data_offsets {_brief(offsets)}, not [begin, end]")
+    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        found = f"{label} has dtype {_brief(entry['dtype'])}, supported: {', '.join(_DTYPES)}"
+        raise unsupported(path, found, "convert the model to one of them")
+    numel = 1
+    for size in shape:
+        numel *= size
+        if numel > MAX_NUMEL:
+            found = f"{label} has shape {_brief(shape)} of more than 2^63 elements"
+            raise damaged(path, found)
+    begin, end = offsets
+    if dtype.nbytes(numel) != end - begin:
+        found = f"{label} of {dtype.name} {shape} takes {dtype.nbytes(numel)} bytes"
+        raise damaged(path, f"{found}, its data_offsets span {end - begin}")
+    return TensorInfo(name, dtype, tuple(shape), start + begin, end - begin)
+
+
+def _is_sizes(value: object) -> bool:
+    """Whether a JSON value is a list of whole numbers that sizes and offsets can be."""
+    # type(), since JSON's true is an int to Python.
+    return isinstance(value, list) and all(type(v) is int and 0 <= v <= MAX_NUMEL for v in value)
+
+
+def _brief(value: object) -> str:
+    """A JSON value for a message: deep or long ones are not worth printing."""
+    if isinstance(value, dict | list) and not _is_sizes(value):
+        return f"a JSON {type(value).__name__}"
+    return show(value) if isinstance(value, str) else str(value)[:80]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
+    file = MappedFile.open(path)
+    file.refuse_foreign()
+    if file.size > JSON_LIMIT:
+        raise damaged(path, f"a JSON file of {file.size} bytes, supported: {JSON_LIMIT}")
+    return _parse_json(path, file.buffer[:])
+
+
+def _parse_json(path: Path, raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object in UTF-8 whose keys do not repeat."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Refuse what makes two readers disagree: repeated keys, lone surrogates."""
+        for pair in pairs:
+            for text in pair:
+                if isinstance(text, str) and not text.isascii():
+                    text.encode()
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            msg = "a key occurs twice"
+            raise ValueError(msg)
+        return result
+
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=unique)
+    except RecursionError as error:
+        raise damaged(path, "its JSON is nested too deep") from error
+    except ValueError as error:
+        raise damaged(path, f"its JSON cannot be read ({show(str(error))})") from error
+    if not isinstance(value, dict):
+        raise damaged(path, f"holds a JSON {type(value).__name__}, supported: an object")
+    return value
