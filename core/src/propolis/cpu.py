@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,13 +23,20 @@ if TYPE_CHECKING:
     from propolis.layout import Shape
 
 
+# Below this, malloc reuses memory by itself; above, it gives pages back to the
+# system and faults them in again, which cost 20 % of a prefill.
+POOLED_FROM = 64 * 1024
+POOL_LIMIT = 512 * 1024 * 1024
+
+
 class CpuStorage:
     """Host bytes, held by a contiguous numpy array of any dtype."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("_pool", "buffer")
 
-    def __init__(self, buffer: np.ndarray) -> None:
+    def __init__(self, buffer: np.ndarray, pool: _Pool | None = None) -> None:
         self.buffer = buffer
+        self._pool = pool
 
     @property
     def nbytes(self) -> int:
@@ -45,15 +53,54 @@ class CpuStorage:
         """The same memory as a 1-D uint8 array."""
         return self.buffer.reshape(-1).view(np.uint8)
 
+    def __del__(self) -> None:
+        # Two references, this object's and the call's: no view outlives the storage.
+        if self._pool is not None and sys.getrefcount(self.buffer) == 2:
+            self._pool.give(self.buffer)
+
+
+class _Pool:
+    """Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._nbytes = 0
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """An uninitialised 1-D uint8 array of at least ``nbytes`` bytes."""
+        # Sizes in steps of an eighth of a power of two: one buffer serves its neighbours.
+        step = 1 << max(0, nbytes.bit_length() - 4)
+        size = -(-nbytes // step) * step
+        free = self._free.get(size)
+        if free:
+            try:
+                buffer = free.pop()
+            except IndexError:  # another thread took the last one
+                return np.empty(size, np.uint8)
+            self._nbytes -= size
+            return buffer
+        return np.empty(size, np.uint8)
+
+    def give(self, buffer: np.ndarray) -> None:
+        """Keep a buffer that nobody refers to any more."""
+        if self._nbytes + buffer.nbytes <= POOL_LIMIT:
+            self._nbytes += buffer.nbytes
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+
 
 class CpuMemory(Memory):
-    """Host memory through numpy's allocator."""
+    """Host memory through numpy's allocator; large buffers are reused."""
+
+    def __init__(self) -> None:
+        self._pool = _Pool()
 
     def allocate(self, nbytes: int) -> Storage:
-        """Uninitialised host memory."""
+        """Uninitialised host memory, of ``nbytes`` bytes or somewhat more."""
         try:
+            if nbytes >= POOLED_FROM:
+                return CpuStorage(self._pool.take(nbytes), self._pool)
             return CpuStorage(np.empty(nbytes, np.uint8))
-        except MemoryError as exc:
+        except (MemoryError, ValueError) as exc:
             msg = f"cpu: {nbytes} bytes are more than the free host memory"
             raise OutOfMemoryError(msg) from exc
 
@@ -75,16 +122,13 @@ class CpuDevice(Device):
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """A contiguous tensor with undefined elements."""
+        layout = Layout.contiguous(shape)
+        if dtype.is_block or layout.numel * dtype.block_bytes >= POOLED_FROM:
+            return super().empty(shape, dtype)
         # The array that numpy allocates is storage and view at once: an op call
         # on small tensors is allowed 5 us in all.
-        if dtype.is_block:
-            return super().empty(shape, dtype)
-        try:
-            array = np.empty(shape, dtype.numpy)
-        except (MemoryError, ValueError) as exc:
-            msg = f"cpu: a tensor of shape {shape} and dtype {dtype} exceeds the free host memory"
-            raise OutOfMemoryError(msg) from exc
-        return Tensor(CpuStorage(array), Layout.contiguous(shape), dtype, self, array)
+        array = np.empty(shape, dtype.numpy)
+        return Tensor(CpuStorage(array), layout, dtype, self, array)
 
 
 def cpu_properties() -> DeviceProperties:

@@ -154,6 +154,24 @@ class Layout:
             self.offset,
         )
 
+    def unflatten(self, dim: int, inner: int) -> Layout:
+        """
+        Split one dimension in two, the second of size ``inner``; any strides.
+
+        Raises:
+            ShapeError: its size is not a multiple of ``inner``.
+        """
+        dim = normalize_dim("unflatten", dim, len(self.shape))
+        size, stride = self.shape[dim], self.strides[dim]
+        if inner <= 0 or size % inner:
+            msg = f"unflatten: dimension {dim} of shape {self.shape} is no multiple of {inner}"
+            raise ShapeError(msg)
+        return Layout(
+            (*self.shape[:dim], size // inner, inner, *self.shape[dim + 1 :]),
+            (*self.strides[:dim], inner * stride, stride, *self.strides[dim + 1 :]),
+            self.offset,
+        )
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented

@@ -301,6 +301,10 @@ class Tensor:
         """A dimension of size 1 dropped (a view)."""
         return self._with_layout(self.layout.squeeze(dim))
 
+    def unflatten(self, dim: int, inner: int) -> Tensor:
+        """One dimension split in two, the second of size ``inner`` (a view)."""
+        return self._with_layout(self.layout.unflatten(dim, inner))
+
     def contiguous(self) -> Tensor:
         """This tensor when it is contiguous, else a row-major copy (op ``copy``)."""
         if self.layout.is_contiguous:

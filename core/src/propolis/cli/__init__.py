@@ -92,7 +92,7 @@ def _broken(name: str, distribution: str, exc: ImportError) -> click.Command:
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.pass_context
-def cli(ctx: click.Context, **options: Any) -> None:
+def cli(ctx: click.Context, /, **options: Any) -> None:
     """Inference on AMD GPUs through plugins, with a CPU that always works."""
     # Flags that are not given leave the environment's setting alone.
     ctx.obj = {name: value or None for name, value in options.items()}

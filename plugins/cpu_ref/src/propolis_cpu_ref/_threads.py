@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 
@@ -13,22 +14,34 @@ if TYPE_CHECKING:
 
 def over_rows(threads: int, rows: int, grain: int, work: Callable[[slice], None]) -> None:
     """
-    Call ``work`` on slices that cover ``range(rows)``.
+    Call ``work`` on slices that cover ``range(rows)``, one slice a thread.
 
     Args:
         threads: how many may run at once.
         rows: how many rows there are.
-        grain: rows a slice: few enough that a slice stays in a core's cache, many
-            enough that the call around it costs nothing.
+        grain: the fewest rows worth a thread (see :func:`grain`).
         work: computes one slice; slices share nothing.
     """
-    slices = [slice(start, min(start + grain, rows)) for start in range(0, rows, grain)]
-    if threads == 1 or len(slices) == 1:
-        for part in slices:
-            work(part)
+    count = max(1, min(threads, rows // max(grain, 1)))
+    bounds = [rows * i // count for i in range(count + 1)]
+    slices = [slice(*pair) for pair in pairwise(bounds)]
+    if count == 1:
+        work(slices[0])
         return
-    for done in _pool(threads).map(work, slices):
-        assert done is None  # noqa: S101  (map raises here what a slice raised)
+    others = [_pool(threads).submit(work, part) for part in slices[1:]]
+    work(slices[0])
+    for other in others:
+        other.result()
+
+
+def grain(width: int) -> int:
+    """
+    The fewest rows of ``width`` elements that are worth a thread in elementwise work.
+
+    Handing over costs some 50 us, and threads that make short numpy calls wait for
+    each other's GIL.
+    """
+    return 100_000 // max(width, 1) + 1
 
 
 @cache

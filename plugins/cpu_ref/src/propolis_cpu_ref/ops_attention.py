@@ -13,17 +13,17 @@ from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
-from propolis_cpu_ref._threads import over_rows
 
 
 if TYPE_CHECKING:
     from propolis import Tensor
 
 # Queries at a time: a causal block skips the keys that none of its queries sees,
-# and its scores stay in cache.
-BLOCK = 64
+# and the scores of one key-value head stay in cache.
+BLOCK = 128
 
 
+@ieee
 def attention(
     out: Tensor,
     q: Tensor,
@@ -36,74 +36,88 @@ def attention(
     causal: bool = False,
 ) -> None:
     """``softmax(q @ k.T * scale + mask) @ v``, block of queries by block."""
-    capacity = k.shape[1]
-    lengths = [capacity] * q.shape[0] if kv_len is None else kv_len.array.tolist()
+    batch, tokens, heads, dim = q.shape
+    capacity, kv_heads = k.shape[1:3]
+    group = heads // kv_heads
+    lengths = [capacity] * batch if kv_len is None else kv_len.array.tolist()
     if any(not 0 <= n <= capacity for n in lengths):
         msg = f"attention: kv_len {lengths} is outside [0, {capacity}], the capacity of k and v"
         raise OpError(msg)
-    factor = q.shape[3] ** -0.5 if scale is None else scale
     y, keys, values = scratch(out), wide(k), wide(v)
-    queries = wide(q) * y.dtype.type(factor)
-    tokens = q.shape[1]
-
-    def work(part: slice) -> None:
-        for n, *one in zip(lengths, y, queries, keys, values, strict=True):
-            _block(*one, part=part, valid=n, causal=causal)
-
-    over_rows(out.device.threads, tokens, BLOCK, work)
+    factor = y.dtype.type(dim**-0.5 if scale is None else scale)
+    # Query heads that share a key-value head become rows of one matrix.
+    queries = wide(q).reshape(batch, tokens, kv_heads, group, dim)
+    answers = y.reshape(batch, tokens, kv_heads, group, v.shape[3])
+    memory = np.empty(group * min(tokens, BLOCK) * max(lengths, default=0), y.dtype)
+    for b, valid in enumerate(lengths):
+        for start in range(0, tokens, BLOCK):
+            rows = slice(start, min(start + BLOCK, tokens))
+            seen, hidden = _visible(rows, valid, tokens) if causal else (valid, None)
+            count = rows.stop - rows.start
+            scores = memory[: count * group * seen].reshape(count, group, seen)
+            for h in range(kv_heads):
+                answers[b, rows, h] = _head(
+                    queries[b, rows, h] * factor,
+                    keys[b, :seen, h],
+                    values[b, :seen, h],
+                    hidden,
+                    scores,
+                )
     store(out, y)
 
 
-@ieee
-def _block(
-    out: np.ndarray,
+def _visible(rows: slice, valid: int, tokens: int) -> tuple[int, np.ndarray | None]:
+    """
+    How many keys the last of some causal rows sees, and what the others do not.
+
+    The query at row i sees keys [0, valid - tokens + i].
+
+    Returns:
+        The number of keys, and (rows, some) of the last keys whether each is hidden
+        from each row; None when no key is.
+    """
+    last = valid - tokens + np.arange(rows.start, rows.stop)
+    seen = max(0, int(last[-1]) + 1)
+    common = max(0, int(last[0]) + 1)
+    if common == seen:
+        return seen, None
+    return seen, np.arange(common, seen) > last[:, None]
+
+
+def _head(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    *,
-    part: slice,
-    valid: int,
-    causal: bool,
-) -> None:
+    hidden: np.ndarray | None,
+    scores: np.ndarray,
+) -> np.ndarray:
     """
-    One block of queries of one sequence.
+    One block of queries against one key-value head.
 
     Args:
-        out: (tokens, heads, value_dim), where rows ``part`` are written.
-        q: (tokens, heads, head_dim), scaled already.
-        k: (capacity, kv_heads, head_dim).
-        v: (capacity, kv_heads, value_dim).
-        part: the rows of this block.
-        valid: how many leading keys count.
-        causal: whether each query sees only keys up to its own position.
+        q: (rows, group, head_dim), contiguous, scaled already.
+        k: (keys, head_dim).
+        v: (keys, value_dim).
+        hidden: (rows, some): of the last keys, those that a row does not see.
+        scores: (rows, group, keys): memory to work in.
+
+    Returns:
+        (rows, group, value_dim).
     """
-    tokens, heads, _ = q.shape
-    kv_heads, value_dim = v.shape[1:]
-    rows = part.stop - part.start
-    # A query at row i sees keys [0, valid - tokens + i].
-    past = valid - tokens
-    seen = max(0, min(valid, past + part.stop)) if causal else valid
-    # Query heads that share a key-value head become rows of one matrix.
-    grouped = q[part].reshape(rows, kv_heads, heads // kv_heads, -1).transpose(1, 2, 0, 3)
-    scores = np.matmul(
-        grouped.reshape(kv_heads, -1, q.shape[2]),
-        k[:seen].transpose(1, 2, 0),
-    ).reshape(kv_heads, -1, rows, seen)
-    if causal and rows > 1:
-        hidden = np.arange(seen) > past + np.arange(part.start, part.stop)[:, None]
-        scores[..., hidden] = -np.inf
-    if seen:
-        top = scores.max(axis=-1, keepdims=True)
-        scores -= np.where(np.isneginf(top), 0, top)
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    weighted = np.matmul(
-        scores.reshape(kv_heads, -1, seen),
-        v[:seen].transpose(1, 0, 2),
-    ).reshape(kv_heads, -1, rows, value_dim)
+    flat = scores.reshape(-1, len(k))
+    np.matmul(q.reshape(-1, q.shape[-1]), k.T, out=flat)
+    if hidden is not None:
+        some = hidden.shape[1]
+        np.copyto(scores[:, :, -some:], -np.inf, where=hidden[:, None, :])
+    if len(k):
+        top = flat.max(axis=-1, keepdims=True)
+        flat -= np.where(np.isneginf(top), 0, top)
+    np.exp(flat, out=flat)
+    total = flat.sum(axis=-1, keepdims=True)
+    weighted = np.matmul(flat, v)
     # Dividing after the product touches head_dim numbers a row, not every score.
     weighted /= np.where(total == 0, 1, total)
-    out[part] = weighted.transpose(2, 0, 1, 3).reshape(rows, heads, value_dim)
+    return np.asarray(weighted.reshape(*q.shape[:2], -1))
 
 
 OPS = [OpImpl(op="attention", fn=attention, dtypes=FLOATS)]

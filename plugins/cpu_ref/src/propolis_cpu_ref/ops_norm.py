@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 @ieee
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> None:
     """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension."""
-    values = wide(x)
-    y = scratch(out)
-    np.multiply(values, values, out=y)
-    mean = np.mean(y, axis=-1, keepdims=True)
-    mean += mean.dtype.type(eps)
-    np.divide(values, np.sqrt(mean), out=y)
+    values, y = wide(x), scratch(out)
+    mean = np.vecdot(values, values) / values.dtype.type(x.shape[-1])
+    scale = 1 / np.sqrt(mean + values.dtype.type(eps))
+    np.multiply(values, scale[..., None], out=y)
     y *= wide(weight)
     store(out, y)
 

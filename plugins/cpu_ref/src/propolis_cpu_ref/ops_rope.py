@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from propolis import OpImpl
 from propolis.dtypes import FLOATS
 from propolis_cpu_ref._compute import ieee
@@ -11,13 +13,14 @@ from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
+from propolis_cpu_ref._threads import grain
+from propolis_cpu_ref._threads import over_rows
 
 
 if TYPE_CHECKING:
     from propolis import Tensor
 
 
-@ieee
 def rope(
     out: Tensor,
     x: Tensor,
@@ -38,10 +41,19 @@ def rope(
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
     else:
         first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
-    x1, x2 = values[..., first], values[..., second]
-    y[..., first] = x1 * c - x2 * s
-    y[..., second] = x1 * s + x2 * c
-    y[..., rotated:] = values[..., rotated:]
+
+    @ieee
+    def work(tokens: slice) -> None:
+        x1, x2 = values[:, tokens, :, first], values[:, tokens, :, second]
+        y1, y2 = y[:, tokens, :, first], y[:, tokens, :, second]
+        np.multiply(x1, c[:, tokens], out=y1)
+        y1 -= x2 * s[:, tokens]
+        np.multiply(x1, s[:, tokens], out=y2)
+        y2 += x2 * c[:, tokens]
+
+    over_rows(out.device.threads, x.shape[1], grain(x.shape[2] * x.shape[3]), work)
+    if rotated < x.shape[3]:
+        y[..., rotated:] = values[..., rotated:]
     store(out, y)
 
 

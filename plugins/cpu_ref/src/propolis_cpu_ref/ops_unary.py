@@ -12,6 +12,7 @@ from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
+from propolis_cpu_ref._threads import grain
 from propolis_cpu_ref._threads import over_rows
 
 
@@ -35,7 +36,7 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
         np.divide(x, r, out=r)
         r *= u[part]
 
-    over_rows(out.device.threads, len(rows), max(1, 65_536 // max(width, 1)), work)
+    over_rows(out.device.threads, len(rows), grain(width), work)
     store(out, y)
 
 

