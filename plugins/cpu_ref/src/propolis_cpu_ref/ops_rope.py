@@ -13,14 +13,13 @@ from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
-from propolis_cpu_ref._threads import grain
-from propolis_cpu_ref._threads import over_rows
 
 
 if TYPE_CHECKING:
     from propolis import Tensor
 
 
+@ieee
 def rope(
     out: Tensor,
     x: Tensor,
@@ -31,30 +30,34 @@ def rope(
     *,
     interleaved: bool = False,
 ) -> None:
-    """Rotate each pair of elements by the angle of its position."""
+    """Rotate each pair of elements by its angle: multiply complex numbers."""
     check_range("rope", "position", positions.array, cos.shape[0], "the tables")
-    # (batch, tokens, 1, pairs): the same angles for every head.
-    c, s = (table.array[positions.array][:, :, None, :] for table in (cos, sin))
     values, y = wide(x), scratch(out)
-    rotated = 2 * cos.shape[1]
+    half = cos.shape[1]
+    at = positions.array
+    # (batch, tokens, 1, pairs): the same angles for every head.
+    turn = np.empty((*at.shape, 1, half), np.result_type(y.dtype, np.complex64))
+    turn.real[:, :, 0], turn.imag[:, :, 0] = cos.array[at], sin.array[at]
+    rotated = slice(0, 2 * half)
     if interleaved:
-        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+        # Neighbours in memory are the real and imaginary part of one number.
+        pairs = _unit_stride(values[..., rotated]).view(turn.dtype)
+        np.multiply(pairs, turn, out=y[..., rotated].view(turn.dtype))
     else:
-        first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
-
-    @ieee
-    def work(tokens: slice) -> None:
-        x1, x2 = values[:, tokens, :, first], values[:, tokens, :, second]
-        y1, y2 = y[:, tokens, :, first], y[:, tokens, :, second]
-        np.multiply(x1, c[:, tokens], out=y1)
-        y1 -= x2 * s[:, tokens]
-        np.multiply(x1, s[:, tokens], out=y2)
-        y2 += x2 * c[:, tokens]
-
-    over_rows(out.device.threads, x.shape[1], grain(x.shape[2] * x.shape[3]), work)
-    if rotated < x.shape[3]:
-        y[..., rotated:] = values[..., rotated:]
+        first, second = slice(0, half), slice(half, 2 * half)
+        pairs = np.empty((*values.shape[:3], half), turn.dtype)
+        pairs.real, pairs.imag = values[..., first], values[..., second]
+        pairs *= turn
+        y[..., first], y[..., second] = pairs.real, pairs.imag
+    y[..., 2 * half :] = values[..., 2 * half :]
     store(out, y)
+
+
+def _unit_stride(values: np.ndarray) -> np.ndarray:
+    """``values``, or a copy where neighbours along the last dimension are apart."""
+    if values.strides[-1] == values.itemsize:
+        return values
+    return np.ascontiguousarray(values)
 
 
 OPS = [OpImpl(op="rope", fn=rope, dtypes={"x": FLOATS})]

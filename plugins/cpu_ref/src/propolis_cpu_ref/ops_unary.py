@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from propolis import Tensor
 
 
+CACHED = 100_000
+
+
 def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     """``gate / (1 + exp(-gate)) * up``."""
     width = gate.shape[-1] if gate.shape else 1
@@ -29,12 +32,16 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
 
     @ieee
     def work(part: slice) -> None:
-        r, x = rows[part], g[part]
-        np.negative(x, out=r)
-        np.exp(r, out=r)
-        r += 1
-        np.divide(x, r, out=r)
-        r *= u[part]
+        # Some rows at a time, so that the passes over them stay in cache.
+        step = max(1, CACHED // max(width, 1))
+        for start in range(part.start, part.stop, step):
+            some = slice(start, min(start + step, part.stop))
+            r, x = rows[some], g[some]
+            np.negative(x, out=r)
+            np.exp(r, out=r)
+            r += 1
+            np.divide(x, r, out=r)
+            r *= u[some]
 
     over_rows(out.device.threads, len(rows), grain(width), work)
     store(out, y)
