@@ -1,0 +1,123 @@
+"""
+SmolLM2-135M on the CPU: ours against transformers in f32, where it is installed.
+
+Each round runs every contender once, in a process of its own; figures are medians.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+from _common import child
+from _common import medians
+
+
+ROUNDS = 3
+PROMPT = 512
+DECODED = 64
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    contenders = ["propolis"]
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        contenders.append("transformers")
+    else:
+        print("transformers is not installed: no peer (make test-oracles installs it)")
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        for name in contenders:
+            rounds[name].append(child(__file__, name))
+    results = {name: medians(figures) for name, figures in rounds.items()}
+    ours = results["propolis"]
+    budgets = {"prefill": ">= 600", "decode": ">= 30", "peak_gb": "<= 1.3", "first_token": "<= 3"}
+    units = {"prefill": "tokens/s", "decode": "tokens/s", "peak_gb": "GB", "first_token": "s"}
+    for figure, unit in units.items():
+        line = f"{figure:12} {ours[figure]:8.2f} {unit:9} (target {budgets[figure]})"
+        for name, theirs in results.items():
+            if name != "propolis" and figure in theirs:
+                line += f"   {name} {theirs[figure]:.2f}, ratio {ours[figure] / theirs[figure]:.2f}"
+        print(line)
+
+
+def _propolis() -> dict[str, float]:
+    from propolis_workers.llm import LLM
+
+    engine = LLM.load().engine(1024)
+    ids = _prompt()
+    engine.prefill(ids)  # the first pass touches the memory that later ones reuse
+    engine.truncate(0)
+    start = time.perf_counter()
+    engine.prefill(ids)
+    prefill = time.perf_counter() - start
+    engine.decode(1)
+    start = time.perf_counter()
+    for token in ids[:DECODED]:
+        engine.decode(token)
+    decode = time.perf_counter() - start
+    # From the start of a process to its first token, imports and loading included.
+    command = "from propolis.cli import main; main(['llm', 'generate', '-n', '1', 'Hello'])"
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", command], check=True, capture_output=True)
+    return {**_figures(prefill, decode), "first_token": time.perf_counter() - start}
+
+
+def _transformers() -> dict[str, float]:
+    import torch
+    from transformers import LlamaConfig
+    from transformers import LlamaForCausalLM
+
+    from propolis_workers.llm import LLM
+
+    config = LLM.load().config
+    # Random weights of the same shapes: time does not depend on the values.
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.width,
+            intermediate_size=config.ffn_width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.context_length,
+            tie_word_embeddings=True,
+        ),
+    ).eval()
+    ids = torch.tensor([_prompt()])
+    with torch.inference_mode():
+        model(ids, logits_to_keep=1)
+        start = time.perf_counter()
+        state = model(ids, use_cache=True, logits_to_keep=1)
+        prefill = time.perf_counter() - start
+        cache = state.past_key_values
+        model(ids[:, :1], past_key_values=cache)
+        start = time.perf_counter()
+        for index in range(DECODED):
+            model(ids[:, index : index + 1], past_key_values=cache)
+        decode = time.perf_counter() - start
+    return _figures(prefill, decode)
+
+
+def _prompt() -> list[int]:
+    return [int(i) for i in np.random.default_rng(0).integers(20, 40_000, PROMPT)]
+
+
+def _figures(prefill: float, decode: float) -> dict[str, float]:
+    return {
+        "prefill": PROMPT / prefill,
+        "decode": DECODED / decode,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps({"propolis": _propolis, "transformers": _transformers}[sys.argv[1]]()))
+    else:
+        main()

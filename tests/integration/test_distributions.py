@@ -1,0 +1,121 @@
+"""What is built and shipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [ROOT, *sorted(p.parent for p in ROOT.glob("*/pyproject.toml"))]
+PROJECTS += sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
+
+
+def metadata(project: Path) -> dict:
+    """The [project] table of a distribution."""
+    return tomllib.loads((project / "pyproject.toml").read_text())["project"]
+
+
+def tracked() -> list[Path]:
+    """The files that a commit holds."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)
+def test_wheel_and_sdist_build(project: Path, tmp_path: Path) -> None:
+    """Each distribution builds; its wheel has the licence, and the code it is named for."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(project)],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert list(tmp_path.glob("*.tar.gz"))
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    code = {name.partition("/")[0] for name in names if name.endswith(".py")}
+    packages = {p.name for p in project.glob("src/*") if (p / "__init__.py").exists()}
+    assert packages == code
+    for package in packages:
+        assert f"{package}/py.typed" in names
+
+
+def test_versions_agree() -> None:
+    """All distributions have one version, and pin each other to it."""
+    versions = {metadata(p)["version"] for p in PROJECTS}
+    assert len(versions) == 1
+    (version,) = versions
+    for project in PROJECTS:
+        table = metadata(project)
+        wanted = [
+            *table.get("dependencies", []),
+            *sum(table.get("optional-dependencies", {}).values(), []),
+        ]
+        for requirement in wanted:
+            if requirement.startswith("propolis") and not requirement.startswith("propolis-rocm"):
+                if requirement == "propolis-flash-attn-ck":
+                    continue  # not published yet, like the rocm plugins
+                assert requirement.endswith(f"=={version}"), requirement
+
+
+def test_extras() -> None:
+    """The meta-distribution offers the extras that the README names."""
+    assert {"cpu", "llm", "sd", "rocm", "all"} == set(metadata(ROOT)["optional-dependencies"])
+
+
+def test_licences_are_one() -> None:
+    """Every distribution ships the licence of the project."""
+    licence = (ROOT / "LICENSE").read_text()
+    for project in PROJECTS:
+        assert licence == (project / "LICENSE").read_text()
+
+
+def test_nothing_names_a_registry_or_a_machine() -> None:
+    """No tracked file names a package registry's host, or a path of a machine."""
+    hosts = re.compile(r"pypi\.org|pythonhosted\.org|files\.python|deb\.debian\.org|npmjs\.org")
+    paths = re.compile(r"(?<![\w.~/])/(?:work|farm|root)/")
+    for file in tracked():
+        if file.suffix in (".json", ".png") or file == Path(__file__):
+            continue
+        text = file.read_text(errors="replace")
+        assert hosts.search(text) is None, file
+        assert paths.search(text) is None, file
+
+
+def test_files_fit_in_a_head() -> None:
+    """No source file exceeds 600 lines; those over 400 are few."""
+    lengths = {f: f.read_text().count("\n") for f in tracked() if f.suffix == ".py"}
+    assert max(lengths.values()) <= 600
+    assert len([n for n in lengths.values() if n > 400]) <= 5
+
+
+def test_importing_core_and_plugins_loads_little(tmp_path: Path) -> None:
+    """`import propolis` loads neither settings nor logging; the plugin loads no ROCm library."""
+    code = (
+        "import sys, propolis;"
+        "heavy = {'pydantic', 'structlog', 'rich', 'click'} & set(sys.modules);"
+        "import propolis_cpu_ref.plugin; maps = open('/proc/self/maps').read();"
+        "print(sorted(heavy), 'libamdhip64' in maps)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert "[] False" == done.stdout.strip()

@@ -1,0 +1,93 @@
+"""Every example in the docs runs, and prints what the docs say."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from propolis.config import Config
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> list:
+    """All fenced blocks of one language, as test parameters named after page and position."""
+    found = []
+    for page in PAGES:
+        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+            if match[1] == kind:
+                marks = [pytest.mark.model] if "llm" in match[2] else []
+                name = f"{page.name}-{number}"
+                found.append(pytest.param(match[2], id=name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("source", blocks("python"))
+def test_python_blocks_run(source: str) -> None:
+    """A Python block of the docs runs to its end in a fresh namespace."""
+    exec(compile(source, "<docs>", "exec"), {"__name__": "docs"})  # noqa: S102
+
+
+@pytest.mark.parametrize("source", blocks("console"))
+def test_console_blocks_print_what_they_show(source: str) -> None:
+    """Each `$ propolis ...` of the docs prints what follows it; `...` stands for anything."""
+    commands = re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]
+    assert commands
+    for command in commands:
+        line, _, shown = command.partition("\n")
+        words = shlex.split(line)
+        assert words[0] == "propolis"
+        done = subprocess.run(
+            [sys.executable, "-c", "from propolis.cli import main; main()", *words[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "100"},
+            check=False,
+        )
+        printed = "\n".join(text.rstrip() for text in done.stdout.splitlines()) + "\n"
+        checker = doctest.OutputChecker()
+        assert checker.check_output(shown, printed, doctest.ELLIPSIS), printed
+
+
+@pytest.mark.parametrize("source", blocks("toml"))
+def test_settings_files_are_valid(source: str, tmp_path: Path, monkeypatch) -> None:
+    """A TOML block of the docs parses, and every setting in it is accepted."""
+    if "[project" in source:
+        assert tomllib.loads(source)
+        return
+    file = tmp_path / "config.toml"
+    file.write_text(source)
+    monkeypatch.setenv("PROPOLIS_CONFIG", str(file))
+    config = Config.load()
+    for name, value in tomllib.loads(source).items():
+        assert value == getattr(config, name)
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of the docs names a file that exists."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_log_event_is_documented() -> None:
+    """The event names in the sources are those of docs/logging.md."""
+    sources = "".join(p.read_text() for p in (ROOT / "core" / "src").rglob("*.py"))
+    used = set(re.findall(r"\.(?:debug|info|warning|error)\(\s*\"([a-z_]+\.[a-z_]+)\"", sources))
+    used |= {"plugin.rejected", "plugin.disabled"}  # composed from the status
+    documented = set(
+        re.findall(r"^\| `([a-z_.]+)` \|", (ROOT / "docs/logging.md").read_text(), re.MULTILINE)
+    )
+    assert used == documented
