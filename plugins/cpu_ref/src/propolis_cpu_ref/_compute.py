@@ -47,3 +47,10 @@ def scratch(out: Tensor) -> np.ndarray:
     if array.dtype in (np.float32, np.float64):
         return array
     return np.empty(array.shape, np.float32)
+
+
+def unit_stride(values: np.ndarray) -> np.ndarray:
+    """``values``, or a copy where neighbours along the last dimension are apart."""
+    if values.strides[-1] == values.itemsize:
+        return values
+    return np.ascontiguousarray(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ def over_rows(threads: int, rows: int, grain: int, work: Callable[[slice], None]
     """
     Call ``work`` on slices that cover ``range(rows)``, one slice a thread.
 
+    Numpy's error state, a context variable, is the caller's in all of them.
+
     Args:
         threads: how many may run at once.
         rows: how many rows there are.
@@ -28,7 +31,8 @@ def over_rows(threads: int, rows: int, grain: int, work: Callable[[slice], None]
     if count == 1:
         work(slices[0])
         return
-    others = [_pool(threads).submit(work, part) for part in slices[1:]]
+    pool = _pool(threads)
+    others = [pool.submit(copy_context().run, work, part) for part in slices[1:]]
     work(slices[0])
     for other in others:
         other.result()

@@ -104,8 +104,10 @@ def _head(
     Returns:
         (rows, group, value_dim).
     """
-    flat = scores.reshape(-1, len(k))
-    np.matmul(q.reshape(-1, q.shape[-1]), k.T, out=flat)
+    # Counted, because numpy cannot infer a size beside a 0.
+    rows = q.shape[0] * q.shape[1]
+    flat = scores.reshape(rows, len(k))
+    np.matmul(q.reshape(rows, q.shape[2]), k.T, out=flat)
     if hidden is not None:
         some = hidden.shape[1]
         np.copyto(scores[:, :, -some:], -np.inf, where=hidden[:, None, :])
@@ -117,7 +119,7 @@ def _head(
     weighted = np.matmul(flat, v)
     # Dividing after the product touches head_dim numbers a row, not every score.
     weighted /= np.where(total == 0, 1, total)
-    return np.asarray(weighted.reshape(*q.shape[:2], -1))
+    return np.asarray(weighted.reshape(*q.shape[:2], v.shape[1]))
 
 
 OPS = [OpImpl(op="attention", fn=attention, dtypes=FLOATS)]

@@ -71,7 +71,8 @@ def _round_to_odd(values: np.ndarray) -> np.ndarray:
     bits = near.view(np.int32)
     even = (bits & 1) == 0
     # The other f32 neighbour of the true value; magnitude grows with the bits.
-    toward_zero = above == (near > 0)
+    # The sign bit, because what is too small for f32 is a zero by now.
+    toward_zero = above != np.signbit(near)
     step = np.where(toward_zero, -1, 1).astype(np.int32)
     return np.where(inexact & even, bits + step, bits).astype(np.int32).view(np.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,10 +39,9 @@ def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> 
 
 def times_transposed(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
     """``out = x @ w.T`` with all leading dimensions of ``x`` as one: one BLAS call."""
-    width = w.shape[1]
-    np.matmul(
-        x.reshape(out.size // max(out.shape[-1], 1), width), w.T, out=out.reshape(-1, w.shape[0])
-    )
+    # Counted, because numpy cannot infer a size beside a 0.
+    rows = math.prod(out.shape[:-1])
+    np.matmul(x.reshape(rows, w.shape[1]), w.T, out=out.reshape(rows, w.shape[0]))
 
 
 OPS = [

@@ -11,6 +11,7 @@ from propolis.dtypes import FLOATS
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
+from propolis_cpu_ref._compute import unit_stride
 from propolis_cpu_ref._compute import wide
 
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 @ieee
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> None:
     """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension."""
-    values, y = wide(x), scratch(out)
+    # An element repeated by stride 0 has no BLAS, and numpy's own loop adds one by one.
+    values, y = unit_stride(wide(x)), scratch(out)
     mean = np.vecdot(values, values) / values.dtype.type(x.shape[-1])
     scale = 1 / np.sqrt(mean + values.dtype.type(eps))
     np.multiply(values, scale[..., None], out=y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -45,8 +46,9 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     if dense is not None:
         times_transposed(wide(x), dense, y)
     else:
-        columns = y.reshape(-1, w.shape[0])
-        activations = wide(x).reshape(len(columns), w.shape[1])
+        count = math.prod(x.shape[:-1])
+        columns = y.reshape(count, w.shape[0])
+        activations = wide(x).reshape(count, w.shape[1])
         step = max(1, CHUNK_ELEMENTS // max(w.shape[1], 1))
         for start in range(0, w.shape[0], step):
             part = w.narrow(0, start, min(step, w.shape[0] - start))

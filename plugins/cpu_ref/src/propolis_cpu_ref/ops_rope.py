@@ -11,6 +11,7 @@ from propolis.dtypes import FLOATS
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
+from propolis_cpu_ref._compute import unit_stride
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
 
@@ -41,7 +42,7 @@ def rope(
     rotated = slice(0, 2 * half)
     if interleaved:
         # Neighbours in memory are the real and imaginary part of one number.
-        pairs = _unit_stride(values[..., rotated]).view(turn.dtype)
+        pairs = unit_stride(values[..., rotated]).view(turn.dtype)
         np.multiply(pairs, turn, out=y[..., rotated].view(turn.dtype))
     else:
         first, second = slice(0, half), slice(half, 2 * half)
@@ -51,13 +52,6 @@ def rope(
         y[..., first], y[..., second] = pairs.real, pairs.imag
     y[..., 2 * half :] = values[..., 2 * half :]
     store(out, y)
-
-
-def _unit_stride(values: np.ndarray) -> np.ndarray:
-    """``values``, or a copy where neighbours along the last dimension are apart."""
-    if values.strides[-1] == values.itemsize:
-        return values
-    return np.ascontiguousarray(values)
 
 
 OPS = [OpImpl(op="rope", fn=rope, dtypes={"x": FLOATS})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 CACHED = 100_000
 
 
+@ieee
 def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     """``gate / (1 + exp(-gate)) * up``."""
     width = gate.shape[-1] if gate.shape else 1
-    g, u = (wide(t).reshape(-1, width) for t in (gate, up))
+    count = math.prod(gate.shape[:-1])
+    g, u = (wide(t).reshape(count, width) for t in (gate, up))
     y = scratch(out)
-    rows = y.reshape(-1, width)
+    rows = y.reshape(count, width)
 
-    @ieee
     def work(part: slice) -> None:
         # Some rows at a time, so that the passes over them stay in cache.
         step = max(1, CACHED // max(width, 1))
@@ -43,7 +45,7 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
             np.divide(x, r, out=r)
             r *= u[some]
 
-    over_rows(out.device.threads, len(rows), grain(width), work)
+    over_rows(out.device.threads, count, grain(width), work)
     store(out, y)
 
 

@@ -1,0 +1,134 @@
+"""Work that is split over threads gives the bits that one thread gives."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_cpu_ref import plugin
+from propolis_cpu_ref._threads import grain
+from propolis_cpu_ref._threads import over_rows
+
+
+FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
+
+
+@pytest.fixture
+def with_threads(cpu, monkeypatch):
+    """Run something with so many threads."""
+
+    def call(count, function):
+        monkeypatch.setattr(cpu, "threads", count)
+        return function()
+
+    return call
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 100])
+@pytest.mark.parametrize("least", [0, 1, 3, 1000])
+def test_slices_cover_the_rows(threads, rows, least):
+    """Each row is in one slice; there are no more slices than threads, or than work for them."""
+    slices = []
+    over_rows(threads, rows, least, slices.append)
+    covered = sorted(i for part in slices for i in range(part.start, part.stop))
+    assert list(range(rows)) == covered
+    assert 1 <= len(slices) <= threads
+    assert len(slices) == 1 or rows // len(slices) >= least
+
+
+def test_slices_run_at_once():
+    """Slices wait for each other without a deadlock: each has its own thread."""
+    together = threading.Barrier(2, timeout=30)
+    names = []
+
+    def work(part):
+        together.wait()
+        names.append((part.start, threading.current_thread().name))
+
+    over_rows(2, 10, 1, work)
+    here = threading.current_thread().name
+    by_start = dict(sorted(names))
+    assert here == by_start[0]
+    assert by_start[5].startswith("propolis-cpu-ref")
+
+
+@pytest.mark.parametrize("failing", [0, 5])
+def test_errors_arrive(failing):
+    """An error in any slice reaches the caller."""
+
+    def work(part):
+        if part.start == failing:
+            msg = "here"
+            raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="here"):
+        over_rows(2, 10, 1, work)
+
+
+def test_numpy_error_state_is_the_callers():
+    """What the caller asked numpy to ignore is ignored in every thread, and nowhere after."""
+    seen = []
+    with np.errstate(all="ignore"):
+        over_rows(2, 10, 1, lambda _: seen.append(np.geterr()["over"]))
+    assert ["ignore", "ignore"] == seen
+    over_rows(2, 10, 1, lambda _: seen.append(np.geterr()["over"]))
+    assert ["warn", "warn"] == seen[2:]
+
+
+@pytest.mark.parametrize("width", [0, 1, 99, 10**9])
+def test_grain(width):
+    """A thread gets a hundred thousand elements or more, and at least one row."""
+    assert grain(width) >= 1
+    assert grain(width) * max(width, 1) >= 100_000
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=repr)
+@pytest.mark.parametrize("shape", [(700, 600), (3, 200_003), (450_001, 1)])
+def test_silu_mul(with_threads, draw, dtype, shape):
+    """silu_mul gives the same bits on one thread and on several."""
+    gate, up = (Tensor.from_numpy(draw(shape, dtype, seed, 5.0)) for seed in (1, 2))
+    one, two, three = (
+        with_threads(n, lambda: ops.silu_mul(gate, up).numpy().tobytes()) for n in (1, 2, 3)
+    )
+    assert one == two == three
+
+
+@pytest.mark.parametrize("block", [d for d in dtypes.ALL if d.is_block], ids=repr)
+def test_blocks(with_threads, cpu, block):
+    """Dequantising, and preparing weights, gives the same bits on one thread and on two."""
+    count = (2 << 20) // block.block_size + 3
+    raw = np.random.default_rng(3).integers(0, 256, count * block.block_bytes, np.uint8)
+    w = Tensor.from_blocks(raw, block, (count, block.block_size))
+    one, two = (with_threads(n, lambda: ops.dequantize(w).numpy().tobytes()) for n in (1, 2))
+    assert one == two
+    key = ops.qmatmul.key(dtypes.f32, block)
+    prepared = with_threads(2, lambda: cpu.table.prepare(ops.qmatmul, key, w))
+    assert one == prepared.packed["cpu_ref"].tobytes()
+
+
+def test_every_op_claims_to_be_deterministic(cpu):
+    """There is one implementation of each op, for all its dtypes, and each claims equal bits."""
+    impls = list(plugin.propolis_ops(cpu))
+    assert sorted(ops.catalogue()) == sorted(impl.op for impl in impls)
+    for impl in impls:
+        assert impl.deterministic
+        allowed = ops.catalogue()[impl.op].dtypes
+        for name, kinds in allowed.items():
+            given = impl.dtypes.get(name, kinds) if isinstance(impl.dtypes, dict) else impl.dtypes
+            assert kinds <= frozenset(given), f"{impl.op}: {name}"
+
+
+def test_other_devices_get_nothing():
+    """The reference is for the CPU alone, and says who it is."""
+
+    class Card:
+        kind = "rocm"
+
+    assert [] == list(plugin.propolis_ops(Card()))
+    assert plugin.propolis_plugin().name == "cpu_ref"
