@@ -17,14 +17,14 @@ from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
-from propolis_workers.llm.tokenizer import _CHAR_TO_BYTE
+from propolis_workers.llm._vocab import CHAR_TO_BYTE
 from propolis_workers.llm.tokenizer import Tokenizer
 
 
 DATA = Path(__file__).parents[1] / "data/smollm2/tokenize_llamacpp.json"
 CASES = json.loads(DATA.read_text(encoding="utf-8"))["cases"]
 CONTROL = ["<|im_end|>", "<|im", "_start|>"]
-ALPHABET = [chr(code) for code in _CHAR_TO_BYTE]
+ALPHABET = [chr(code) for code in CHAR_TO_BYTE]
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]))
 SPELLED = st.lists(UNICODE | st.sampled_from([*CONTROL, "<user>", "<|im_start|>"])).map("".join)
 
@@ -102,7 +102,7 @@ def test_model_roundtrip(text, parse_special):
     """Text comes back from its ids, save for the bytes that this vocabulary lacks."""
     tokenizer = model_tokenizer()
     have = set(model_metadata()["tokenizer.ggml.tokens"])
-    bytes_known = {byte for code, byte in _CHAR_TO_BYTE.items() if chr(code) in have}
+    bytes_known = {byte for code, byte in CHAR_TO_BYTE.items() if chr(code) in have}
     ids = tokenizer.encode(text, parse_special=parse_special)
     got = b"".join(map(tokenizer.token_bytes, ids))
     assert bytes(byte for byte in text.encode() if byte in bytes_known) == got

@@ -29,6 +29,8 @@ LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "embedding": ("token_embd", "model.embed_tokens"),
     "norm": ("output_norm", "model.norm"),
     "output": ("output", "lm_head"),
+    # What divides the rope frequencies; in GGUF files alone, config.json says it in words.
+    "rope_factors": ("rope_freqs", "rope_freqs"),
     "layers.{}.attention_norm": ("blk.{}.attn_norm", "model.layers.{}.input_layernorm"),
     "layers.{}.q": ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj"),
     "layers.{}.k": ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj"),
@@ -84,6 +86,7 @@ class ModelConfig:
         rope_scale: positions are divided by it (linear scaling).
         rope_llama3: Llama 3.1's frequency scaling: factor, low and high frequency
             factor, original context; or None.
+        tied: whether the embedding is the output too where the file has no other.
     """
 
     architecture: str
@@ -101,9 +104,11 @@ class ModelConfig:
     rope_interleaved: bool = False
     rope_scale: float = 1.0
     rope_llama3: tuple[float, float, float, float] | None = None
+    tied: bool = True
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.width, self.ffn_width, self.layers, self.heads)
+        factor, low, high, original = self.rope_llama3 or (1.0, 1.0, 4.0, 1.0)
         fits = (
             all(0 < n <= 1 << 24 for n in (*sizes, self.kv_heads, self.head_dim))
             and self.layers <= 4096
@@ -111,8 +116,9 @@ class ModelConfig:
             and 0 < self.rope_dim <= self.head_dim
             and self.rope_dim % 2 == 0
             and 0 < self.context_length <= 1 << 28
-            and all(math.isfinite(x) and x > 0 for x in (self.rope_base, self.rope_scale))
-            and math.isfinite(self.norm_eps)
+            and all(0 < x < math.inf for x in (self.rope_base, self.rope_scale, factor, original))
+            and 0 < low < high < math.inf
+            and 0 <= self.norm_eps < math.inf
         )
         if not fits:
             msg = f"the model's settings do not describe a transformer: {self}"
@@ -124,7 +130,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     The model's numbers, from GGUF metadata.
 
     Raises:
-        UnsupportedModelError: no worker here runs the architecture, or its rope scaling.
+        UnsupportedModelError: no worker here runs the architecture, its experts or its
+            rope scaling.
         ModelError: a number is missing or makes no sense.
     """
     read = _Reader(str(file.path.name), file.metadata)
@@ -137,10 +144,17 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if embedding is None or len(embedding.shape) != 2:
         msg = f"{read.source}: tensor token_embd.weight (vocabulary x width) is missing"
         raise ModelError(msg)
-    scaling = file.metadata.get(f"{name}.rope.scaling.type", "none")
+    experts = read.count(f"{name}.expert_count", 0)
+    if experts:
+        msg = f"{read.source}: a mixture of {experts} experts; supported: none"
+        raise UnsupportedModelError(msg)
+    # As llama.cpp: a factor without a type is linear; older files have another key for it.
+    scaling = file.metadata.get(f"{name}.rope.scaling.type", "linear")
     if scaling not in ("none", "linear"):
         msg = f"{read.source}: rope scaling {scaling!r}; supported: none, linear, llama3"
         raise UnsupportedModelError(msg)
+    factor = read.number(f"{name}.rope.scaling.factor", 0.0)
+    factor = factor or read.number(f"{name}.rope.scale_linear", 0.0) or 1.0
     return ModelConfig(
         architecture=name,
         vocab_size=embedding.shape[0],
@@ -155,7 +169,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         rope_base=read.number(f"{name}.rope.freq_base", 10_000.0),
         rope_dim=read.count(f"{name}.rope.dimension_count", head_dim),
         rope_interleaved=architecture.interleaved_in_gguf,
-        rope_scale=read.number(f"{name}.rope.scaling.factor", 1.0) if scaling == "linear" else 1.0,
+        rope_scale=factor if scaling == "linear" else 1.0,
     )
 
 
@@ -164,7 +178,8 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
     The model's numbers, from a Hugging Face ``config.json``.
 
     Raises:
-        UnsupportedModelError: no worker here runs the architecture, or its rope scaling.
+        UnsupportedModelError: no worker here runs the architecture, its quantisation or
+            its rope scaling.
         ModelError: a number is missing or makes no sense.
     """
     read = _Reader("config.json", folder.config)
@@ -172,6 +187,13 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
     _architecture(read.source, name)
     if folder.config.get("attention_bias") or folder.config.get("mlp_bias"):
         msg = "config.json: attention_bias and mlp_bias are not supported; llama has neither"
+        raise UnsupportedModelError(msg)
+    quantised = folder.config.get("quantization_config")
+    if quantised is not None:
+        # Some methods keep the tensors' names and shapes, but not what the numbers mean.
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        method = f"{how!r:.40}" if how else "an unknown method"
+        msg = f"config.json: weights quantised by {method}; supported: plain ones, or a GGUF file"
         raise UnsupportedModelError(msg)
     activation = folder.config.get("hidden_act", "silu")
     if activation != "silu":
@@ -181,7 +203,7 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
     width = read.count("hidden_size")
     head_dim = read.count("head_dim", width // max(heads, 1))
     scaling = folder.config.get("rope_scaling") or folder.config.get("rope_parameters") or {}
-    base, scale, llama3 = _hf_rope(scaling, folder.config.get("rope_theta", 10_000.0))
+    base, scale, llama3 = _hf_rope(scaling, read.number("rope_theta", 10_000.0))
     return ModelConfig(
         architecture=name,
         vocab_size=read.count("vocab_size"),
@@ -197,12 +219,13 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
         rope_dim=head_dim,
         rope_scale=scale,
         rope_llama3=llama3,
+        tied=bool(folder.config.get("tie_word_embeddings")),
     )
 
 
 def _hf_rope(
     scaling: Any,
-    theta: Any,
+    theta: float,
 ) -> tuple[float, float, tuple[float, float, float, float] | None]:
     """Base, linear scale and llama3 factors of config.json's rope settings."""
     if not isinstance(scaling, dict):
@@ -251,10 +274,15 @@ class _Reader:
         return int(self._get(key, int, default))
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self._get(key, (int, float), default))
+        try:
+            return float(self._get(key, (int, float), default))
+        except OverflowError:  # JSON has integers of any size
+            msg = f"{self.source}: {key} is {str(self.values[key])[:60]!r}, outside all floats"
+            raise ModelError(msg) from None
 
     def _get(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        value = self.values.get(key, default)
+        value = self.values.get(key)
+        value = default if value is None else value
         if value is None:
             msg = f"{self.source}: {key} is missing: the file is not a complete language model"
             raise ModelError(msg)

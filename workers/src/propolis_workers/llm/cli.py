@@ -17,7 +17,6 @@ import click
 from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
-from propolis.errors import ModelError
 from propolis.errors import UsageError
 
 
@@ -83,9 +82,9 @@ def generate(
     if raw and system is not None:
         msg = "--system needs the chat template; leave out --raw"
         raise UsageError(msg)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    answer = _answer_options(options)  # wrong ones are found before a model is loaded
+    text = _decoded(sys.stdin.buffer.read()) if prompt == "-" else prompt
     model = _load(ctx, options, quiet=as_json)
-    answer = _answer_options(options)
     if raw:
         generation = model.complete(text, **answer)
     else:
@@ -96,10 +95,7 @@ def generate(
             pass
         print_json(_report(model, generation))
         return
-    for piece in generation:
-        click.echo(piece, nl=False)
-        sys.stdout.flush()
-    click.echo()
+    _print_pieces(generation)
     _print_end(model, generation)
 
 
@@ -108,37 +104,75 @@ def generate(
 @click.pass_context
 def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     """
-    Talk with a model; /reset starts over, /exit or Ctrl-D ends.
+    Talk with a model; /reset starts over, /exit or Ctrl-D ends, Ctrl-C ends an answer.
 
     Only what is new of the conversation is computed each time.
     """
     from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415  (not for --help)
 
-    model = _load(ctx, options, quiet=False)
     answer = _answer_options(options)
+    model = _load(ctx, options, quiet=False)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
-    generation = None
+    last = None
     while True:
         try:
-            line = click.prompt("you", prompt_suffix="> ", err=True)
-        except click.Abort:
-            break
-        if line.strip() == "/exit":
-            break
-        if line.strip() == "/reset":
-            conversation.reset()
-            continue
-        try:
-            generation = conversation.say(line, **answer)
-            for piece in generation:
-                click.echo(piece, nl=False)
-                sys.stdout.flush()
-            click.echo()
-        except ModelError as exc:
+            line = _next_line()
+            if line is None or line.strip() == "/exit":
+                break
+            if line.strip() == "/reset":
+                conversation.reset()
+            elif line.strip():
+                generation = conversation.say(line, **answer)
+                _print_pieces(generation)
+                last = generation
+        except UsageError as exc:
             click.echo(f"error: {exc}; /reset starts over", err=True)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            click.echo("\ninterrupted: what was said last is forgotten", err=True)
     click.echo(err=True)
-    if generation is not None:
-        _print_end(model, generation)
+    if last is not None:
+        _print_end(model, last)
+
+
+def _next_line() -> str | None:
+    """
+    The next thing said, None at the end.
+
+    A prompt is only for who types, and not for standard output: not even the space of it
+    that click's prompts leave there.
+    """
+    typed = sys.stdin.isatty()
+    if typed and sys.stdout.isatty():
+        try:
+            return str(click.prompt("you", prompt_suffix="> ", err=True))
+        except click.Abort:
+            return None
+    if typed:
+        click.echo("you> ", nl=False, err=True)
+    try:
+        line = sys.stdin.buffer.readline()
+    except KeyboardInterrupt:
+        if not typed:
+            raise
+        return None
+    return _decoded(line).rstrip("\r\n") if line else None
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        msg = f"standard input is not UTF-8: byte 0x{raw[exc.start]:02x} at {exc.start}"
+        raise UsageError(msg) from None
+
+
+def _print_pieces(generation: Generation) -> None:
+    for piece in generation:
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()
 
 
 def _load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> LLM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propolis.errors import UsageError
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.sampling import SamplingParams
 
@@ -31,11 +32,13 @@ class Conversation:
         self._system = system
         self._engine = llm.engine(context)
         self._seen: list[int] = []
+        self._turn: Generation | None = None
         self.messages: list[dict[str, str]] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget everything but the system message."""
+        self._turn = None
         self.messages = []
         if self._system is not None:
             self.messages.append({"role": "system", "content": self._system})
@@ -47,57 +50,73 @@ class Conversation:
         params: SamplingParams = GREEDY,
         max_tokens: int = 512,
         stops: Sequence[str] = (),
-    ) -> Turn:
+    ) -> Generation:
         """
         Say something; iterate over the result for the answer.
 
-        The exchange joins the conversation only when the answer is complete.
+        The exchange joins the conversation when the answer is complete.  Until then the
+        conversation is as it was, whatever happens.
+
+        Returns:
+            The answer.  Its iteration raises ModelError where the conversation no longer
+            fits into the context, and UsageError once something else was said.
 
         Raises:
-            ModelError: the conversation no longer fits into the context.
+            UsageError: the text or an option cannot be used.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self._llm.tokenizer.encode(self._llm.render(messages))
         # What the model saw and the new prompt share is in the cache already; the
         # last token of the prompt is run again, for its logits.
         shared = _common_prefix(self._seen, ids[:-1])
-        self._engine.truncate(shared)
-        generation = Generation(
+        turn = _Turn(
             self._engine,
             self._llm.tokenizer,
             ids[shared:],
             params=params,
             max_tokens=max_tokens,
             stops=stops,
+            history=ids[:shared],
         )
+        turn.conversation, turn.messages, turn.ids = self, messages, ids
+        self._engine.truncate(shared)
         self._seen = ids[:shared]
-        return Turn(self, generation, messages, ids)
+        self._turn = turn
+        return turn
 
+    def _check_current(self, turn: _Turn) -> None:
+        if self._turn is not turn:
+            msg = "the conversation has moved on: say it again for another answer"
+            raise UsageError(msg)
 
-class Turn(Generation):
-    """The answer to one thing said."""
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        generation: Generation,
-        messages: list[dict[str, str]],
-        ids: list[int],
-    ) -> None:
-        self._conversation = conversation
-        self._generation = generation
-        self._messages = messages
-        self._ids = ids
-        self.finish = generation.finish
-
-    def __iter__(self) -> Iterator[str]:
-        """Pieces of the answer; the conversation moves on when they end."""
-        conversation = self._conversation
-        yield from self._generation
+    def _join(self, turn: _Turn) -> None:
         # The last token drawn was never run, so it is not in the cache.
-        conversation._seen = self._ids + self.finish.ids[:-1]  # noqa: SLF001  (one unit)
-        answer = {"role": "assistant", "content": self.finish.text}
-        conversation.messages = [*self._messages, answer]
+        self._seen = turn.ids + turn.finish.ids[:-1]
+        self.messages = [*turn.messages, {"role": "assistant", "content": turn.finish.text}]
+        self._turn = None
+
+
+class _Turn(Generation):
+    """
+    The answer to one thing said.
+
+    Attributes:
+        conversation: whose engine it runs on, as long as nothing else is said.
+        messages: all up to the answer.
+        ids: their tokens.
+    """
+
+    conversation: Conversation
+    messages: list[dict[str, str]]
+    ids: list[int]
+
+    def _shown(self) -> Iterator[str]:
+        talk = self.conversation
+        talk._check_current(self)  # noqa: SLF001  (one unit)
+        for piece in super()._shown():
+            yield piece
+            talk._check_current(self)  # noqa: SLF001
+        talk._join(self)  # noqa: SLF001
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -39,11 +39,25 @@ class Engine:
     """
 
     def __init__(self, model: Llama, capacity: int | None = None) -> None:
+        """
+        Begin an empty sequence.
+
+        Args:
+            model: the model.
+            capacity: tokens to make room for; the model's context when None, and at most.
+
+        Raises:
+            ModelError: the capacity is not at least one token.
+        """
         limit = model.config.context_length
+        if capacity is not None and capacity < 1:
+            msg = f"the context is {capacity}; supported: 1 to {limit} tokens"
+            raise ModelError(msg)
         self.model = model
-        self.capacity = min(capacity or limit, limit)
+        self.capacity = limit if capacity is None else min(capacity, limit)
         self.position = 0
         self._cache = KVCache(model.config, model.device, self.capacity)
+        model.rope.reserve(self.capacity)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
         self._graph: Graph | None = None

@@ -8,6 +8,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Literal
 
+from propolis.errors import ModelError
+from propolis.errors import UsageError
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.sampling import Sampler
 from propolis_workers.llm.stopping import StopStrings
@@ -63,6 +65,8 @@ class Generation:
     """
     One answer: iterate over it for pieces of text as they come.
 
+    Nothing runs before that.  A loop that was left goes on where it stopped.
+
     Attributes:
         finish: how it went; complete once the iteration has ended.
     """
@@ -76,6 +80,7 @@ class Generation:
         params: SamplingParams,
         max_tokens: int,
         stops: Sequence[str] = (),
+        history: Sequence[int] = (),
     ) -> None:
         """
         Prepare to generate.
@@ -87,17 +92,37 @@ class Generation:
             params: how tokens are drawn.
             max_tokens: the most tokens to draw.
             stops: strings that end the text; they are not part of it.
+            history: tokens that the engine has already; penalties count them.
+
+        Raises:
+            UsageError: ``max_tokens`` or the stop strings are not as described.
         """
+        if type(max_tokens) is not int or max_tokens < 1:
+            msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
+            raise UsageError(msg)
         self.finish = Finish(prompt_tokens=len(prompt))
         self._engine = engine
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
+        self._history = [*history, *prompt]
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
+        self._stream: Iterator[str] | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Pieces of text, each whole characters, as soon as they cannot be taken back."""
+        """
+        Pieces of text, each whole characters, as soon as they cannot be taken back.
+
+        Raises:
+            ModelError: the prompt leaves no room for an answer, or holds a token that the
+                model does not know; nothing was run.
+        """
+        if self._stream is None:
+            self._stream = self._shown()
+        return self._stream
+
+    def _shown(self) -> Iterator[str]:
         for piece in self._pieces():
             if piece:
                 self.finish.text += piece
@@ -106,12 +131,16 @@ class Generation:
     def _pieces(self) -> Iterator[str]:
         finish, engine, stops = self.finish, self._engine, self._stops
         detokenizer = Detokenizer(self._tokenizer)
+        # Rows that pad the embedding are no tokens.
+        known = self._tokenizer.vocab_size
+        self._check_prompt()
         start = time.perf_counter()
         logits = engine.prefill(self._prompt)
         first = start
         while True:
-            token = self._sampler.sample(logits, self._prompt + finish.ids)
+            token = self._sampler.sample(logits[:known], self._history)
             finish.ids.append(token)
+            self._history.append(token)
             now = time.perf_counter()
             if len(finish.ids) == 1:
                 finish.prefill_seconds, first = now - start, now
@@ -122,18 +151,35 @@ class Generation:
             text, stopped = stops.push(detokenizer.push(token))
             yield text
             if stopped:
-                finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", stops.matched
-                return
+                break
             if len(finish.ids) >= self._max_tokens:
                 finish.stop_reason = "MAX_TOKENS"
                 break
-            if engine.position >= engine.capacity:
+            if engine.position + 1 >= engine.capacity:  # the token drawn counts too
                 finish.stop_reason = "CONTEXT_FULL"
                 break
             logits = engine.decode(token)
-        text, stopped = stops.push(detokenizer.flush())
-        yield text
-        if stopped:
-            finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", stops.matched
-            return
+        yield stops.push(detokenizer.flush())[0]
         yield stops.flush()
+        # Of stop strings that begin alike, the end may be what decides.
+        if stops.matched is not None:
+            finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", stops.matched
+
+    def _check_prompt(self) -> None:
+        config = self._engine.model.config
+        end, capacity = self._engine.position + len(self._prompt), self._engine.capacity
+        if end >= capacity:
+            msg = (
+                f"the prompt takes {end} tokens, the context is {capacity}: no room for an answer; "
+                f"shorten the prompt, or raise the context (the model's is {config.context_length})"
+            )
+            raise ModelError(msg)
+        top = max(self._prompt, default=0)
+        if top >= config.vocab_size:
+            text = self._tokenizer.decode([top])
+            msg = (
+                f"token {top} ({text!r:.40}) has no embedding: the tokenizer has "
+                f"{self._tokenizer.vocab_size} tokens, the weights {config.vocab_size}: "
+                f"use the tokenizer that belongs to the weights"
+            )
+            raise ModelError(msg)

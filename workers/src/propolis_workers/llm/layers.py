@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis import Device
+    from propolis import DType
     from propolis_workers.weights import WeightSource
 
 
@@ -141,10 +142,11 @@ class Layers:
         if not same or any(map(self._has_bias, names)):
             layers = [self.linear(name, width_in, width) for name, width in names.items()]
             return MergedLinear(layers, list(names.values()))
-        parts = [self._tensor(name, (width, width_in)) for name, width in names.items()]
-        raw = np.concatenate([part.numpy().reshape(-1).view(np.uint8) for part in parts])
+        # Joined on the host: each byte goes to the device once.
+        parts = [self._raw(name, (width, width_in)) for name, width in names.items()]
+        raw = np.concatenate([part for part, _ in parts])
         shape = (sum(names.values()), width_in)
-        weight = Tensor.from_blocks(raw, parts[0].dtype, shape, self.device)
+        weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
@@ -154,6 +156,12 @@ class Layers:
     def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
         """A norm."""
         return RMSNorm(_as_f32(self._tensor(name, (width,))), eps)
+
+    def vector(self, name: str, width: int) -> np.ndarray | None:
+        """The values of a small tensor on the host, f32, where the file has it."""
+        if self._name(name) + ".weight" not in self._source.tensors:
+            return None
+        return _as_f32(self._tensor(name, (width,))).numpy()
 
     def _prepared(self, weight: Tensor) -> Tensor:
         if not weight.dtype.is_block:
@@ -177,6 +185,13 @@ class Layers:
         return self._names[template].format(layer)
 
     def _tensor(self, name: str, shape: tuple[int, ...], suffix: str = ".weight") -> Tensor:
+        raw, dtype = self._raw(name, shape, suffix)
+        return Tensor.from_blocks(raw, dtype, shape, self.device)
+
+    def _raw(
+        self, name: str, shape: tuple[int, ...], suffix: str = ".weight"
+    ) -> tuple[np.ndarray, DType]:
+        """The bytes of a tensor, which must have that shape, and its dtype."""
         name = self._name(name) + suffix
         info = self._source.tensors.get(name)
         if info is None:
@@ -190,9 +205,8 @@ class Layers:
         if not (info.dtype.is_float or info.dtype.is_block):
             msg = f"tensor {name} is {info.dtype}; weights are floats or in a GGUF block format"
             raise ModelError(msg)
-        tensor = Tensor.from_blocks(self._source.data(name), info.dtype, shape, self.device)
         self._progress(info.nbytes)
-        return tensor
+        return self._source.data(name), info.dtype
 
 
 def _as_f32(tensor: Tensor) -> Tensor:

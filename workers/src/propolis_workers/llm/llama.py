@@ -12,6 +12,7 @@ import numpy as np
 
 from propolis import Tensor
 from propolis import ops
+from propolis.errors import ModelError
 
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from propolis_workers.llm.architecture import ModelConfig
     from propolis_workers.llm.kv_cache import KVCache
     from propolis_workers.llm.layers import Layers
+
+# Positions that rope tables begin with, and that are computed at a time.
+_STEP = 4096
 
 
 class Attention:
@@ -108,8 +112,10 @@ class Llama:
         self.embedding = weights.embedding("embedding", config.vocab_size, config.width)
         self.blocks = [Block(config, weights, layer) for layer in range(config.layers)]
         self.norm = weights.rms_norm("norm", config.width, config.norm_eps)
-        self.output = weights.linear("output", config.width, config.vocab_size, tied="embedding")
-        self.rope = RopeTables(config, weights.device)
+        tied = "embedding" if config.tied else ""
+        self.output = weights.linear("output", config.width, config.vocab_size, tied=tied)
+        factors = weights.vector("rope_factors", config.rope_dim // 2)
+        self.rope = RopeTables(config, weights.device, factors)
 
     def __call__(
         self,
@@ -138,16 +144,51 @@ class Llama:
 
 
 class RopeTables:
-    """Cosine and sine of every position's angles, computed once in f64."""
+    """
+    Cosine and sine of the angles of every position that a sequence needed so far.
 
-    def __init__(self, config: ModelConfig, device: Device) -> None:
-        angles = np.outer(
-            np.arange(config.context_length) / config.rope_scale,
-            rope_frequencies(config),
-        )
+    Angles are computed in f64.  Not all positions from the start: a file may claim a
+    context of any length.
+    """
+
+    def __init__(
+        self, config: ModelConfig, device: Device, factors: np.ndarray | None = None
+    ) -> None:
+        """
+        Prepare the tables.
+
+        Args:
+            config: the model's numbers.
+            device: where the tables go.
+            factors: (rope_dim / 2,): what divides the frequencies, if anything does.
+
+        Raises:
+            ModelError: a factor is no positive number.
+        """
+        if factors is not None and not np.all((factors > 0) & np.isfinite(factors)):
+            msg = "tensor rope_freqs.weight holds factors that are not positive and finite"
+            raise ModelError(msg)
+        frequencies = rope_frequencies(config) / config.rope_scale
+        self._frequencies = frequencies if factors is None else frequencies / factors
+        self._limit = config.context_length
+        self._device = device
         self.interleaved = config.rope_interleaved
-        self.cos = Tensor.from_numpy(np.cos(angles).astype(np.float32), device)
-        self.sin = Tensor.from_numpy(np.sin(angles).astype(np.float32), device)
+        self.cos, self.sin = self._tables(min(_STEP, self._limit))
+
+    def reserve(self, positions: int) -> None:
+        """Have so many positions; steps captured before keep the tables they were given."""
+        have = self.cos.shape[0]
+        if positions > have:
+            self.cos, self.sin = self._tables(min(max(positions, 2 * have), self._limit))
+
+    def _tables(self, positions: int) -> tuple[Tensor, Tensor]:
+        tables = np.empty((2, positions, len(self._frequencies)), np.float32)
+        for start in range(0, positions, _STEP):  # bounds the memory in f64
+            part = slice(start, min(start + _STEP, positions))
+            angles = np.outer(np.arange(part.start, part.stop), self._frequencies)
+            tables[0, part], tables[1, part] = np.cos(angles), np.sin(angles)
+        cos, sin = (Tensor.from_numpy(table, self._device) for table in tables)
+        return cos, sin
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """(b, t, heads, head_dim) -> the same, rotated."""

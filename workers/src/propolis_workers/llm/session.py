@@ -100,7 +100,8 @@ class LLM:
         device = device or runtime.device(runtime.config.device)
         path = Path(path) if path else find_model(runtime.config)
         source: GGUFFile | SafetensorsFolder
-        if path.suffix == ".gguf" or (path.is_file() and path.suffix != ".safetensors"):
+        in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
+        if path.suffix == ".gguf" or (path.is_file() and not in_folder):
             source = GGUFFile.open(path)
             config, column = config_from_gguf(source), 0
             tokenizer = Tokenizer.from_gguf(source.metadata)
@@ -173,6 +174,10 @@ class LLM:
     ) -> Generation:
         """Continue raw text; arguments as :meth:`chat`."""
         ids = self.tokenizer.encode(text, add_special=True)
+        # Some files want an end token after every text; a prompt is to go on.
+        end = [self.tokenizer.eos_id]
+        if ids[-1:] == end and self.tokenizer.encode(text)[-1:] != end:
+            ids.pop()
         return self._generate(ids, params, max_tokens, stops, context)
 
     def engine(self, context: int | None = None) -> Engine:
@@ -187,9 +192,10 @@ class LLM:
         stops: Sequence[str],
         context: int | None,
     ) -> Generation:
-        engine = self.engine(min(context or self.config.context_length, len(ids) + max_tokens))
+        limit = self.config.context_length if context is None else context
         return Generation(
-            engine,
+            # No more memory than this answer may need.
+            self.engine(min(limit, len(ids) + max(max_tokens, 1))),
             self.tokenizer,
             ids,
             params=params,

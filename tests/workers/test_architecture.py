@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from propolis.errors import ModelError
+from propolis.errors import UnsupportedModelError
+from propolis_workers.llm import LLM
+from propolis_workers.llm.architecture import ModelConfig
+from propolis_workers.llm.architecture import config_from_folder
+from propolis_workers.llm.architecture import config_from_gguf
+from propolis_workers.llm.llama import rope_frequencies
+from propolis_workers.weights import GGUFFile
+from propolis_workers.weights import SafetensorsFolder
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+BIG = 10**400
+
+
+def from_folder(tiny, **config) -> ModelConfig:
+    """The numbers of a folder with this config.json; None removes a key."""
+    config = tiny.config | {"vocab_size": 266} | config
+    return config_from_folder(SimpleNamespace(config=config))
+
+
+def from_gguf(tiny, tmp_path, **changes) -> ModelConfig:
+    """The numbers of a GGUF file, whose ``llama.*`` keys are changed."""
+    metadata = {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
+    with GGUFFile.open(tiny.gguf(tmp_path / "m.gguf", metadata=metadata)) as file:
+        return config_from_gguf(file)
+
+
+def test_both_files_agree(tiny_gguf, tiny_folder):
+    """Both kinds of files give the same numbers, all but how rope pairs."""
+    gguf = config_from_gguf(GGUFFile.open(tiny_gguf))
+    folder = config_from_folder(SafetensorsFolder.open(tiny_folder))
+    assert gguf.rope_interleaved
+    assert not folder.rope_interleaved
+    fields = set(ModelConfig.__slots__) - {"rope_interleaved", "norm_eps", "tied"}
+    assert {f: getattr(gguf, f) for f in fields} == {f: getattr(folder, f) for f in fields}
+    assert math.isclose(gguf.norm_eps, folder.norm_eps, rel_tol=1e-6)
+    assert (266, 32, 64, 2) == (gguf.vocab_size, gguf.width, gguf.ffn_width, gguf.layers)
+    assert (4, 2, 8, 8, 96) == (
+        *(gguf.heads, gguf.kv_heads, gguf.head_dim, gguf.rope_dim, gguf.context_length),
+    )
+
+
+GGUF_KEYS = (
+    *("embedding_length", "feed_forward_length", "block_count", "context_length"),
+    *("attention.head_count", "attention.layer_norm_rms_epsilon"),
+)
+
+
+@pytest.mark.parametrize("key", GGUF_KEYS)
+def test_gguf_missing(tiny, tmp_path, key):
+    """Each number without a default is named when it is missing."""
+    with pytest.raises(ModelError, match=rf"m.gguf: llama.{key} is missing: the file is not"):
+        from_gguf(tiny, tmp_path, **{key.replace(".", "__"): None})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_count", "2"),
+        ("block_count", 2.0),
+        ("block_count", True),
+        ("attention.head_count", [4, 4]),
+        ("attention.layer_norm_rms_epsilon", "1e-5"),
+        ("rope.freq_base", False),
+    ],
+)
+def test_gguf_types(tiny, tmp_path, key, value):
+    """A value of another type is named, with the value."""
+    with pytest.raises(ModelError, match=rf"llama.{key} is .*, of the wrong type"):
+        from_gguf(tiny, tmp_path, **{key.replace(".", "__"): value})
+
+
+def test_gguf_defaults(tiny, tmp_path):
+    """What the specification makes optional has its defaults; key_length is the head's size."""
+    left_out = dict.fromkeys(("attention__head_count_kv", "rope__freq_base"))
+    config = from_gguf(tiny, tmp_path, **left_out, attention__key_length=16)
+    assert (4, 16, 16) == (config.kv_heads, config.head_dim, config.rope_dim)
+    assert config.rope_base == 10_000.0
+
+
+def test_gguf_embedding(tiny, tmp_path):
+    """A file without an embedding table is no language model."""
+    path = tiny.gguf(tmp_path / "m.gguf", tensors={"token_embd.weight": None})
+    with pytest.raises(ModelError, match=r"tensor token_embd.weight .* is missing"):
+        config_from_gguf(GGUFFile.open(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, 1.0),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scaling__type": "linear"}, 1.0),
+        # As llama.cpp: a factor without a type is linear; an older key had the factor alone.
+        ({"rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scale_linear": 2.0}, 2.0),
+        ({"rope__scaling__factor": 0.0}, 1.0),
+    ],
+)
+def test_gguf_rope_scaling(tiny, tmp_path, changes, scale):
+    """Linear scaling is read as llama.cpp reads it."""
+    assert scale == from_gguf(tiny, tmp_path, **changes).rope_scale
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope", ""])
+def test_gguf_unknown_scaling(tiny, tmp_path, kind):
+    """A scaling that is not supported is refused, never ignored."""
+    with pytest.raises(UnsupportedModelError, match=f"rope scaling '{kind}'; supported: none, li"):
+        from_gguf(tiny, tmp_path, rope__scaling__type=kind)
+
+
+def test_gguf_experts(tiny, tmp_path):
+    """A mixture of experts, which calls itself llama too, is refused as what it is."""
+    with pytest.raises(UnsupportedModelError, match="8 experts; supported"):
+        from_gguf(tiny, tmp_path, expert_count=8)
+    assert from_gguf(tiny, tmp_path, expert_count=0)
+
+
+def test_unknown_architecture(tiny, tmp_path):
+    """An architecture without a worker is named, and those there are."""
+    path = tiny.gguf(tmp_path / "m.gguf", architecture="gpt-x")
+    with pytest.raises(UnsupportedModelError, match=r"m.gguf: architecture 'gpt-x' .*: llama"):
+        config_from_gguf(GGUFFile.open(path))
+    with pytest.raises(UnsupportedModelError, match=r"config.json: architecture 'gpt-x'"):
+        from_folder(tiny, model_type="gpt-x")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"),
+        *("num_attention_heads", "max_position_embeddings", "vocab_size"),
+    ],
+)
+def test_folder_missing(tiny, key):
+    """Each setting without a default is named when it is missing; null is missing."""
+    with pytest.raises(ModelError, match=f"config.json: {key} is missing"):
+        from_folder(tiny, **{key: None})
+
+
+def test_folder_defaults(tiny):
+    """Optional settings may be null, as old checkpoints write them."""
+    names = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling")
+    config = from_folder(tiny, **dict.fromkeys(names), quantization_config=None)
+    assert (4, 8, 10_000.0) == (config.kv_heads, config.head_dim, config.rope_base)
+    assert (1.0, None) == (config.rope_scale, config.rope_llama3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "32"}, "hidden_size is '32', of the wrong type"),
+        ({"hidden_size": 32.0}, "hidden_size is '32.0', of the wrong type"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is 'True', of the wrong type"),
+        ({"rms_norm_eps": []}, "rms_norm_eps is .*, of the wrong type"),
+        ({"rms_norm_eps": BIG}, "rms_norm_eps is .*, outside"),
+        ({"model_type": 1}, "model_type is '1', of the wrong type"),
+        ({"rope_scaling": [1]}, "rope_scaling is .*, not an object"),
+        ({"rope_scaling": "linear"}, "rope_scaling is .*, not an object"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor is '4', of the wrong type"),
+        ({"rope_scaling": LLAMA3 | {"factor": None}}, "rope_scaling: factor is missing"),
+        ({"rope_theta": "x"}, "rope_theta is 'x', of the wrong type"),
+    ],
+)
+def test_folder_types(tiny, changes, message):
+    """A value of another type is named, with the value."""
+    with pytest.raises(ModelError, match=message):
+        from_folder(tiny, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
+        ({"mlp_bias": True}, "attention_bias and mlp_bias are not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; supported: silu"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn'; supported: default, lin"),
+        ({"rope_scaling": {"rope_type": [1]}}, "rope scaling .1.; supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised by 'fp8'; supported"),
+        ({"quantization_config": 1}, "quantised by an unknown method; supported"),
+    ],
+)
+def test_folder_unsupported(tiny, changes, message):
+    """What would change the numbers and is not supported is refused, never ignored."""
+    with pytest.raises(UnsupportedModelError, match=message):
+        from_folder(tiny, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({key: 0} for key in ("hidden_size", "num_hidden_layers", "vocab_size")),
+        *({key: -4} for key in ("num_attention_heads", "num_key_value_heads", "head_dim")),
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"num_hidden_layers": 5000},
+        {"hidden_size": BIG},
+        {"max_position_embeddings": 1 << 40},
+        {"rms_norm_eps": math.nan},
+        {"rms_norm_eps": -1.0},
+        {"rope_theta": 0},
+        {"rope_theta": math.inf},
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        {"rope_scaling": {"type": "linear", "factor": math.nan}},
+        {"rope_scaling": LLAMA3 | {"factor": 0}},
+        {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+        {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": -1}},
+        {"rope_scaling": LLAMA3 | {"low_freq_factor": math.nan}},
+    ],
+)
+def test_nonsense(tiny, changes):
+    """Numbers that describe no transformer are refused before anything is computed."""
+    with pytest.raises(ModelError, match="do not describe a transformer"):
+        from_folder(tiny, **changes)
+
+
+def test_hf_rope(tiny):
+    """Rope settings are found where transformers 4 and 5 write them."""
+    four = from_folder(tiny, rope_theta=5e5, rope_scaling=LLAMA3)
+    five = from_folder(tiny, rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 5e5})
+    assert four == five
+    assert (5e5, 1.0, (8.0, 1.0, 4.0, 8192.0)) == (
+        *(four.rope_base, four.rope_scale, four.rope_llama3),
+    )
+    linear = from_folder(tiny, rope_scaling={"type": "linear", "factor": 4})
+    assert (10_000.0, 4.0, None) == (linear.rope_base, linear.rope_scale, linear.rope_llama3)
+    plain = from_folder(tiny, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
+    assert (7.0, 1.0, None) == (plain.rope_base, plain.rope_scale, plain.rope_llama3)
+
+
+def llama3_frequencies(base: float, dim: int, factor, low, high, original) -> list[float]:
+    """Llama 3.1's frequencies, one by one, as Meta's own code computes them."""
+    frequencies = []
+    for index in range(0, dim, 2):
+        frequency = 1.0 / base ** (index / dim)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            frequencies.append(frequency)
+        elif wavelength > original / low:
+            frequencies.append(frequency / factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            frequencies.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return frequencies
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("factors", [(8.0, 1.0, 4.0, 8192.0), (32.0, 1.0, 4.0, 8192.0)])
+def test_llama3_frequencies(tiny, dim, factors):
+    """The frequencies of Llama 3.1 and 3.2 are those of Meta's code: kept, blended, divided."""
+    keys = [key for key in LLAMA3 if key != "rope_type"]
+    scaling = LLAMA3 | dict(zip(keys, factors, strict=True))
+    config = from_folder(tiny, head_dim=dim, rope_theta=5e5, rope_scaling=scaling)
+    truth = llama3_frequencies(5e5, dim, *factors)
+    np.testing.assert_allclose(rope_frequencies(config), truth, rtol=1e-14)
+    plain = 5e5 ** (-np.arange(0, dim, 2) / dim)
+    kinds = {round(float(a / b), 3) for a, b in zip(plain, truth, strict=True)}
+    assert {1.0, factors[0]} < kinds  # all three branches are met
+
+
+def test_plain_frequencies(tiny):
+    """Without scaling, and with linear scaling, the frequencies are the paper's."""
+    linear = from_folder(tiny, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    for config in (from_folder(tiny), linear):
+        np.testing.assert_allclose([1, 0.1, 0.01, 0.001], rope_frequencies(config), rtol=1e-12)
+
+
+def test_linear_logits(tiny, tmp_path):
+    """Linear scaling divides the positions, in either kind of file."""
+    ids = [*range(60, 90)]
+    truth = tiny.reference(ids, np.array([0.25, 0.025, 0.0025, 0.00025]))
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    for path in (
+        tiny.gguf(tmp_path / "m.gguf", metadata=keys),
+        tiny.folder(tmp_path / "m", config=scaling),
+    ):
+        logits = LLM.load(path).engine().logits_of(ids)
+        np.testing.assert_allclose(logits, truth, rtol=1e-3, atol=1e-4)
+
+
+def test_gguf_frequency_factors(tiny, tmp_path):
+    """GGUF files hold Llama 3.1's scaling as factors that divide the frequencies."""
+    ids = [*range(60, 90)]
+    factors = np.array([1.0, 1.5, 5.0, 8.0], np.float32)
+    path = tiny.gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
+    truth = tiny.reference(ids, np.array([1, 0.1, 0.01, 0.001]) / factors)
+    logits = LLM.load(path).engine().logits_of(ids)
+    np.testing.assert_allclose(logits, truth, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        (np.ones(3, np.float32), r"rope_freqs.weight has shape \(3,\)"),
+        (np.zeros(4, np.float32), "rope_freqs.weight .* finite"),
+        (np.full(4, np.nan, np.float32), "rope_freqs.weight .* finite"),
+    ],
+)
+def test_gguf_bad_frequency_factors(tiny, tmp_path, factors, message):
+    """Factors of the wrong number, or that no frequency can be divided by, are refused."""
+    path = tiny.gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
+    with pytest.raises(ModelError, match=message):
+        LLM.load(path)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from propolis.errors import ModelError
+from propolis.errors import OpError
+from propolis_workers.llm import LLM
+from propolis_workers.llm import engine as engine_module
+
+
+IDS = [int(i) for i in np.random.default_rng(3).integers(0, 263, 40)]
+
+
+def error_of(actual: np.ndarray, truth: np.ndarray) -> float:
+    """The normalised mean square error."""
+    return float(((actual - truth) ** 2).mean() / truth.var())
+
+
+def test_gguf_logits(tiny, llm):
+    """The logits of every token are those of a plain implementation in f64."""
+    truth = tiny.reference(IDS)
+    logits = llm.engine().logits_of(IDS)
+    assert np.float32 == logits.dtype
+    assert error_of(logits, truth) < 1e-11
+
+
+def test_folder_logits(tiny, tiny_folder, llm):
+    """A safetensors folder, whose rope pairs halves, has the logits of the GGUF file."""
+    logits = LLM.load(tiny_folder).engine().logits_of(IDS)
+    assert error_of(logits, tiny.reference(IDS)) < 1e-11
+    assert error_of(logits, llm.engine().logits_of(IDS)) < 1e-11
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_stored_dtypes(tiny, tmp_path, name):
+    """Each stored dtype gives the logits of its rounded weights, computed in f32."""
+    stored = gguf.GGMLQuantizationType[name]
+    path = tiny.gguf(tmp_path / "m.gguf", stored=stored)
+    rounded = {
+        key: gguf.quants.dequantize(gguf.quants.quantize(values, stored), stored)
+        for key, values in tiny.gguf_tensors.items()
+        if values.ndim == 2
+    }
+    plain = tiny.gguf(tmp_path / "p.gguf", tensors=rounded)
+    actual = LLM.load(path).engine().logits_of(IDS)
+    assert error_of(actual, LLM.load(plain).engine().logits_of(IDS)) < 1e-11
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41])
+def test_chunks(llm, monkeypatch, chunk):
+    """A prompt gives the same logits in chunks of any size as in one pass."""
+    truth = llm.engine().logits_of(IDS)[-1]
+    monkeypatch.setattr(engine_module, "CHUNK", chunk)
+    engine = llm.engine()
+    np.testing.assert_allclose(engine.prefill(IDS), truth, rtol=1e-4, atol=1e-5)
+    assert len(IDS) == engine.position
+
+
+def test_decode(llm):
+    """Decoding, captured at the first token and replayed after, gives the eager logits."""
+    truth = llm.engine().logits_of(IDS)
+    engine = llm.engine()
+    engine.prefill(IDS[:5])
+    for position, token in enumerate(IDS[5:], 5):
+        np.testing.assert_allclose(engine.decode(token), truth[position], rtol=1e-4, atol=1e-5)
+        assert position + 1 == engine.position
+
+
+def test_decode_from_nothing(llm):
+    """A sequence may begin with decoding."""
+    engine = llm.engine()
+    truth = llm.engine().logits_of(IDS[:2])
+    np.testing.assert_allclose(engine.decode(IDS[0]), truth[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(engine.decode(IDS[1]), truth[1], rtol=1e-4, atol=1e-5)
+
+
+def test_prefill_after_decode(llm):
+    """A prompt may follow decoding, and decoding that, on one captured step."""
+    truth = llm.engine().logits_of(IDS)
+    engine = llm.engine()
+    engine.prefill(IDS[:3])
+    engine.decode(IDS[3])
+    np.testing.assert_allclose(engine.prefill(IDS[4:20]), truth[19], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(engine.decode(IDS[20]), truth[20], rtol=1e-4, atol=1e-5)
+
+
+def test_results_are_copies(llm):
+    """Logits that were given out do not change when the sequence goes on."""
+    engine = llm.engine()
+    first = engine.prefill(IDS[:3])
+    second = engine.decode(IDS[3])
+    kept = first.copy(), second.copy()
+    engine.decode(IDS[4])
+    engine.prefill(IDS[5:9])
+    np.testing.assert_array_equal(kept[0], first)
+    np.testing.assert_array_equal(kept[1], second)
+
+
+def test_truncate(llm):
+    """What comes after a truncation depends only on what was kept."""
+    truth = llm.engine().logits_of(IDS[:12])[-1]
+    engine = llm.engine()
+    engine.prefill(IDS[:10])
+    for token in (1, 2, 3, 4):
+        engine.decode(token)
+    engine.truncate(8)
+    assert engine.position == 8
+    engine.truncate(20)
+    assert engine.position == 8
+    engine.prefill(IDS[8:11])
+    np.testing.assert_allclose(engine.decode(IDS[11]), truth, rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_are_independent(llm):
+    """Two sequences on one model, decoded in turns, do not see each other."""
+    truth = llm.engine().logits_of(IDS[:6]), llm.engine().logits_of(IDS[20:26])
+    engines = llm.engine(8), llm.engine(30)
+    engines[0].prefill(IDS[:2])
+    engines[1].prefill(IDS[20:22])
+    for step in range(2, 6):
+        for engine, start, wanted in zip(engines, (0, 20), truth, strict=True):
+            logits = engine.decode(IDS[start + step])
+            np.testing.assert_allclose(logits, wanted[step], rtol=1e-4, atol=1e-5)
+
+
+def test_a_longer_sequence_later(llm):
+    """A sequence goes on as it was when another, longer one is begun on the same model."""
+    truth = llm.engine().logits_of(IDS[:4])
+    engine = llm.engine(4)
+    engine.prefill(IDS[:2])
+    engine.decode(IDS[2])
+    llm.engine(96).prefill(IDS)
+    np.testing.assert_allclose(engine.decode(IDS[3]), truth[3], rtol=1e-4, atol=1e-5)
+
+
+def test_full(llm):
+    """A sequence takes exactly its capacity; what exceeds it leaves it as it was."""
+    truth = llm.engine().logits_of(IDS[:10])
+    engine = llm.engine(10)
+    with pytest.raises(ModelError, match="11 more tokens do not fit: 0 of 10 are taken; shorten"):
+        engine.prefill(IDS[:11])
+    with pytest.raises(ModelError, match="do not fit"):
+        engine.logits_of(IDS[:11])
+    assert engine.position == 0
+    engine.prefill(IDS[:8])
+    with pytest.raises(ModelError, match=r"3 more tokens do not fit: 8 of 10 .* model's is 96"):
+        engine.prefill(IDS[8:11])
+    assert engine.position == 8
+    np.testing.assert_allclose(engine.decode(IDS[8]), truth[8], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(engine.decode(IDS[9]), truth[9], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="1 more tokens do not fit: 10 of 10"):
+        engine.decode(1)
+    assert engine.position == 10
+    engine.truncate(9)
+    np.testing.assert_allclose(engine.decode(IDS[9]), truth[9], rtol=1e-4, atol=1e-5)
+
+
+def test_whole_context(llm):
+    """The last position of the model's context can be used, and no more can be asked for."""
+    engine = llm.engine(1000)
+    assert engine.capacity == 96
+    engine.prefill(IDS + IDS + IDS[:15])
+    assert engine.decode(1).shape == (266,)
+    assert engine.position == 96
+
+
+@pytest.mark.parametrize("context", [0, -1])
+def test_bad_capacity(llm, context):
+    """A capacity below one token is refused, not taken for another."""
+    with pytest.raises(ModelError, match=f"context is {context}; supported: 1 to 96"):
+        llm.engine(context)
+
+
+def test_empty_prompt(llm):
+    """An empty prompt has no logits, and changes nothing."""
+    engine = llm.engine()
+    with pytest.raises(ModelError, match="the prompt is empty"):
+        engine.prefill([])
+    assert engine.position == 0
+    assert (0, 266) == engine.logits_of([]).shape
+
+
+@pytest.mark.parametrize("token", [-1, 266])
+def test_token_outside_the_vocabulary(llm, token):
+    """An id that has no embedding is an error; the sequence goes on without it."""
+    truth = llm.engine().logits_of(IDS[:3])[-1]
+    engine = llm.engine()
+    engine.prefill(IDS[:2])
+    with pytest.raises(OpError, match=f"id {token} is outside"):
+        engine.decode(token)
+    with pytest.raises(OpError, match=f"id {token} is outside"):
+        engine.prefill([token])
+    assert engine.position == 2
+    np.testing.assert_allclose(engine.decode(IDS[2]), truth, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_of_a_short_sequence(tiny, tmp_path):
+    """A model that claims a context of 2**28 costs no more than the sequence needs."""
+    path = tiny.gguf(tmp_path / "m.gguf", metadata={"llama.context_length": 1 << 28})
+    engine = LLM.load(path).engine(50)
+    assert engine.model.rope.cos.shape[0] < 10_000
+    assert error_of(engine.logits_of(IDS), tiny.reference(IDS)) < 1e-11
+
+
+def test_rope_tables_grow(tiny, tmp_path):
+    """A longer sequence has its positions, and one begun before goes on with its own."""
+    llm = LLM.load(tiny.gguf(tmp_path / "m.gguf", metadata={"llama.context_length": 10_000}))
+    truth = llm.engine(10).logits_of(IDS[:4])
+    short = llm.engine(4)
+    short.prefill(IDS[:2])
+    short.decode(IDS[2])
+    long = llm.engine()
+    tables = llm.model.rope
+    assert (10_000, 4) == tables.cos.shape == tables.sin.shape
+    angles = np.outer([0, 1, 4095, 4096, 4097, 9999], [1, 0.1, 0.01, 0.001])
+    rows = angles[:, 0].astype(int)
+    np.testing.assert_allclose(tables.cos.numpy()[rows], np.cos(angles), atol=1e-7)
+    np.testing.assert_allclose(tables.sin.numpy()[rows], np.sin(angles), atol=1e-7)
+    np.testing.assert_allclose(short.decode(IDS[3]), truth[3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(long.logits_of(IDS[:4]), truth, rtol=1e-4, atol=1e-5)

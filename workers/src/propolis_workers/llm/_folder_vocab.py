@@ -1,0 +1,129 @@
+"""The vocabulary of a folder in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis.errors import FileFormatError
+from propolis.errors import ModelError
+from propolis.errors import UnsupportedModelError
+from propolis_workers.llm._vocab import END_TEXTS
+from propolis_workers.llm._vocab import Parts
+from propolis_workers.llm._vocab import shielded
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+# What may lie beside tokenizer.json.
+_EXTRAS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def folder_parts(folder: Path) -> Parts:
+    """Read a folder's tokenizer files and assemble its tokenizer."""
+    from tokenizers import Tokenizer as Library  # noqa: PLC0415  as for GGUF files
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        found = [name for name in _EXTRAS if (folder / name).is_file()]
+        msg = f"{folder} has no tokenizer.json; looked for it, {', '.join(_EXTRAS)}; "
+        msg += f"found: {', '.join(found) or 'none of them'}"
+        raise ModelError(msg)
+    source = _json(path)
+    model, decoder = (source.get(key) or {} for key in ("model", "decoder"))
+    kinds = [x.get("type") if isinstance(x, dict) else None for x in (model, decoder)]
+    if kinds != ["BPE", "ByteLevel"]:
+        msg = f"{path}: a {kinds[0]} model with a {kinds[1]} decoder is not supported; "
+        msg += "supported: a BPE model with a ByteLevel decoder"
+        raise UnsupportedModelError(msg)
+    library = shielded(str(path), lambda: Library.from_str(path.read_text(encoding="utf-8")))
+    library.no_truncation()
+    library.no_padding()
+    added = library.get_added_tokens_decoder()
+    vocab = library.get_vocab(with_added_tokens=True)
+    texts = {index: text for text, index in vocab.items()}
+
+    config, names, generation = (
+        _json(folder / name) if (folder / name).is_file() else {} for name in _EXTRAS
+    )
+    ends = {vocab[text] for text in END_TEXTS if text in vocab}
+    ids: dict[str, int | None] = {}
+    for name in ("bos", "eos"):
+        text = names.get(f"{name}_token") or config.get(f"{name}_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        if text is not None and (not isinstance(text, str) or text not in vocab):
+            msg = f"{folder}: the {name}_token {text!r} is not in the vocabulary"
+            raise FileFormatError(msg)
+        listed = generation.get(f"{name}_token_id")
+        listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        wrong = [x for x in listed if type(x) is not int or x not in texts]
+        if wrong:
+            msg = f"{folder / _EXTRAS[2]}: {name}_token_id {wrong[0]!r} is not in the vocabulary"
+            raise FileFormatError(msg)
+        ids[name] = vocab[text] if text is not None else next(iter(listed), None)
+        ends.update(listed if name == "eos" else ())
+    ends.update(index for index in (ids["eos"],) if index is not None)
+
+    # Whether special tokens are matched is the library object's state, not an argument.
+    lock = threading.Lock()
+
+    def encode(text: str, parse_special: bool, add_special: bool) -> list[int]:
+        with lock:
+            library.encode_special_tokens = not parse_special
+            return library.encode(text, add_special_tokens=add_special).ids
+
+    return Parts(
+        encode=encode,
+        texts=texts,
+        vocab_size=max(texts, default=-1) + 1,
+        verbatim_ids=frozenset(added),
+        special_ids=frozenset(i for i, token in added.items() if token.special) | ends,
+        end_ids=frozenset(ends),
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        chat_template=_folder_template(folder, config),
+    )
+
+
+def _folder_template(folder: Path, config: Mapping[str, object]) -> str | None:
+    """Return the chat template of a folder: its own file, else the configuration's."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return _text(path)
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, each with a name
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        msg = f"{folder / _EXTRAS[0]}: chat_template is of type {type(found).__name__}, not str"
+        raise FileFormatError(msg)
+    return found
+
+
+def _text(path: Path) -> str:
+    """Read a text file of a model."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path} cannot be read as text: {error}"
+        raise FileFormatError(msg) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is not JSON: {error}"
+        raise FileFormatError(msg) from None
+    if not isinstance(value, dict):
+        msg = f"{path} holds a {type(value).__name__}, not an object"
+        raise FileFormatError(msg)
+    return value
+
+
+__all__ = ["folder_parts"]
