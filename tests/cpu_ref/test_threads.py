@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -132,3 +134,17 @@ def test_other_devices_get_nothing():
 
     assert [] == list(plugin.propolis_ops(Card()))
     assert plugin.propolis_plugin().name == "cpu_ref"
+
+
+@pytest.mark.parametrize(("threads", "changed"), [(1, True), (0, False)])
+def test_fewer_threads_than_cores_limit_blas_too(threads: int, changed: bool) -> None:
+    """`threads = 1` holds for numpy's BLAS too; the default leaves BLAS alone."""
+    code = (
+        "import numpy, threadpoolctl;"
+        "from propolis import Config, Runtime;"
+        "count = lambda: max(p['num_threads'] for p in threadpoolctl.threadpool_info());"
+        f"before = count(); Runtime.start(Config(threads={threads})); print(before, count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    before, after = done.stdout.split()
+    assert ("1" if changed else before) == after

@@ -40,11 +40,19 @@ OUTSIDE_CONFIG = frozenset(
 
 
 def _config_home() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "propolis"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or _home() / ".config") / "propolis"
 
 
 def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "propolis"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "propolis"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as exc:  # a container whose user has no name
+        msg = "this user has no home folder: set HOME, or XDG_CONFIG_HOME and XDG_CACHE_HOME"
+        raise ConfigError(msg) from exc
 
 
 def _names(value: object) -> object:
@@ -98,7 +106,7 @@ class Config(BaseSettings):
         gt=0,
         description="Seconds that a plugin's probe may take before it is rejected.",
     )
-    cache_dir: Path = Field(
+    cache_dir: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
     )
@@ -146,7 +154,7 @@ class Config(BaseSettings):
         try:
             loaded = source(**given)
         except pydantic.ValidationError as exc:
-            raise ConfigError(_explain(exc, path)) from exc
+            raise ConfigError(_explain(exc, path, given)) from exc
         except (OSError, ValueError) as exc:
             msg = f"{path}: cannot be read as TOML settings: {exc}"
             raise ConfigError(msg) from exc
@@ -172,18 +180,26 @@ def _config_file() -> Path | None:
     return default if default.is_file() else None
 
 
-def _explain(exc: pydantic.ValidationError, path: Path | None) -> str:
+def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[str, Any]) -> str:
+    """Every wrong setting, each with the source that it was taken from."""
     lines = []
     for error in exc.errors():
+        setting = str(error["loc"][0])
         name = ".".join(map(str, error["loc"]))
-        if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, Config.model_fields, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else ""
-            lines.append(f"unknown setting {name!r} in {path} {hint}".rstrip())
+        variable = PREFIX + setting.upper()
+        if setting in given:
+            where = "the command line"
+        elif any(known.upper() == variable for known in os.environ):
+            where = variable
         else:
-            variable = PREFIX + name.upper()
-            where = f"{variable}, " if variable in os.environ else ""
+            where = str(path)
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(setting, Config.model_fields, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            lines.append(f"unknown setting {setting!r} from {where}{hint}")
+        else:
             lines.append(
-                f"{name} = {error['input']!r}: {error['msg']} ({where}see docs/configuration.md)"
+                f"{name} = {error['input']!r}: {error['msg']} (from {where}; "
+                f"see docs/configuration.md)"
             )
     return "; ".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ from propolis.device import Device
 from propolis.device import DeviceProperties
 from propolis.device import Memory
 from propolis.errors import OutOfMemoryError
+from propolis.errors import ShapeError
+from propolis.errors import UsageError
 from propolis.layout import Layout
 from propolis.tensor import Tensor
 
@@ -60,9 +63,16 @@ class CpuStorage:
 
 
 class _Pool:
-    """Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes."""
+    """
+    Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes.
+
+    Buffers come back in ``__del__``, which may run in any thread and in the middle of
+    these methods, so nobody ever waits for the lock: whoever finds it taken leaves
+    the pool alone.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._free: dict[int, list[np.ndarray]] = {}
         self._nbytes = 0
 
@@ -71,21 +81,26 @@ class _Pool:
         # Sizes in steps of an eighth of a power of two: one buffer serves its neighbours.
         step = 1 << max(0, nbytes.bit_length() - 4)
         size = -(-nbytes // step) * step
-        free = self._free.get(size)
-        if free:
+        if self._lock.acquire(blocking=False):
             try:
-                buffer = free.pop()
-            except IndexError:  # another thread took the last one
-                return np.empty(size, np.uint8)
-            self._nbytes -= size
-            return buffer
+                free = self._free.get(size)
+                if free:
+                    self._nbytes -= size
+                    return free.pop()
+            finally:
+                self._lock.release()
         return np.empty(size, np.uint8)
 
     def give(self, buffer: np.ndarray) -> None:
         """Keep a buffer that nobody refers to any more."""
-        if self._nbytes + buffer.nbytes <= POOL_LIMIT:
-            self._nbytes += buffer.nbytes
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._nbytes + buffer.nbytes <= POOL_LIMIT:
+                self._nbytes += buffer.nbytes
+                self._free.setdefault(buffer.nbytes, []).append(buffer)
+        finally:
+            self._lock.release()
 
 
 class CpuMemory(Memory):
@@ -100,13 +115,20 @@ class CpuMemory(Memory):
             if nbytes >= POOLED_FROM:
                 return CpuStorage(self._pool.take(nbytes), self._pool)
             return CpuStorage(np.empty(nbytes, np.uint8))
-        except (MemoryError, ValueError) as exc:
+        except (MemoryError, OverflowError, ValueError) as exc:
             msg = f"cpu: {nbytes} bytes are more than the free host memory"
             raise OutOfMemoryError(msg) from exc
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Copy host bytes into host storage."""
-        _bytes(target)[offset : offset + source.nbytes] = source
+        memory = _bytes(target)
+        if not memory.flags.writeable:
+            msg = (
+                "cpu: this memory is read-only (a mapped file, or a read-only array): "
+                "ops.copy makes a tensor that can be written"
+            )
+            raise UsageError(msg)
+        memory[offset : offset + source.nbytes] = source
 
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
         """Copy host bytes out of host storage."""
@@ -127,7 +149,11 @@ class CpuDevice(Device):
             return super().empty(shape, dtype)
         # The array that numpy allocates is storage and view at once: an op call
         # on small tensors is allowed 5 us in all.
-        array = np.empty(shape, dtype.numpy)
+        try:
+            array = np.empty(layout.shape, dtype.numpy)
+        except ValueError as exc:  # empty, but with a size that no array may have
+            msg = f"cpu: shape {shape} of {dtype}: {exc}"
+            raise ShapeError(msg) from exc
         return Tensor(CpuStorage(array), layout, dtype, self, array)
 
 

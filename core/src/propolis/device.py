@@ -111,11 +111,19 @@ class Device:
         self.threads = 1
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
-        """A contiguous tensor with undefined elements."""
+        """
+        A contiguous tensor with undefined elements.
+
+        Raises:
+            ShapeError: a size is negative or no whole number.
+            DTypeError: a row is not a whole number of blocks.
+            OutOfMemoryError: the device has too little free memory.
+        """
         from propolis.layout import Layout  # noqa: PLC0415  (tensor imports device)
         from propolis.tensor import Tensor  # noqa: PLC0415
 
         layout = Layout.contiguous(shape)
+        dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
         return Tensor(self.memory.allocate(dtype.nbytes(layout.numel)), layout, dtype, self)
 
     def synchronize(self) -> None:

@@ -12,7 +12,9 @@ import platform
 import sys
 import tempfile
 from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
+from typing import get_args
 
 import importlib_metadata
 
@@ -21,14 +23,18 @@ from propolis.errors import PropolisError
 from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
+from propolis.plugins.discovery import identity
 from propolis.plugins.discovery import policy
+from propolis.plugins.loader import describe
 from propolis.records import CheckResult
+from propolis.records import CheckStatus
 from propolis.records import DoctorCheck
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from propolis.config import Config
     from propolis.plugins.discovery import Candidate
@@ -44,11 +50,13 @@ class Finding:
         phase: 1 or 2.
         name: the check's.
         result: what it found.
+        fields: more facts, for the JSON report.
     """
 
     phase: int
     name: str
     result: CheckResult
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def examine(load_config: Callable[[], Config], *, import_plugins: bool = True) -> Iterator[Finding]:
@@ -84,22 +92,19 @@ def _python() -> CheckResult:
 
 def _distributions() -> Iterator[Finding]:
     """Every installed distribution of ours has core's version: they are released together."""
-    for distribution in sorted(
-        importlib_metadata.distributions(),
-        key=lambda d: (d.metadata["Name"] or "").lower(),
-    ):
-        name = (distribution.metadata["Name"] or "").lower()
+    # A folder without metadata is what an interrupted uninstall leaves.
+    for name, version in sorted(set(map(identity, importlib_metadata.distributions()))):
         if not name.startswith("propolis-") or name == "propolis-core":
             continue
         first_party = name in ("propolis-workers", *ESSENTIAL.values())
-        if first_party and distribution.version != __version__:
+        if first_party and version != __version__:
             result = CheckResult(
                 "error",
-                f"{distribution.version}, but propolis-core is {__version__}",
+                f"{version}, but propolis-core is {__version__}",
                 f"pip install '{name}=={__version__}'",
             )
         else:
-            result = CheckResult("ok", distribution.version)
+            result = CheckResult("ok", version)
         yield Finding(1, f"distribution.{name}", result)
 
 
@@ -131,9 +136,11 @@ def _names(candidates: list[Candidate]) -> CheckResult:
     claims = duplicates(candidates)
     if not claims:
         return CheckResult("ok", "every plugin's name is its own")
-    name, owners = next(iter(claims.items()))
-    who = " and ".join(c.distribution for c in owners)
-    return CheckResult("error", f"{name} is claimed by {who}", "uninstall one of them")
+    text = "; ".join(
+        f"{name} is claimed by {' and '.join(c.distribution for c in owners)}"
+        for name, owners in claims.items()
+    )
+    return CheckResult("error", text, "uninstall one of them")
 
 
 def _policy(candidates: list[Candidate], config: Config) -> CheckResult:
@@ -164,14 +171,16 @@ def _cache(config: Config) -> CheckResult:
 def _phase_two(config: Config) -> Iterator[Finding]:
     from propolis.runtime import Runtime  # noqa: PLC0415  (phase 1 loads no plugin code)
 
+    # Doctor reports every plugin that is rejected; strict would end at the first.
+    lenient = config.model_copy(update={"strict": False})
     try:
-        runtime = Runtime.start(config, reprobe=True)
+        runtime = Runtime.start(lenient, reprobe=True)
     except PropolisError as exc:
         yield Finding(2, "plugins.load", CheckResult("error", str(exc), "see the message"))
         return
     for source, checks in runtime.plugins.each("propolis_doctor_checks"):
         for check in checks:
-            yield Finding(2, _name(check, source.plugin), _run(check))
+            yield _run(check, source.plugin)
     yield Finding(2, "devices", _devices(runtime))
     # Last, because a hook that raises rejects its plugin.
     for report in runtime.plugins.reports:
@@ -184,25 +193,23 @@ def _phase_two(config: Config) -> Iterator[Finding]:
             yield Finding(2, name, CheckResult("ok", f"loaded: {report.description}"))
 
 
-def _name(check: object, plugin: str) -> str:
-    return check.name if isinstance(check, DoctorCheck) else f"{plugin}.check"
-
-
-def _run(check: object) -> CheckResult:
+def _run(check: object, plugin: str) -> Finding:
     if not isinstance(check, DoctorCheck):
         text = f"the plugin gave a {type(check).__name__}, not a DoctorCheck"
-        return CheckResult("error", text, "report it to the plugin's author")
+        return Finding(2, f"{plugin}.check", _broken(text))
     try:
-        return check.run()
-    except Exception as exc:  # noqa: BLE001  (whatever a stranger's check raises)
-        text = f"the check raised {type(exc).__name__}: {exc}"
-        return CheckResult("error", text, "report it to the plugin's author")
+        result: object = check.run()
+    except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's check raises)
+        result = _broken(f"the check raised {describe(exc)}")
+    if not isinstance(result, CheckResult) or result.status not in get_args(CheckStatus):
+        result = _broken(f"the check returned {result!r}, not a CheckResult")
+    return Finding(2, check.name, result, check.fields)
+
+
+def _broken(text: str) -> CheckResult:
+    return CheckResult("error", text, "report it to the plugin's author")
 
 
 def _devices(runtime: Runtime) -> CheckResult:
-    try:
-        found = runtime.devices()
-    except Exception as exc:  # noqa: BLE001  (whatever a stranger's provider raises)
-        text = f"listing devices raised {type(exc).__name__}: {exc}"
-        return CheckResult("error", text, "see the plugin's own checks above")
-    return CheckResult("ok", "; ".join(f"{p.id} {p.name} ({p.arch})" for p in found))
+    # A plugin whose provider fails is rejected, and so has a finding of its own.
+    return CheckResult("ok", "; ".join(f"{p.id} {p.name} ({p.arch})" for p in runtime.devices()))

@@ -151,7 +151,10 @@ def parse_dtype(name: str | DType) -> DType:
     """
     if isinstance(name, DType):
         return name
-    found = _BY_NAME.get(name.lower())
+    if not isinstance(name, str):
+        msg = f"a dtype is given by its name, got {name!r}: known: {', '.join(_BY_NAME)}"
+        raise DTypeError(msg)
+    found = _BY_NAME.get(name.strip().lower())
     if found is None:
         near = difflib.get_close_matches(name.lower(), _BY_NAME, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(_BY_NAME)}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -50,7 +51,7 @@ def capture(device: Device) -> Iterator[Graph]:
     Record every op that runs on ``device`` inside the ``with`` block.
 
     Views made inside the block are part of the recording as they are; tensors
-    allocated inside it live as long as the graph.
+    allocated inside it live as long as the graph.  Only this thread's ops are kept.
 
     Raises:
         DispatchError: the device is being captured already.
@@ -67,32 +68,27 @@ def capture(device: Device) -> Iterator[Graph]:
     [6.0, 8.0]
     """
     table = device.table
-    if isinstance(table.bound, _Recording):
+    if table.bound is not table.plain:
         msg = f"capture: {device.id} is being captured already: captures do not nest"
         raise DispatchError(msg)
     graph = Graph()
-    plain = table.bound
     # The table's entries are swapped, so that ops pay nothing when none is captured.
-    table.bound = _Recording(table, plain, graph)
+    table.bound = _Recording(table, graph)
     try:
         yield graph
     finally:
-        table.bound = plain
+        table.bound = table.plain
 
 
 class _Recording(defaultdict[str, "dict[Key, Callable[..., None]]"]):
     """Table entries that run the plain entry and keep the call."""
 
-    def __init__(
-        self,
-        table: DispatchTable,
-        plain: dict[str, dict[Key, Callable[..., None]]],
-        graph: Graph,
-    ) -> None:
+    def __init__(self, table: DispatchTable, graph: Graph) -> None:
         super().__init__()
         self.table = table
-        self.plain = plain
         self.graph = graph
+        self.thread = get_ident()
+        self.running = False
 
     def __missing__(self, op: str) -> dict[Key, Callable[..., None]]:
         self[op] = entries = _RecordingOp(self, op)
@@ -109,22 +105,21 @@ class _RecordingOp(dict["Key", "Callable[..., None]"]):
         from propolis.ops import catalogue  # noqa: PLC0415  (ops imports tensor)
 
         recording = self.recording
-        table = recording.table
-        table.bound = recording.plain
-        try:
-            run = table.bind(catalogue()[self.op], key)
-        finally:
-            table.bound = recording
+        run = recording.table.bind(catalogue()[self.op], key)
         calls = recording.graph._calls  # noqa: SLF001  (the graph is this module's)
 
         def record(*args: Any, **kwargs: Any) -> None:
-            run(*args, **kwargs)
+            # What an implementation calls itself (a copy of a strided input) is part
+            # of its own call: replaying that repeats it.
+            if recording.running or recording.thread != get_ident():
+                run(*args, **kwargs)
+                return
+            recording.running = True
+            try:
+                run(*args, **kwargs)
+            finally:
+                recording.running = False
             calls.append(partial(run, *args, **kwargs))
 
         self[key] = record
         return record
-
-    def get(self, key: Key, default: Any = None) -> Any:
-        """The recording entry: binding goes through here too."""
-        del default
-        return self[key]

@@ -9,6 +9,7 @@ core offers is a change of layout alone: no view ever touches data or dispatches
 from __future__ import annotations
 
 import math
+import operator
 from functools import lru_cache
 from typing import Final
 
@@ -45,7 +46,12 @@ class Layout:
 
     @staticmethod
     def contiguous(shape: Shape) -> Layout:
-        """The row-major layout of that shape at offset 0."""
+        """
+        The row-major layout of that shape at offset 0.
+
+        Raises:
+            ShapeError: a size is negative or no whole number.
+        """
         return _contiguous(shape)
 
     @property
@@ -116,7 +122,9 @@ class Layout:
         """
         missing = len(shape) - len(self.shape)
         own = (1,) * missing + self.shape
-        if missing < 0 or any(n not in (1, want) for n, want in zip(own, shape, strict=True)):
+        if missing < 0 or any(
+            want < 0 or n not in (1, want) for n, want in zip(own, shape, strict=True)
+        ):
             msg = f"broadcast_to: shape {self.shape} does not broadcast to {shape}"
             raise ShapeError(msg)
         strides = tuple(
@@ -201,6 +209,11 @@ def normalize_dim(op: str, dim: int, rank: int) -> int:
     Raises:
         ShapeError: a tensor of that rank has no such dimension.
     """
+    try:
+        dim = operator.index(dim)
+    except TypeError as exc:
+        msg = f"{op}: dimension {dim!r} is no whole number"
+        raise ShapeError(msg) from exc
     if not -rank <= dim < rank:
         msg = f"{op}: dimension {dim} does not exist in a tensor of rank {rank}"
         raise ShapeError(msg)
@@ -209,6 +222,12 @@ def normalize_dim(op: str, dim: int, rank: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _contiguous(shape: Shape) -> Layout:
+    try:
+        # (2.0, 3) equals (2, 3), so it must not be what the cache answers with.
+        shape = tuple(map(operator.index, shape))
+    except TypeError as exc:
+        msg = f"shape {shape} has a size that is no whole number"
+        raise ShapeError(msg) from exc
     if any(size < 0 for size in shape):
         msg = f"shape {shape} has a negative size"
         raise ShapeError(msg)

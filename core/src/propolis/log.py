@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 
 
 def get_logger() -> Any:
-    """The logger of Propolis, a structlog logger."""
-    return structlog.get_logger("propolis")
+    """
+    The logger of Propolis, a structlog logger.
+
+    In a process that never set structlog up (a script that imports Propolis) it logs
+    warnings to standard error; structlog by itself would write to standard output.
+    """
+    if structlog.is_configured():
+        return structlog.get_logger("propolis")
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr), **_pipeline("warning", as_json=not sys.stderr.isatty())
+    )
 
 
 def configure(config: Config) -> None:
@@ -29,6 +38,14 @@ def configure(config: Config) -> None:
     as_json = config.log_format == "json" or (
         config.log_format == "auto" and not sys.stderr.isatty()
     )
+    structlog.configure(
+        **_pipeline(config.log_level, as_json=as_json),
+        logger_factory=_StderrLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _pipeline(level: str, *, as_json: bool) -> dict[str, Any]:
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if as_json
@@ -45,14 +62,12 @@ def configure(config: Config) -> None:
     ]
     if as_json:
         processors.append(structlog.processors.dict_tracebacks)
-    structlog.configure(
-        processors=[*processors, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[config.log_level.upper()],
+    return {
+        "processors": [*processors, renderer],
+        "wrapper_class": structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()],
         ),
-        logger_factory=_StderrLoggerFactory(),
-        cache_logger_on_first_use=False,
-    )
+    }
 
 
 class _StderrLoggerFactory:

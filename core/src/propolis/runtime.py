@@ -12,22 +12,28 @@ from __future__ import annotations
 import difflib
 import threading
 from typing import TYPE_CHECKING
+from typing import Any
 
 from propolis.config import Config
 from propolis.cpu import CpuDevice
+from propolis.device import Device
+from propolis.device import DeviceProperties
+from propolis.device import Memory
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.table import DispatchTable
+from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import PluginError
+from propolis.errors import PropolisError
+from propolis.log import get_logger
 from propolis.plugins.contract import check_impl
 from propolis.plugins.loader import PluginHost
+from propolis.plugins.loader import describe
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from propolis.device import Device
-    from propolis.device import DeviceProperties
     from propolis.records import DeviceProvider
     from propolis.records import OpImpl
     from propolis.records import Provenance
@@ -48,6 +54,7 @@ class Runtime:
         self.config = config
         self.plugins = plugins
         self.fallbacks = FallbackLog(config.fallback)
+        self._lock = threading.RLock()
         self._opened: dict[str, Device] = {}
         self._providers: dict[str, tuple[Provenance, DeviceProvider]] | None = None
         self.cpu: Device = CpuDevice()
@@ -71,10 +78,25 @@ class Runtime:
         return cls(config, PluginHost.load(config, reprobe=reprobe))
 
     def devices(self) -> list[DeviceProperties]:
-        """All devices of this machine that plugins provide, the CPU first."""
+        """
+        All devices of this machine that plugins provide, the CPU first.
+
+        A plugin whose provider fails is rejected; the others' devices stay.
+        """
         found = [self.cpu.properties]
-        for _, provider in self._device_providers().values():
-            found.extend(provider.enumerate())
+        with self._lock:
+            for kind, (source, provider) in list(self._device_providers().items()):
+                try:
+                    listed = list(provider.enumerate())
+                except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code)
+                    self._reject_provider(source, f"listing {kind} raised {describe(exc)}", exc)
+                    continue
+                strange = [p for p in listed if not _describes(p, kind)]
+                if strange:
+                    text = f"its provider of {kind} listed {strange[0]!r}"
+                    self._reject_provider(source, text)
+                    continue
+                found.extend(listed)
         return found
 
     def device(self, name: str) -> Device:
@@ -86,20 +108,25 @@ class Runtime:
 
         Raises:
             DeviceNotFoundError: there is no such device; lists those there are.
+            DeviceError: it cannot be opened.
         """
+        with self._lock:
+            return self._device(name)
+
+    def _device(self, name: str) -> Device:
         kind, _, index = name.partition(":")
         if kind == "cpu" and index in ("", "0"):
             return self.cpu
         wanted = f"{kind}:{index or 0}"
         if wanted not in self._opened:
-            provider = self._device_providers().get(kind)
             known = [p.id for p in self.devices()]
+            provider = self._device_providers().get(kind)
             if provider is None or wanted not in known:
                 near = difflib.get_close_matches(wanted, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else "`propolis doctor` finds out why"
                 msg = f"no device {name!r}; present: {', '.join(known)}; {hint}"
                 raise DeviceNotFoundError(msg)
-            device = provider[1].open(int(index or 0))
+            device = _open(wanted, int(index or 0), *provider)
             self._choose_memory(device)
             self._resolve(device)
             self._opened[wanted] = device
@@ -114,38 +141,105 @@ class Runtime:
             try:
                 checked = [check_impl(impl, source) for impl in impls]
             except PluginError as exc:
-                self.plugins.reject(source.plugin, str(exc), strict=self.config.strict)
+                self.plugins.reject(source.plugin, str(exc), exc)
             yield from checked
 
     def _choose_memory(self, device: Device) -> None:
-        for _, memory in self.plugins.each("propolis_storage", device=device):
-            if memory is not None:
-                device.memory = memory
-                return
+        chosen: Provenance | None = None
+        for source, memory in self.plugins.each("propolis_storage", device=device):
+            if not isinstance(memory, Memory):
+                text = f"propolis_storage gave a {type(memory).__name__}, not a Memory"
+                self.plugins.reject(source.plugin, text)
+            elif chosen is None:
+                device.memory, chosen = memory, source
+            else:
+                get_logger().warning(
+                    "device.memory_ignored",
+                    device=device.id,
+                    plugin=source.plugin,
+                    taken_from=chosen.plugin,
+                )
 
     def _device_providers(self) -> dict[str, tuple[Provenance, DeviceProvider]]:
         if self._providers is None:
             self._providers = {}
             for source, providers in self.plugins.each("propolis_devices", config=self.config):
                 for provider in providers:
-                    taken = self._providers.setdefault(provider.kind, (source, provider))
-                    if provider.kind == "cpu" or taken[1] is not provider:
-                        owner = "core" if provider.kind == "cpu" else taken[0].plugin
-                        reason = f"device kind {provider.kind!r} is already provided by {owner}"
-                        self.plugins.reject(source.plugin, reason, strict=self.config.strict)
+                    reason = self._refuse_provider(provider)
+                    if reason is not None:
+                        self._reject_provider(source, reason)
+                        break
+                    self._providers[provider.kind] = source, provider
         return self._providers
 
+    def _refuse_provider(self, provider: Any) -> str | None:
+        """Why core does not take a provider; None when it does."""
+        kind = getattr(provider, "kind", None)
+        if not isinstance(kind, str):
+            return f"propolis_devices gave a {type(provider).__name__}, not a DeviceProvider"
+        if kind == "cpu":
+            return "device kind 'cpu' is provided by core"
+        taken = (self._providers or {}).get(kind)
+        if taken is not None and taken[1] is not provider:
+            return f"device kind {kind!r} is already provided by {taken[0].plugin}"
+        return None
 
-_lock = threading.Lock()
+    def _reject_provider(
+        self, source: Provenance, reason: str, exception: BaseException | None = None
+    ) -> None:
+        """Reject a plugin, and forget every kind of device it provides."""
+        providers = self._providers or {}
+        for kind in [kind for kind, (owner, _) in providers.items() if owner == source]:
+            del providers[kind]
+        self.plugins.reject(source.plugin, reason, exception)
+
+
+def _describes(properties: object, kind: str) -> bool:
+    return isinstance(properties, DeviceProperties) and properties.kind == kind
+
+
+def _open(name: str, index: int, source: Provenance, provider: DeviceProvider) -> Device:
+    try:
+        device = provider.open(index)
+    except PropolisError:
+        raise
+    except Exception as exc:
+        msg = f"{source} cannot open {name}: {describe(exc)}; `propolis doctor` finds out why"
+        raise DeviceError(msg) from exc
+    if not isinstance(device, Device):
+        msg = f"{source} opened {name} as a {type(device).__name__}, not a Device"
+        raise PluginError(msg)
+    return device
+
+
+# Reentrant, so that a plugin which asks for the default runtime while that is
+# starting gets an error instead of waiting for itself.
+_lock = threading.RLock()
 _default: Runtime | None = None
+_starting = False
 
 
 def default_runtime() -> Runtime:
-    """The runtime of this process, started with the environment's settings on first use."""
-    global _default  # noqa: PLW0603  (one per process is its meaning)
+    """
+    The runtime of this process, started with the environment's settings on first use.
+
+    Raises:
+        PluginError: a plugin asked for it while it was starting.
+    """
+    global _default, _starting  # noqa: PLW0603  (one per process is its meaning)
     with _lock:
+        if _starting:
+            msg = (
+                "the default runtime is starting: a plugin's hooks must not use it "
+                "(Tensor.from_numpy without a device does)"
+            )
+            raise PluginError(msg)
         if _default is None:
-            _default = Runtime.start()
+            _starting = True
+            try:
+                _default = Runtime.start()
+            finally:
+                _starting = False
         return _default
 
 

@@ -16,6 +16,7 @@ from propolis import dtypes
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
 from propolis.layout import Layout
+from propolis.layout import normalize_dim
 
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ class Tensor:
         Raises:
             DTypeError: there is no such dtype; the message names those there are.
         """
+        if not isinstance(array, np.ndarray):
+            msg = f"from_numpy: a {type(array).__name__} is no numpy array: np.asarray makes one"
+            raise DTypeError(msg)
         device = device or _default_cpu()
         dtype = dtypes.from_numpy(array.dtype)
         if device.kind != "cpu":
@@ -143,8 +147,15 @@ class Tensor:
 
         Raises:
             ShapeError: the shape does not fit the bytes.
-            DTypeError: a row is not a whole number of blocks.
+            DTypeError: a row is not a whole number of blocks, or ``raw`` is not such
+                an array.
         """
+        if raw.dtype != np.uint8 or raw.ndim != 1 or not raw.flags.c_contiguous:
+            msg = (
+                f"from_blocks: raw is {raw.dtype} of shape {raw.shape}; it must be a contiguous "
+                f"1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
+            )
+            raise DTypeError(msg)
         device = device or _default_cpu()
         layout = Layout.contiguous(shape)
         row = dtype.nbytes(shape[-1] if shape else 1)
@@ -210,7 +221,7 @@ class Tensor:
         raw = np.empty(source.nbytes, np.uint8)
         self.device.memory.copy_out(raw, source.storage, self.dtype.nbytes(source.layout.offset))
         if self.dtype.is_block:
-            return raw.reshape(*self.shape[:-1], -1)
+            return raw.reshape(*self.shape[:-1], self.dtype.nbytes(self.shape[-1]))
         return raw.view(self.dtype.numpy).reshape(self.shape)
 
     def to(self, device: Device) -> Tensor:
@@ -232,8 +243,12 @@ class Tensor:
         Raises:
             ShapeError: the shapes differ, or this tensor is a strided view.
             DTypeError: the dtypes differ.
+            UsageError: this tensor's memory is read-only.
         """
-        if array.shape != self.shape or not self.is_contiguous:
+        if not self.is_contiguous:
+            msg = f"assign: {self!r} has strides {self.strides}; only contiguous tensors can"
+            raise ShapeError(msg)
+        if array.shape != self.shape:
             msg = f"assign: an array of shape {array.shape} does not fit {self!r}"
             raise ShapeError(msg)
         if array.dtype != self.dtype.numpy:
@@ -243,7 +258,15 @@ class Tensor:
         self.device.memory.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
 
     def item(self) -> Any:
-        """The one element as a Python number (waits for the device)."""
+        """
+        The one element as a Python number (waits for the device).
+
+        Raises:
+            ShapeError: the tensor has none or several.
+        """
+        if self.numel != 1:
+            msg = f"item: {self!r} has {self.numel} elements, not 1; .numpy() gives them all"
+            raise ShapeError(msg)
         return self.numpy().item()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -282,6 +305,7 @@ class Tensor:
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged (a view)."""
         dims = list(range(len(self.shape)))
+        dim0, dim1 = (normalize_dim("transpose", d, len(dims)) for d in (dim0, dim1))
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
         return self.permute(*dims)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -35,14 +36,29 @@ from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.errors import PropolisError
+from propolis.plugins.discovery import identity
+from propolis.plugins.loader import describe
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence
 
 GROUP = "propolis.commands"
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+
+
+class _ReaderGoneError(Exception):
+    """A closed pipe, under a name that click does not turn into exit code 1."""
+
+
+@contextmanager
+def _readers_that_leave() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as exc:
+        raise _ReaderGoneError from exc
 
 
 class Commands(click.Group):
@@ -53,27 +69,49 @@ class Commands(click.Group):
         contributed = {entry.name for entry in importlib_metadata.entry_points(group=GROUP)}
         return sorted({*super().list_commands(ctx), *contributed})
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the arguments; ``--help`` prints here already."""
+        with _readers_that_leave():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command; what it returns is no exit code."""
+        with _readers_that_leave():
+            super().invoke(ctx)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported now if another distribution has it."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
         for entry in importlib_metadata.entry_points(group=GROUP, name=cmd_name):
+            owner = identity(entry.dist)[0]
             try:
                 command = entry.load()
             except ImportError as exc:
-                return _broken(cmd_name, entry.dist.name if entry.dist else "?", exc)
-            return command if isinstance(command, click.Command) else None
+                return _broken(
+                    cmd_name,
+                    f"the command {cmd_name!r} of {owner} cannot be imported: {exc}",
+                    f"install what it needs, for example `pip install 'propolis[{cmd_name}]'`",
+                    exc,
+                )
+            except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code)
+                reason = f"importing the command {cmd_name!r} of {owner} raised {describe(exc)}"
+                return _broken(cmd_name, reason, f"report it to the authors of {owner}", exc)
+            if isinstance(command, click.Command):
+                return command
+            kind = type(command).__name__
+            reason = f"the command {cmd_name!r} of {owner} is a {kind}, not a click command"
+            return _broken(cmd_name, reason, f"report it to the authors of {owner}", None)
         return None
 
 
-def _broken(name: str, distribution: str, exc: ImportError) -> click.Command:
+def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) -> click.Command:
     """A command that says why the real one cannot be had; the others go on working."""
-    reason = f"the command {name!r} of {distribution} cannot be imported: {exc}"
 
     def fail(**_: Any) -> None:
-        msg = f"{reason}; install what it needs, for example `pip install 'propolis[{name}]'`"
-        raise PropolisError(msg) from exc
+        msg = f"{reason}; {remedy}"
+        raise PropolisError(msg) from cause
 
     return click.Command(
         name,
@@ -94,8 +132,8 @@ def _broken(name: str, distribution: str, exc: ImportError) -> click.Command:
 @click.pass_context
 def cli(ctx: click.Context, /, **options: Any) -> None:
     """Inference on AMD GPUs through plugins, with a CPU that always works."""
-    # Flags that are not given leave the environment's setting alone.
-    ctx.obj = {name: value or None for name, value in options.items()}
+    # Flags that are not given leave the environment's setting alone; an empty list is given.
+    ctx.obj = {name: None if value is False else value for name, value in options.items()}
 
 
 for _command in (devices, doctor, explain, ops, plugins):
@@ -105,36 +143,53 @@ for _command in (devices, doctor, explain, ops, plugins):
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     arguments = list(sys.argv[1:] if args is None else args)
-    debug = "--debug" in arguments or os.environ.get("PROPOLIS_DEBUG", "") not in ("", "0", "false")
+    debug = "--debug" in arguments
     try:
-        cli.main(arguments, prog_name="propolis", standalone_mode=False)
+        code = cli.main(arguments, prog_name="propolis", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except PropolisError as exc:
         _fail(exc, exc.exit_code, debug=debug)
-    except click.exceptions.Exit as exc:
-        sys.exit(exc.exit_code)
     except click.ClickException as exc:
         exc.show()
         sys.exit(exc.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error.  Python would complain
-        # again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except (BrokenPipeError, _ReaderGoneError):
+        _reader_gone()
+    except SystemExit as exc:
+        # What rich makes of it.
+        if isinstance(exc.__context__, BrokenPipeError):
+            _reader_gone()
+        raise
     except Exception as exc:  # noqa: BLE001  (the last line of defence)
         bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"
         _fail(exc, INTERNAL_ERROR, debug=debug, text=bug)
 
 
+def _reader_gone() -> None:
+    """End well when the reader went away (``| head``); Python would complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
 def _fail(exc: Exception, code: int, *, debug: bool, text: str = "") -> None:
-    if debug:
+    if debug or _debug_setting():
         import traceback  # noqa: PLC0415
 
         traceback.print_exception(exc)
     click.echo(f"error: {' '.join((text or str(exc)).split())}", err=True)
     sys.exit(code)
+
+
+def _debug_setting() -> bool:
+    from propolis.config import Config  # noqa: PLC0415  (only when something failed)
+
+    try:
+        return Config.load().debug
+    except PropolisError:
+        return False  # the settings are what failed, and the message names them
 
 
 __all__ = ["cli", "json_option", "main", "print_json", "settings"]

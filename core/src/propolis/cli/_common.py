@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 from typing import Any
@@ -37,8 +38,6 @@ def settings(ctx: click.Context, **more: Any) -> Config:
 
     config = Config.load(**(ctx.obj or {}), **more)
     log.configure(config)
-    import os  # noqa: PLC0415
-
     for name, near in unknown_variables(os.environ):
         log.get_logger().warning("config.unknown_variable", name=name, did_you_mean=near)
     return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -47,9 +46,10 @@ def doctor(ctx: click.Context, no_import: bool, as_json: bool) -> None:
                     "status": f.result.status,
                     "summary": f.result.summary,
                     "remedy": f.result.remedy,
+                    "fields": dict(f.fields),
                 }
                 for f in findings
             ],
         )
     if any(f.result.status == "error" for f in findings):
-        sys.exit(1)
+        ctx.exit(1)

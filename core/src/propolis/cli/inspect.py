@@ -64,11 +64,11 @@ def devices(ctx: click.Context, as_json: bool) -> None:
         print_json(
             [
                 {
+                    **p.extra,
                     "id": p.id,
                     "name": p.name,
                     "arch": p.arch,
                     "total_memory": p.total_memory,
-                    **dict(p.extra),
                 }
                 for p in found
             ],
@@ -140,7 +140,7 @@ def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
 @click.option(
     "--dtype",
     metavar="A[,B]",
-    help="Dtypes of the parameters the op dispatches on; one stands for all.",
+    help="Dtypes of the parameters the op dispatches on; one stands for all that take it.",
 )
 @device_option
 @json_option
@@ -153,7 +153,6 @@ def explain(
     as_json: bool,
 ) -> None:
     """Show who serves OP, and why every other candidate does not."""
-    from propolis.dtypes import parse_dtype  # noqa: PLC0415
     from propolis.ops import catalogue  # noqa: PLC0415
     from propolis.runtime import Runtime  # noqa: PLC0415
 
@@ -163,10 +162,10 @@ def explain(
         hint = f"did you mean {', '.join(near)}?" if near else "`propolis ops` lists them"
         msg = f"there is no op {op!r}; {hint}"
         raise OpError(msg)
+    key = spec.key(*_wanted_key(spec, dtype))
     config = settings(ctx, device=device)
     runtime = Runtime.start(config)
-    kinds = [parse_dtype(d) for d in dtype.split(",")] if dtype else _typical_key(spec)
-    trace = runtime.device(config.device).table.trace(spec, spec.key(*kinds))
+    trace = runtime.device(config.device).table.trace(spec, key)
     absent = [r for r in runtime.plugins.reports if r.status != "loaded"]
     if as_json:
         print_json({**_trace(trace), "not_loaded": [_plugin(r) for r in absent]})
@@ -254,5 +253,13 @@ def _typical(spec: OpSpec[Any], parameter: str) -> DType:
     return f32 if f32 in allowed else _ordered(allowed)[0]
 
 
-def _typical_key(spec: OpSpec[Any]) -> list[DType]:
-    return [_typical(spec, p) for p in spec.dtypes]
+def _wanted_key(spec: OpSpec[Any], given: str | None) -> list[DType]:
+    """The dtypes a user gave; where it is one, it stands for every parameter that takes it."""
+    from propolis.dtypes import parse_dtype  # noqa: PLC0415
+
+    if given is None:
+        return [_typical(spec, p) for p in spec.dtypes]
+    kinds = [parse_dtype(name) for name in given.split(",")]
+    if len(kinds) > 1 or not any(kinds[0] in allowed for allowed in spec.dtypes.values()):
+        return kinds
+    return [kinds[0] if kinds[0] in k else _typical(spec, p) for p, k in spec.dtypes.items()]

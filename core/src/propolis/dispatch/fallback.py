@@ -96,12 +96,15 @@ def run_on_cpu(
         kwargs: the keyword arguments.
     """
     copy = _Mirror(cpu, tally)
-    host_args = [copy(a) for a in args]
+    # Of a destination that is rewritten whole, nothing is read.
+    blank = None if spec.mutates else cpu.empty(args[0].shape, args[0].dtype)
+    host_args = [blank or copy(args[0]), *(copy(a) for a in args[1:])]
     host_kwargs = {name: copy(a) for name, a in kwargs.items()}
     run: Callable[..., None] = cpu.table.bind(spec, key)
     run(*host_args, **host_kwargs)
     destination, result = args[0], host_args[0]
-    start, raw = copy.window(destination, result)
+    raw = result.storage.bytes[: _nbytes_reached(destination)]
+    start = destination.dtype.nbytes(destination.layout.offset)
     destination.device.memory.copy_in(destination.storage, start, raw)
     tally.nbytes += raw.nbytes
 
@@ -120,18 +123,13 @@ class _Mirror:
 
         layout, dtype = value.layout, value.dtype
         start = dtype.nbytes(layout.offset)
-        raw = np.empty(dtype.nbytes(_whole_blocks(value)) - start, np.uint8)
+        raw = np.empty(_nbytes_reached(value), np.uint8)
         value.device.memory.copy_out(raw, value.storage, start)
         self.tally.nbytes += raw.nbytes
         return Tensor(CpuStorage(raw), Layout(layout.shape, layout.strides), dtype, self.cpu)
 
-    def window(self, device_side: Tensor, host_side: Tensor) -> tuple[int, np.ndarray]:
-        """First byte in device storage, and the bytes, that a mirrored tensor covers."""
-        storage: Any = host_side.storage
-        return device_side.dtype.nbytes(device_side.layout.offset), storage.bytes
 
-
-def _whole_blocks(tensor: Tensor) -> int:
-    """The extent in elements, rounded up to whole blocks."""
-    block = tensor.dtype.block_size
-    return -(-tensor.layout.extent // block) * block
+def _nbytes_reached(tensor: Tensor) -> int:
+    """Bytes from the first element that the layout reaches to the last; whole blocks."""
+    layout, dtype = tensor.layout, tensor.dtype
+    return dtype.nbytes(layout.extent) - dtype.nbytes(layout.offset)

@@ -17,6 +17,7 @@ from propolis.dispatch.placement import Placement
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.errors import NoImplementationError
+from propolis.errors import PluginError
 from propolis.tensor import Tensor
 
 
@@ -37,7 +38,8 @@ class DispatchTable:
     Attributes:
         device: the device.
         cpu: the CPU, the last rung; the device itself on the CPU.
-        bound: op name -> key -> callable, filled as keys are first seen.
+        plain: op name -> key -> callable, filled as keys are first seen.
+        bound: what calls look up: ``plain``, or entries that record while captured.
         fallbacks: what ran on the CPU instead.
         placement: what was bound to whom, for the placement summary.
     """
@@ -51,7 +53,8 @@ class DispatchTable:
     ) -> None:
         self.device = device
         self.cpu = cpu
-        self.bound: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
+        self.plain: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
+        self.bound = self.plain
         self.fallbacks = fallbacks or FallbackLog()
         self.placement = Placement(device, self.fallbacks)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
@@ -74,7 +77,7 @@ class DispatchTable:
             NoImplementationError: nobody serves it here, nor on the CPU; the message
                 gives every candidate's reason.
         """
-        known = self.bound[spec.name].get(key)
+        known = self.plain[spec.name].get(key)
         if known is not None:
             return known
         trace = self.trace(spec, key)
@@ -88,7 +91,7 @@ class DispatchTable:
             raise NoImplementationError(msg)
         self.placement.record(trace)
         run = self._ladder(spec, key, trace)
-        self.bound[spec.name][key] = run
+        self.plain[spec.name][key] = run
         return run
 
     def prepare(self, spec: OpSpec[Any], key: Key, weight: Tensor) -> Tensor:
@@ -115,10 +118,11 @@ class DispatchTable:
         def run(*args: Any, **kwargs: Any) -> None:
             reasons = []
             for impl in chain:
-                reason = impl.supports(*args[destinations:], **kwargs) if impl.supports else None
+                reason = self._refusal(impl, args[0], args[destinations:], kwargs)
                 if reason is None:
                     if not impl.strided:
                         args = args[:1] + tuple(map(self._packed_rows, args[1:]))
+                        kwargs = {name: self._packed_rows(v) for name, v in kwargs.items()}
                     impl.fn(*args, **kwargs)
                     return
                 reasons.append(f"{impl.provenance}: {reason}")
@@ -130,6 +134,22 @@ class DispatchTable:
             run_on_cpu(spec, key, self.cpu, tally, args, kwargs)
 
         return run
+
+    @staticmethod
+    def _refusal(
+        impl: OpImpl, destination: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Why the implementation declines this call; None when it takes it."""
+        if not impl.strided and not destination.is_contiguous:
+            return f"it takes no strided destination, this one has strides {destination.strides}"
+        reason = impl.supports(*args, **kwargs) if impl.supports else None
+        if reason is not None and not isinstance(reason, str):
+            msg = (
+                f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; it must return "
+                f"None to take a call, or the reason why not as a string"
+            )
+            raise PluginError(msg)
+        return reason
 
     def _packed_rows(self, value: Any) -> Any:
         """A contiguous copy of a strided tensor, counted; other values as they are."""

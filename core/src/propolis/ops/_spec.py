@@ -129,8 +129,18 @@ class OpSpec(Generic[P]):
         if meta is None:
             msg = f"{self.name}: writes into its first argument and takes no out"
             raise OpError(msg)
-        if (out.shape, out.dtype) != meta or not out.is_contiguous:
+        first: Any = args[0]
+        if not isinstance(out, Tensor):
+            msg = f"{self.name}: out is a {type(out).__name__}, not a Tensor"
+            raise OpError(msg)
+        if (out.shape, out.dtype) != meta:
             msg = f"{self.name}: the result is {meta[1]} of shape {meta[0]}, out is {out!r}"
+            raise OpError(msg)
+        if not out.is_contiguous:
+            msg = f"{self.name}: out has strides {out.strides}; it must be contiguous"
+            raise OpError(msg)
+        if out.device is not first.device:
+            msg = f"{self.name}: out is on {out.device.id}, the arguments on {first.device.id}"
             raise OpError(msg)
         self._bound(out.device, args)(out, *args, **kwargs)
         return out
@@ -159,12 +169,20 @@ class OpSpec(Generic[P]):
     def _infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meta | None:
         try:
             meta = self.infer(*args, **kwargs)
-            device = args[0].device
-            for tensor in args[1 : len(self._tensors)]:
+            first = args[0]
+            if not isinstance(first, Tensor):  # numpy's arrays have shape and device too
+                self._check_tensors(args, kwargs)
+            device = first.device
+            required = len(self._tensors)
+            for tensor in args[1:required]:
                 if tensor.device is not device:
-                    raise self._mixed_devices(args)
+                    raise self._mixed_devices(args, kwargs)
+            if kwargs or len(args) > required:
+                for value in (*args[required:], *kwargs.values()):
+                    if isinstance(value, Tensor) and value.device is not device:
+                        raise self._mixed_devices(args, kwargs)
         except (AttributeError, TypeError, IndexError, OpError) as exc:
-            self._check_tensors(args)
+            self._check_tensors(args, kwargs)
             if isinstance(exc, TypeError | IndexError):
                 msg = f"{self.name}{self.signature}: {exc}"
                 raise OpError(msg) from exc
@@ -183,8 +201,14 @@ class OpSpec(Generic[P]):
         except KeyError:
             return device.table.bind(self, key)
 
-    def _check_tensors(self, args: tuple[Any, ...]) -> None:
-        for name, value in zip(self._tensors, args, strict=False):
+    def _check_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters = self.signature.parameters
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        for name, value in given.items():
+            annotation = parameters[name].annotation if name in parameters else None
+            optional = annotation == "Tensor | None"
+            if annotation != "Tensor" and not (optional and value is not None):
+                continue
             if not isinstance(value, Tensor):
                 msg = (
                     f"{self.name}: {name} is a {type(value).__name__}, not a Tensor: "
@@ -192,9 +216,10 @@ class OpSpec(Generic[P]):
                 )
                 raise OpError(msg)
 
-    def _mixed_devices(self, args: tuple[Any, ...]) -> OpError:
+    def _mixed_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
+        given = self.signature.bind(*args, **kwargs).arguments.items()
         places = ", ".join(
-            f"{name} on {value.device.id}" for name, value in zip(self._tensors, args, strict=False)
+            f"{name} on {value.device.id}" for name, value in given if isinstance(value, Tensor)
         )
         return OpError(f"{self.name}: tensors on several devices ({places}): move them with .to()")
 

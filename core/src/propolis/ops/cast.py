@@ -38,6 +38,9 @@ def cast(x: Tensor, dtype: DType, /) -> Meta:
         DTypeError: one of them is a block format (see ``dequantize``).
     """
     if dtype not in PLAIN:
-        msg = f"cast: to {dtype}; supported: plain dtypes; block formats are made by quantize"
+        msg = (
+            f"cast: to {dtype!r}; supported: plain dtypes, as dtypes.f32; block formats are made "
+            f"by quantize"
+        )
         raise DTypeError(msg)
     return x.shape, dtype

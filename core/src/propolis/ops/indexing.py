@@ -47,6 +47,9 @@ def embedding(ids: Tensor, table: Tensor, /, dtype: DType | None = None) -> Meta
     own = dtypes.f32 if table.dtype.is_block else table.dtype
     wanted = dtype or own
     if wanted is not own and not (wanted in FLOATS and own in FLOATS):
-        msg = f"embedding: dtype {wanted} from a table of {table.dtype}; supported: float dtypes"
+        msg = (
+            f"embedding: dtype {wanted!r} from a table of {table.dtype}; supported: float dtypes, "
+            f"as dtypes.f32"
+        )
         raise DTypeError(msg)
     return (*ids.shape, table.shape[1]), wanted

@@ -38,7 +38,7 @@ def dequantize(x: Tensor, /, dtype: DType = dtypes.f32) -> Meta:
         DTypeError: ``x`` is not in a block format, or ``dtype`` is not a float.
     """
     if dtype not in FLOATS:
-        msg = f"dequantize: to {dtype}; supported: float dtypes"
+        msg = f"dequantize: to {dtype!r}; supported: float dtypes, as dtypes.f32"
         raise DTypeError(msg)
     return x.shape, dtype
 

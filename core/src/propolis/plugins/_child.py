@@ -9,12 +9,12 @@ from typing import Any
 
 
 def main() -> None:
-    """Import the plugin that standard input names, ask its probe, answer on a pipe."""
+    """Import the plugin that standard input names, ask its probe, answer in a file."""
     request = json.load(sys.stdin)
     sys.path[:] = request["path"]
-    with os.fdopen(request["answer"], "w") as pipe:
-        json.dump(ask(request["value"]), pipe)
-        pipe.flush()
+    with os.fdopen(request["answer"], "w") as file:
+        json.dump(ask(request["value"]), file)
+        file.flush()
         # No interpreter shutdown: a native library's exit handlers may crash, and
         # the answer is given.
         os._exit(0)
@@ -22,17 +22,39 @@ def main() -> None:
 
 def ask(value: str) -> dict[str, Any]:
     """The probe's answer for the entry-point value, as JSON fields."""
-    from propolis.plugins.loader import load_object  # noqa: PLC0415  (after sys.path is set)
+    # After sys.path is set.
+    from propolis.plugins import vetting  # noqa: PLC0415
+    from propolis.plugins.loader import describe  # noqa: PLC0415
+    from propolis.plugins.loader import load_object  # noqa: PLC0415
+    from propolis.records import ProbeResult  # noqa: PLC0415
 
+    vetting.in_child = True
     try:
         plugin = load_object(value)
         probe = getattr(plugin, "propolis_probe", None)
         if probe is None:
             return {"ok": True, "reason": "", "files": []}
         result = probe()
-        return {"ok": result.ok, "reason": result.reason, "files": list(result.files)}
+        if not isinstance(result, ProbeResult):
+            kind = type(result).__name__
+            return _no(f"propolis_probe() returned a {kind}, not a ProbeResult")
+        files = [_absolute(os.fsdecode(file)) for file in result.files]
+        return {"ok": bool(result.ok), "reason": str(result.reason), "files": files}
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
-        return {"ok": False, "reason": f"{type(exc).__name__}: {exc}", "files": []}
+        return _no(describe(exc))
+
+
+def _no(reason: str) -> dict[str, Any]:
+    return {"ok": False, "reason": reason, "files": []}
+
+
+def _absolute(library: str) -> str:
+    """Where a library lies that is named as the linker names it (``libhipblas.so.2``)."""
+    if "/" in library:
+        return library
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123  (procfs)
+        loaded = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps}
+    return next((path for path in sorted(loaded) if path.endswith(f"/{library}")), library)
 
 
 if __name__ == "__main__":

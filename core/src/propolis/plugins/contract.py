@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
+from collections.abc import Collection
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis.dtypes import DType
 from propolis.errors import PluginError
 from propolis.ops import catalogue
 from propolis.records import OpImpl
 
 
 if TYPE_CHECKING:
+    from propolis.ops import OpSpec
     from propolis.records import Provenance
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# How a parameter of the op is passed, so how the function's own must take it.
+_TAKES: dict[Any, tuple[Any, ...]] = {
+    inspect.Parameter.POSITIONAL_ONLY: _POSITIONAL,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: (inspect.Parameter.POSITIONAL_OR_KEYWORD,),
+    inspect.Parameter.KEYWORD_ONLY: _KEYWORD,
+}
 
 
 def check_impl(impl: Any, source: Provenance) -> OpImpl:
@@ -23,32 +36,95 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
 
     Raises:
         PluginError: it is no OpImpl, its op is unknown, its function's parameters
-            differ from the op's, or its dtypes are for parameters the op has not.
+            differ from the op's, its dtypes are for parameters the op has not, or a
+            field is of the wrong type.
     """
     if not isinstance(impl, OpImpl):
         msg = f"propolis_ops gave a {type(impl).__name__}, not an OpImpl"
         raise PluginError(msg)
     spec = catalogue().get(impl.op)
     if spec is None:
-        msg = f"propolis_ops gave an implementation of {impl.op!r}, which is no op"
+        near = difflib.get_close_matches(str(impl.op), catalogue(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; `propolis ops` lists them"
+        msg = f"propolis_ops gave an implementation of {impl.op!r}, which is no op{hint}"
         raise PluginError(msg)
-    wanted = list(spec.signature.parameters.values())
-    given = list(inspect.signature(impl.fn).parameters.values())
-    if not spec.mutates:
-        given = given[1:]
-    if [_facts(p) for p in given] != [_facts(p) for p in wanted]:
-        first = "" if spec.mutates else "out, "
-        msg = (
-            f"{impl.op}: its function takes {inspect.signature(impl.fn)}; "
-            f"the op needs ({first}{str(spec.signature)[1:]}"
-        )
+    _check_function(impl, spec)
+    _check_supports(impl, spec)
+    _check_dtypes(impl, spec)
+    if not isinstance(impl.priority, int):
+        msg = f"{impl.op}: priority is {impl.priority!r}; it must be a whole number"
         raise PluginError(msg)
-    if isinstance(impl.dtypes, Mapping) and not impl.dtypes.keys() <= spec.dtypes.keys():
-        msg = f"{impl.op}: dtypes for {sorted(impl.dtypes)}; the op has {list(spec.dtypes)}"
+    # A string is a collection too: "gfx90" would match every "gfx90a".
+    if impl.archs is not None and isinstance(impl.archs, str):
+        msg = f"{impl.op}: archs is {impl.archs!r}; it must be a set: frozenset({{{impl.archs!r}}})"
         raise PluginError(msg)
     return dataclasses.replace(impl, provenance=source)
 
 
-def _facts(parameter: inspect.Parameter) -> tuple[str, Any]:
-    """What must agree: the name and the default."""
-    return parameter.name, parameter.default
+def _check_function(impl: OpImpl, spec: OpSpec[Any]) -> None:
+    signature = _signature(impl.op, "function", impl.fn)
+    wanted = list(spec.signature.parameters.values())
+    given = list(signature.parameters.values())
+    fits = True
+    if not spec.mutates:
+        fits = bool(given) and given[0].kind in _POSITIONAL
+        given = given[1:]
+    fits = fits and [p.name for p in given] == [p.name for p in wanted]
+    for mine, theirs in zip(given, wanted, strict=False):
+        fits = fits and mine.kind in _TAKES[theirs.kind] and _same(mine.default, theirs.default)
+    if not fits:
+        first = "" if spec.mutates else "out, "
+        msg = (
+            f"{impl.op}: its function takes {signature}; "
+            f"the op needs ({first}{str(spec.signature)[1:]}"
+        )
+        raise PluginError(msg)
+
+
+def _check_supports(impl: OpImpl, spec: OpSpec[Any]) -> None:
+    """``supports`` may be vague (``*args, **kwargs``), but must take the op's arguments."""
+    if impl.supports is None:
+        return
+    signature = _signature(impl.op, "supports()", impl.supports)
+    parameters = spec.signature.parameters.values()
+    try:
+        # As the op's callers may: optional parameters by position, or by keyword.
+        for by_position in (_POSITIONAL, (inspect.Parameter.POSITIONAL_ONLY,)):
+            args = [None for p in parameters if p.kind in by_position]
+            signature.bind(*args, **{p.name: None for p in parameters if p.kind not in by_position})
+    except TypeError as exc:
+        msg = (
+            f"{impl.op}: its supports() takes {signature}; the op's arguments are "
+            f"{spec.signature}: {exc}"
+        )
+        raise PluginError(msg) from exc
+
+
+def _check_dtypes(impl: OpImpl, spec: OpSpec[Any]) -> None:
+    given = impl.dtypes
+    if isinstance(given, Mapping):
+        if not given.keys() <= spec.dtypes.keys():
+            msg = f"{impl.op}: dtypes for {sorted(given)}; the op has {list(spec.dtypes)}"
+            raise PluginError(msg)
+        collections = list(given.values())
+    else:
+        collections = [given]
+    for kinds in collections:
+        if not isinstance(kinds, Collection) or not all(isinstance(d, DType) for d in kinds):
+            msg = (
+                f"{impl.op}: dtypes are {kinds!r}; they must be a collection of DType, "
+                f"as {{dtypes.f32, dtypes.f16}}"
+            )
+            raise PluginError(msg)
+
+
+def _signature(op: str, what: str, function: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as exc:
+        msg = f"{op}: its {what} is {function!r}, whose parameters cannot be read: {exc}"
+        raise PluginError(msg) from exc
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    return mine is theirs or (type(mine) is type(theirs) and bool(mine == theirs))

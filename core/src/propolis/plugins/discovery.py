@@ -8,8 +8,10 @@ so they stop here.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 import importlib_metadata
@@ -68,16 +70,21 @@ def discover(group: str = GROUP) -> list[Candidate]:
 
     An editable install can list one entry point twice; it counts once.
     """
-    found = {
-        Candidate(
-            distribution=(entry.dist.name if entry.dist else "?").lower().replace("_", "-"),
-            name=normalize(entry.name),
-            version=entry.dist.version if entry.dist else "?",
-            value=entry.value,
-        )
-        for entry in importlib_metadata.entry_points(group=group)
-    }
+    found = set()
+    for entry in importlib_metadata.entry_points(group=group):
+        distribution, version = identity(entry.dist)
+        found.add(Candidate(distribution, normalize(entry.name), version, entry.value))
     return sorted(found)
+
+
+def identity(distribution: Any) -> tuple[str, str]:
+    """Normalised name and version; ``?`` where an installation is damaged and says neither."""
+    try:
+        metadata = distribution.metadata or {}
+    except (AttributeError, OSError, TypeError):  # how it is said depends on the release
+        metadata = {}
+    name, version = (metadata.get(key) or "?" for key in ("Name", "Version"))
+    return re.sub(r"[-_.]+", "-", name).lower(), version
 
 
 def duplicates(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
@@ -123,8 +130,8 @@ def _known(setting: str, names: Iterable[str], known: set[str]) -> set[str]:
     unknown = sorted(wanted - known)
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else ""
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
         installed = ", ".join(sorted(known)) or "none"
-        msg = f"{setting} names {', '.join(unknown)}, not installed; installed: {installed} {hint}"
-        raise ConfigError(msg.rstrip())
+        msg = f"{setting} names {', '.join(unknown)}, not installed; installed: {installed}{hint}"
+        raise ConfigError(msg)
     return wanted

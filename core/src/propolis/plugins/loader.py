@@ -18,8 +18,10 @@ import pluggy
 
 from propolis import hookspecs
 from propolis.errors import PluginError
+from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
+from propolis.plugins.discovery import normalize
 from propolis.plugins.discovery import policy
 from propolis.plugins.vetting import vet
 from propolis.records import API_LEVEL
@@ -75,10 +77,12 @@ class PluginHost:
 
     Attributes:
         reports: one for each installed plugin, loaded or not, in a fixed order.
+        strict: whether a plugin that is rejected is an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         self.reports: list[PluginReport] = []
+        self.strict = strict
         self._pm = pluggy.PluginManager(hookspecs.PROJECT)
         self._pm.add_hookspecs(hookspecs)
         self._plugins: dict[str, Any] = {}
@@ -92,7 +96,7 @@ class PluginHost:
             ConfigError: the config names plugins that are not installed.
             PluginError: ``config.strict`` is set and a plugin was rejected.
         """
-        host = cls()
+        host = cls(strict=config.strict)
         candidates = discover()
         refusals = policy(candidates, config)
         claims = duplicates(candidates)
@@ -101,6 +105,9 @@ class PluginHost:
             host.reports.append(report)
             if candidate in refusals:
                 report.reject("policy", refusals[candidate])
+            elif candidate.name in ESSENTIAL and not candidate.is_essential:
+                owner = ESSENTIAL[candidate.name]
+                report.reject("name", f"this name belongs to {owner}; give the plugin another")
             elif candidate.name in claims and not candidate.is_essential:
                 owners = " and ".join(c.distribution for c in claims[candidate.name])
                 report.reject(
@@ -108,7 +115,7 @@ class PluginHost:
                 )
             else:
                 host._admit(report, config, reprobe=reprobe)
-            host._announce(report, strict=config.strict)
+            host._announce(report)
         return host
 
     def each(self, hook: str, /, **kwargs: Any) -> Iterator[tuple[Provenance, Any]]:
@@ -116,6 +123,9 @@ class PluginHost:
         Call one hook of every plugin that implements it, each on its own.
 
         A plugin that raises is rejected and unregistered; the others' answers stay.
+
+        Raises:
+            PluginError: the host is strict and a plugin was rejected.
         """
         for report in list(self.reports):
             if report.status != "loaded" or hook not in report.hooks:
@@ -124,21 +134,26 @@ class PluginHost:
             others = [p for name, p in self._plugins.items() if name != candidate.name]
             caller = self._pm.subset_hook_caller(hook, remove_plugins=others)
             try:
-                for answer in caller(**kwargs):
-                    source = Provenance(candidate.name, candidate.distribution, candidate.version)
-                    yield source, list(answer) if _is_collection(hook) else answer
-            except Exception as exc:  # noqa: BLE001  (whatever a stranger's code raises)
-                report.reject("hooks", f"{hook} raised {_describe(exc)}", exc)
-                self._forget(candidate.name)
-                self._announce(report)
+                answers = [list(a) if _is_collection(hook) else a for a in caller(**kwargs)]
+            except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
+                self.reject(candidate.name, f"{hook} raised {describe(exc)}", exc)
+                continue
+            source = Provenance(candidate.name, candidate.distribution, candidate.version)
+            for answer in answers:
+                yield source, answer
 
-    def reject(self, name: str, reason: str, *, strict: bool = False) -> None:
-        """Take a loaded plugin out that broke its contract with core."""
+    def reject(self, name: str, reason: str, exception: BaseException | None = None) -> None:
+        """
+        Take a loaded plugin out that broke its contract with core.
+
+        Raises:
+            PluginError: the host is strict.
+        """
         for report in self.reports:
             if report.candidate.name == name and report.status == "loaded":
-                report.reject("hooks", reason)
+                report.reject("hooks", reason, exception)
                 self._forget(name)
-                self._announce(report, strict=strict)
+                self._announce(report)
 
     def _admit(self, report: PluginReport, config: Config, *, reprobe: bool) -> None:
         candidate = report.candidate
@@ -155,22 +170,35 @@ class PluginHost:
         try:
             plugin = load_object(candidate.value)
         except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
-            report.reject("import", f"importing it raised {_describe(exc)}", exc)
+            report.reject("import", f"importing it raised {describe(exc)}", exc)
             return
-        report.hooks = list(_implemented(plugin))
+        if plugin is None:
+            report.reject("import", f"its entry point {candidate.value} is None")
+            return
+        try:
+            report.hooks = list(self._implemented(plugin))
+        except Exception as exc:  # noqa: BLE001  (whatever a stranger's object does)
+            report.reject("register", f"looking into it raised {describe(exc)}", exc)
+            return
         typos = [name for name in report.hooks if not hasattr(hookspecs, name)]
         if typos or not report.hooks:
             report.reject("register", _hook_problem(typos))
             return
         try:
             self._pm.register(plugin, candidate.name)
-        except (ValueError, pluggy.PluginValidationError) as exc:
-            report.reject("register", str(exc), exc)
+        except Exception as exc:  # noqa: BLE001  (pluggy looks into a stranger's object)
+            report.reject("register", str(exc) or type(exc).__name__, exc)
             return
         self._plugins[candidate.name] = plugin
         self._check_info(report, plugin)
         if report.status != "loaded":
             self._forget(candidate.name)
+
+    def _implemented(self, plugin: Any) -> Iterable[str]:
+        """Names of the plugin's functions that carry our marker; runs none of its code."""
+        for name in sorted(dir(plugin)):
+            if self._pm.parse_hookimpl_opts(plugin, name) is not None:
+                yield name
 
     def _check_info(self, report: PluginReport, plugin: Any) -> None:
         """Compare what the plugin says of itself with what was installed."""
@@ -182,15 +210,20 @@ class PluginHost:
             return
         try:
             info = plugin.propolis_plugin()
-            if not isinstance(info, PluginInfo):
-                kind = type(info).__name__
-                report.reject("api", f"propolis_plugin() returned a {kind}, not a PluginInfo")
-                return
-            oldest, newest = info.api_range
-        except Exception as exc:  # noqa: BLE001  (whatever a stranger's code raises)
-            report.reject("api", f"propolis_plugin() raised {_describe(exc)}", exc)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
+            report.reject("api", f"propolis_plugin() raised {describe(exc)}", exc)
             return
-        report.description = info.description
+        if not isinstance(info, PluginInfo):
+            kind = type(info).__name__
+            report.reject("api", f"propolis_plugin() returned a {kind}, not a PluginInfo")
+            return
+        levels = info.api_range
+        if not _is_range(levels) or not isinstance(info.name, str):
+            text = f"propolis_plugin() returned {info!r}: api is a level or (lowest, highest)"
+            report.reject("api", text)
+            return
+        oldest, newest = levels
+        report.description = str(info.description)
         if newest < OLDEST_API_LEVEL or oldest > API_LEVEL:
             act = "upgrade propolis-core" if oldest > API_LEVEL else f"upgrade {name}"
             report.reject(
@@ -198,7 +231,7 @@ class PluginHost:
                 f"it supports API levels {oldest} to {newest}, this core {OLDEST_API_LEVEL} to "
                 f"{API_LEVEL}: {act}",
             )
-        elif info.name != name:
+        elif normalize(info.name) != name:
             report.reject("name", f"its entry point is {name!r} but it calls itself {info.name!r}")
 
     def _forget(self, name: str) -> None:
@@ -206,11 +239,11 @@ class PluginHost:
         if plugin is not None:
             self._pm.unregister(plugin)
 
-    def _announce(self, report: PluginReport, *, strict: bool = False) -> None:
+    def _announce(self, report: PluginReport) -> None:
         if report.status == "loaded":
             return
         candidate = report.candidate
-        if report.status == "rejected" and strict:
+        if report.status == "rejected" and self.strict:
             msg = f"plugin {candidate}: {report.reason}"
             raise PluginError(msg) from report.exception
         from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
@@ -235,14 +268,6 @@ def load_object(value: str) -> Any:
     return found
 
 
-def _implemented(plugin: Any) -> Iterable[str]:
-    """Names of the plugin's functions that carry our marker."""
-    for name in sorted(dir(plugin)):
-        function = getattr(plugin, name, None)
-        if callable(function) and hasattr(function, f"{hookspecs.PROJECT}_impl"):
-            yield name
-
-
 def _hook_problem(typos: list[str]) -> str:
     known = [name for name in vars(hookspecs) if name.startswith("propolis_")]
     if not typos:
@@ -259,9 +284,20 @@ def _is_collection(hook: str) -> bool:
     return hook in ("propolis_devices", "propolis_ops", "propolis_doctor_checks")
 
 
-def _describe(exc: BaseException) -> str:
+def _is_range(levels: Any) -> bool:
+    """Whether a plugin's API levels are what :class:`PluginInfo` says they are."""
+    return (
+        isinstance(levels, tuple)
+        and len(levels) == 2
+        and all(isinstance(level, int) for level in levels)
+        and levels[0] <= levels[1]
+    )
+
+
+def describe(exc: BaseException) -> str:
+    """An exception in one line: its type and its text."""
     text = str(exc)
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-__all__ = ["PluginHost", "PluginReport", "load_object"]
+__all__ = ["PluginHost", "PluginReport", "describe", "load_object"]

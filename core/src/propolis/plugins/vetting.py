@@ -9,7 +9,9 @@ the answer is kept on disk for as long as nothing it depends on changes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -23,6 +25,7 @@ from typing import Any
 
 import importlib_metadata
 
+from propolis.errors import PluginError
 from propolis.records import API_LEVEL
 from propolis.records import ProbeResult
 
@@ -33,7 +36,24 @@ if TYPE_CHECKING:
     from propolis.plugins.discovery import Candidate
 
 # What decides how ROCm libraries behave, besides the files themselves.
-_ENVIRONMENT = ("HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH", "HIP_VISIBLE_DEVICES")
+_ENVIRONMENT = (
+    "HSA_OVERRIDE_GFX_VERSION",
+    "LD_LIBRARY_PATH",
+    "ROCM_PATH",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+
+# How a process ends that someone else ended (the kernel, short of memory; a user):
+# no fault of the plugin, so no answer to keep.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_CACHED_ANSWERS = 256
+_AGAIN = "; `propolis plugins --reprobe` asks again"
+
+# Set in the child.  A plugin that starts a runtime while it is imported would be
+# vetted by a child of the child, and so on without end.
+in_child = False
 
 
 def vet(
@@ -47,14 +67,26 @@ def vet(
         timeout: seconds until a child that hangs is killed.
         cache_dir: where answers are kept.
         fresh: ask again even if the answer is known.
+
+    Raises:
+        PluginError: this is the child process.
     """
+    if in_child:
+        msg = (
+            "plugins are loading: a plugin's import and its probe must not start a runtime "
+            "(Tensor.from_numpy without a device does)"
+        )
+        raise PluginError(msg)
     cache = _Cache(cache_dir / "probes.json")
-    key = _fingerprint(candidate)
+    key = _fingerprint(candidate, timeout)
     if not fresh:
         known = cache.get(key)
         if known is not None:
             return known
-    result, lasting = _ask_child(candidate, timeout)
+    try:
+        result, lasting = _ask_child(candidate, timeout)
+    except OSError as exc:  # no processes, no memory, no folder for temporary files
+        return ProbeResult(ok=False, reason=f"its probe cannot be started: {exc}")
     if lasting:
         cache.put(key, result)
     return result
@@ -62,45 +94,55 @@ def vet(
 
 def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]:
     """The child's answer, and whether it holds until something changes."""
-    read, write = os.pipe()
-    request = json.dumps({"value": candidate.value, "path": sys.path, "answer": write})
-    with (
-        tempfile.TemporaryFile() as output,
-        subprocess.Popen(
-            [sys.executable, "-m", "propolis.plugins._child"],
+    path = list(map(os.fspath, sys.path))
+    # Files, not pipes: a process that the probe leaves behind keeps a pipe open, and
+    # a probe that prints much fills it.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as answer:
+        request = {"value": candidate.value, "path": path, "answer": answer.fileno()}
+        with subprocess.Popen(
+            # -P: nothing in the working folder takes a module's place.
+            [sys.executable, "-P", "-m", "propolis.plugins._child"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=[write],
+            pass_fds=[answer.fileno()],
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        ) as child,
-    ):
-        os.close(write)
-        try:
-            child.communicate(request.encode(), timeout=timeout)
-        except subprocess.TimeoutExpired:
-            # The whole group: a probe may have started processes of its own.
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            os.close(read)
-            reason = f"its probe hung: no answer in {timeout:g} s (probe_timeout)"
-            return ProbeResult(ok=False, reason=reason), True
-        with os.fdopen(read, "rb") as pipe:
-            answer = pipe.read()
-        last_line = _last_line(output)
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        reason = f"its probe killed the process ({name}){last_line}"
-        return ProbeResult(ok=False, reason=reason), True
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in path)},
+        ) as child:
+            try:
+                child.communicate(json.dumps(request).encode(), timeout=timeout)
+            except subprocess.TimeoutExpired:
+                reason = f"its probe hung: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
+                return ProbeResult(ok=False, reason=reason), True
+            finally:
+                # The whole group: a probe may have started processes of its own.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        answer.seek(0)
+        return _judge(child.returncode, answer.read(), _last_line(output))
+
+
+def _judge(code: int, answer: bytes, last_line: str) -> tuple[ProbeResult, bool]:
+    """What the child's end and its answer mean, and whether that holds."""
+    if code < 0:
+        reason = f"its probe killed the process ({_signal_name(-code)}){last_line}"
+        lasting = -code not in _FROM_OUTSIDE
+        return ProbeResult(ok=False, reason=reason + _AGAIN if lasting else reason), lasting
     try:
         said: dict[str, Any] = json.loads(answer)
         result = ProbeResult(bool(said["ok"]), str(said["reason"]), tuple(said["files"]))
     except (ValueError, KeyError, TypeError):
-        reason = f"its probe ended with exit code {child.returncode} and no answer{last_line}"
+        reason = f"its probe ended with exit code {code} and no answer{last_line}"
         return ProbeResult(ok=False, reason=reason), False
     # A plain "no" may be cured by means we cannot see (a group, a driver): ask again.
     return result, result.ok
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _last_line(output: Any) -> str:
@@ -112,13 +154,14 @@ def _last_line(output: Any) -> str:
     return f": {said}" if said else ""
 
 
-def _fingerprint(candidate: Candidate) -> str:
+def _fingerprint(candidate: Candidate, timeout: float) -> str:
     """Changes when the plugin, Python, the driver, the hardware or the API level does."""
     parts = [
         repr(candidate),
         sys.executable,
         sys.version,
         str(API_LEVEL),
+        str(timeout),
         platform.release(),
         *(f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT),
         *_contents(candidate),
@@ -129,16 +172,21 @@ def _fingerprint(candidate: Candidate) -> str:
 
 def _contents(candidate: Candidate) -> Iterable[str]:
     """The distribution's RECORD, and the stamps of its files where it is installed editable."""
-    try:
+    with contextlib.suppress(importlib_metadata.PackageNotFoundError):
         distribution = importlib_metadata.distribution(candidate.distribution)
-    except importlib_metadata.PackageNotFoundError:
+        yield distribution.read_text("RECORD") or ""
+    module = candidate.value.partition(":")[0].partition(".")[0].strip()
+    try:
+        spec = importlib.util.find_spec(module)  # finds the top-level module, runs nothing
+    except (ImportError, ValueError):
+        return  # the child will say what is wrong
+    if spec is None:
         return
-    yield distribution.read_text("RECORD") or ""
-    module = candidate.value.partition(":")[0].partition(".")[0]
-    for folder in sys.path:
-        package = Path(folder) / module
-        for file in sorted(package.rglob("*.py")) if package.is_dir() else []:
-            yield _stamp(str(file))
+    yield _stamp(spec.origin or "")
+    for folder in spec.submodule_search_locations or ():
+        for file in sorted(Path(folder).rglob("*")):
+            if file.suffix in (".py", ".so"):
+                yield _stamp(str(file))
 
 
 def _amd_gpus() -> Iterable[str]:
@@ -179,6 +227,8 @@ class _Cache:
 
     def put(self, key: str, result: ProbeResult) -> None:
         entries = self._read()
+        for oldest in list(entries)[: max(0, len(entries) - _CACHED_ANSWERS + 1)]:
+            del entries[oldest]
         entries[key] = {
             "ok": result.ok,
             "reason": result.reason,
@@ -191,8 +241,13 @@ class _Cache:
             with tempfile.NamedTemporaryFile(
                 "w", dir=self.path.parent, prefix="probes-", delete=False
             ) as file:
-                json.dump(entries, file)
-            Path(file.name).replace(self.path)
+                try:
+                    json.dump(entries, file)
+                    file.flush()
+                    Path(file.name).replace(self.path)
+                except BaseException:
+                    Path(file.name).unlink()
+                    raise
         except OSError:
             return  # a read-only home costs a probe per start, nothing else
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -46,6 +47,18 @@ def grain(width: int) -> int:
     each other's GIL.
     """
     return 100_000 // max(width, 1) + 1
+
+
+def limit_blas(threads: int) -> None:
+    """
+    Let numpy's BLAS use no more threads than that; it uses all cores by itself.
+
+    The limit holds for the process, so nothing is done where none was asked for.
+    """
+    if threads < len(os.sched_getaffinity(0)):
+        from threadpoolctl import threadpool_limits  # noqa: PLC0415  (seldom needed)
+
+        threadpool_limits(threads, user_api="blas")
 
 
 @cache

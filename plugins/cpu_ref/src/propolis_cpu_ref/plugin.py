@@ -18,6 +18,7 @@ from propolis_cpu_ref import ops_reduce
 from propolis_cpu_ref import ops_rope
 from propolis_cpu_ref import ops_softmax
 from propolis_cpu_ref import ops_unary
+from propolis_cpu_ref._threads import limit_blas
 
 
 if TYPE_CHECKING:
@@ -52,5 +53,6 @@ def propolis_plugin() -> PluginInfo:
 def propolis_ops(device: Device) -> Iterable[OpImpl]:
     """One implementation of each op, for the CPU."""
     if device.kind == "cpu":
+        limit_blas(device.threads)
         for family in FAMILIES:
             yield from family.OPS

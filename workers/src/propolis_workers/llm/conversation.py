@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 GREEDY = SamplingParams()
 
 
+DEFAULT_CONTEXT = 8192
+
+
 class Conversation:
     """
     Messages so far, and the sequence that the model has seen of them.
@@ -30,7 +33,9 @@ class Conversation:
     def __init__(self, llm: LLM, *, system: str | None = None, context: int | None = None) -> None:
         self._llm = llm
         self._system = system
-        self._engine = llm.engine(context)
+        # Not the whole context of a model made for 128k tokens: on a device its keys and
+        # values are real memory.
+        self._engine = llm.engine(DEFAULT_CONTEXT if context is None else context)
         self._seen: list[int] = []
         self._turn: Generation | None = None
         self.messages: list[dict[str, str]] = []

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+from propolis import __version__
+from propolis.config import Config
+from propolis.doctor import examine
+
+
+def findings(**settings):
+    """All findings by name."""
+    return {f.name: f for f in examine(lambda: Config.load(**settings))}
+
+
+def status(found, name):
+    """(status, summary, remedy) of a finding."""
+    result = found[name].result
+    return result.status, result.summary, result.remedy
+
+
+def test_a_healthy_installation():
+    """Nothing to do; every finding that is not ok would have a remedy."""
+    found = findings()
+    assert {f.result.status for f in found.values()} == {"ok"}
+    assert {"python", "settings", "plugins.installed", "cache", "devices", "plugin.cpu_ref"} <= set(
+        found
+    )
+    assert [f.phase for f in found.values()] == sorted(f.phase for f in found.values())
+
+
+def test_phase_one_imports_no_plugin(site, tmp_path):
+    """It works when importing a plugin is what kills the process."""
+    marker = tmp_path / "imported"
+    site.plugin("deadly", f"open({str(marker)!r}, 'w')\nimport os\nos._exit(9)")
+    names = [f.name for f in examine(Config.load, import_plugins=False)]
+    assert "plugins.policy" in names
+    assert not marker.exists()
+    assert "fake_deadly" not in sys.modules
+
+
+def test_wrong_settings_are_a_finding(monkeypatch):
+    """Doctor says so and stops there: nothing else can be judged."""
+    monkeypatch.setenv("PROPOLIS_THREADS", "many")
+    found = findings()
+    assert status(found, "settings")[0] == "error"
+    assert "threads = 'many'" in status(found, "settings")[1]
+    assert "devices" not in found
+
+
+def test_unknown_variables_are_a_warning(monkeypatch):
+    """With near matches in the remedy, where there are any."""
+    monkeypatch.setenv("PROPOLIS_THREDS", "1")
+    kind, summary, remedy = status(findings(), "settings")
+    assert (kind, summary) == ("warning", "variables that mean nothing: PROPOLIS_THREDS")
+    assert "PROPOLIS_THREADS" in remedy
+    monkeypatch.delenv("PROPOLIS_THREDS")
+    monkeypatch.setenv("PROPOLIS_QQQQQQQQ", "1")
+    assert status(findings(), "settings")[2] == "unset them"
+
+
+def test_versions_that_differ(site):
+    """Our distributions are released together; strangers' have versions of their own."""
+    site.distribution("propolis-workers", "9.9")
+    site.distribution("propolis-stranger", "2.0")
+    found = findings()
+    assert status(found, "distribution.propolis-workers") == (
+        "error",
+        f"9.9, but propolis-core is {__version__}",
+        f"pip install 'propolis-workers=={__version__}'",
+    )
+    assert status(found, "distribution.propolis-stranger") == ("ok", "2.0", "")
+
+
+def test_a_damaged_distribution_is_survived(site):
+    """A dist-info folder without metadata is no reason to say nothing."""
+    site.distribution("propolis-left", metadata="", plugins={"left": "x"})
+    assert "devices" in findings()
+
+
+def test_a_missing_reference(monkeypatch):
+    """Without it, ops that nobody serves cannot run."""
+    monkeypatch.setattr("propolis.doctor.discover", list)
+    kind, summary, remedy = status(findings(), "plugins.installed")
+    assert (kind, remedy) == ("error", "pip install propolis-cpu-ref")
+    assert summary.startswith("propolis-cpu-ref is not installed")
+
+
+def test_names_that_are_claimed_twice(site):
+    """All of them, with their claimants."""
+    for name in ("dist-a", "dist-b"):
+        site.distribution(name, plugins={"x": "m", "y": "m"})
+    kind, summary, _ = status(findings(), "plugins.names")
+    assert kind == "error"
+    assert summary == "x is claimed by dist-a and dist-b; y is claimed by dist-a and dist-b"
+
+
+def test_the_policy(site):
+    """What is disabled is said; a name that is not installed is an error, in both phases."""
+    site.plugin("shy")
+    found = findings(disable_plugins="shy")
+    assert status(found, "plugins.policy")[:2] == (
+        "ok",
+        "shy: denied by disable_plugins (PROPOLIS_DISABLE_PLUGINS)",
+    )
+    assert "plugin.shy" not in found
+    found = findings(disable_plugins="shyy")
+    assert status(found, "plugins.policy")[0] == "error"
+    assert status(found, "plugins.load")[0] == "error"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    """A warning: everything works, more slowly."""
+    (tmp_path / "file").write_text("")
+    kind, summary, remedy = status(findings(cache_dir=str(tmp_path / "file")), "cache")
+    assert kind == "warning"
+    assert "cannot be written" in summary
+    assert "PROPOLIS_CACHE_DIR" in remedy
+
+
+def test_every_rejected_plugin_is_an_error(site):
+    """With its stage, its reason, and how to do without; strict does not end at the first."""
+    site.plugin("bad", "1/0")
+    site.plugin("worse", "def propolis_probe(): return ProbeResult(False, 'no card')")
+    found = findings(strict=True)
+    assert status(found, "plugin.bad") == (
+        "error",
+        "rejected at probe: ZeroDivisionError: division by zero",
+        "fix it, or disable it: PROPOLIS_DISABLE_PLUGINS=bad",
+    )
+    assert status(found, "plugin.worse")[1] == "rejected at probe: no card"
+    assert status(found, "plugin.cpu_ref")[0] == "ok"
+
+
+CHECKS = """
+def bad(): raise ValueError("odd")
+def leave(): raise SystemExit(0)
+@hookimpl
+def propolis_doctor_checks():
+    yield DoctorCheck("sick.good", lambda: CheckResult("warning", "so-so", "drink tea"), {"a": "b"})
+    yield DoctorCheck("sick.raises", bad)
+    yield DoctorCheck("sick.leaves", leave)
+    yield DoctorCheck("sick.none", lambda: None)
+    yield DoctorCheck("sick.status", lambda: CheckResult("fine", "x"))
+    yield "no check"
+"""
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_checks_that_plugins_bring(site):
+    """Each is a finding; one that breaks its contract is an error of its own, and no more."""
+    site.plugin("sick", CHECKS)
+    found = findings()
+    author = "report it to the plugin's author"
+    assert status(found, "sick.good") == ("warning", "so-so", "drink tea")
+    assert found["sick.good"].fields == {"a": "b"}
+    assert status(found, "sick.raises") == ("error", "the check raised ValueError: odd", author)
+    assert status(found, "sick.leaves")[1] == "the check raised SystemExit: 0"
+    assert status(found, "sick.none")[1] == "the check returned None, not a CheckResult"
+    assert status(found, "sick.status")[1].startswith(
+        "the check returned CheckResult(status='fine'"
+    )
+    assert status(found, "sick.check") == (
+        "error",
+        "the plugin gave a str, not a DoctorCheck",
+        author,
+    )
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_a_provider_that_cannot_list_is_its_plugins_finding(site):
+    """Devices are listed without it."""
+    source = """
+    class P:
+        kind = "odd"
+        def enumerate(self):
+            raise RuntimeError("driver gone")
+    @hookimpl
+    def propolis_devices(config):
+        return [P()]
+    """
+    site.plugin("odd", textwrap.dedent(source))
+    found = findings()
+    assert status(found, "devices")[0] == "ok"
+    assert "driver gone" in status(found, "plugin.odd")[1]
+
+
+# -- the command ---------------------------------------------------------------
+
+
+def test_the_command_for_people(cli, monkeypatch):
+    """Marks, remedies below, exit code 0 with warnings."""
+    monkeypatch.setenv("PROPOLIS_THREDS", "1")
+    done = cli("doctor", "--no-import")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    at = lines.index("warning settings: variables that mean nothing: PROPOLIS_THREDS")
+    assert lines[at + 1].startswith("        -> unset them, or correct the names (")
+    assert not any("devices" in line for line in lines)
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_the_command_for_machines(cli, site):
+    """One JSON document, fields included; exit code 1 when something is wrong."""
+    site.plugin("sick", CHECKS)
+    done = cli("doctor", "--json")
+    assert done.code == 1
+    found = {f["name"]: f for f in json.loads(done.out)}
+    assert found["sick.good"] == {
+        "phase": 2,
+        "name": "sick.good",
+        "status": "warning",
+        "summary": "so-so",
+        "remedy": "drink tea",
+        "fields": {"a": "b"},
+    }
+
+
+def test_the_command_with_wrong_settings(cli, monkeypatch):
+    """Doctor itself goes on: the settings are a finding, in JSON too."""
+    monkeypatch.setenv("PROPOLIS_FALLBACK", "never")
+    done = cli("doctor", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)[-1]["name"] == "settings"
