@@ -158,7 +158,7 @@ def test_an_error_of_inference_itself_is_not_hidden(t):
     def broken(x: Tensor, /):
         return x.no_such_attribute
 
-    spec = ops.OpSpec(broken, allowed={"x": dtypes.PLAIN}, mutates=False, tolerance={})
+    spec = ops.Op(broken, allowed={"x": dtypes.PLAIN}, outputs=1, tolerance={})
     with pytest.raises(AttributeError, match="no_such_attribute"):
         spec(t(2))
 

@@ -175,7 +175,7 @@ def explain(
         click.echo(f"  {report.status}: plugin {report.candidate}: {report.reason}")
 
 
-def _print_trace(trace: Trace, spec: OpSpec[Any]) -> None:
+def _print_trace(trace: Trace, spec: OpSpec) -> None:
     kinds = ", ".join(f"{p}={d}" for p, d in zip(spec.dtypes, trace.key, strict=True))
     click.echo(f"{trace.op} ({kinds}) on {trace.device}: {_server(trace)}")
     for verdict in trace.verdicts:
@@ -245,7 +245,7 @@ def _ordered(kinds: frozenset[DType]) -> list[DType]:
     return [d for d in ALL if d in kinds]
 
 
-def _typical(spec: OpSpec[Any], parameter: str) -> DType:
+def _typical(spec: OpSpec, parameter: str) -> DType:
     """f32 where the parameter takes it, else the first dtype it takes."""
     from propolis.dtypes import f32  # noqa: PLC0415
 
@@ -253,7 +253,7 @@ def _typical(spec: OpSpec[Any], parameter: str) -> DType:
     return f32 if f32 in allowed else _ordered(allowed)[0]
 
 
-def _wanted_key(spec: OpSpec[Any], given: str | None) -> list[DType]:
+def _wanted_key(spec: OpSpec, given: str | None) -> list[DType]:
     """The dtypes a user gave; where it is one, it stands for every parameter that takes it."""
     from propolis.dtypes import parse_dtype  # noqa: PLC0415
 

@@ -77,7 +77,7 @@ class FallbackLog:
 
 
 def run_on_cpu(
-    spec: OpSpec[Any],
+    spec: OpSpec,
     key: Key,
     cpu: Device,
     tally: Tally,
@@ -85,28 +85,28 @@ def run_on_cpu(
     kwargs: dict[str, Any],
 ) -> None:
     """
-    Run one call, destination first, on host copies of its tensors; copy the result back.
+    Run one call, destinations first, on host copies of its tensors; copy the results back.
 
     Args:
         spec: the op.
         key: its dispatch key.
         cpu: the CPU, whose own table serves the op.
         tally: where the bytes copied are counted.
-        args: destination and arguments, as implementations receive them.
+        args: destinations and arguments, as implementations receive them.
         kwargs: the keyword arguments.
     """
     copy = _Mirror(cpu, tally)
-    # Of a destination that is rewritten whole, nothing is read.
-    blank = None if spec.mutates else cpu.empty(args[0].shape, args[0].dtype)
-    host_args = [blank or copy(args[0]), *(copy(a) for a in args[1:])]
+    # Of destinations that are rewritten whole, nothing is read.
+    blank = [cpu.empty(out.shape, out.dtype) for out in args[: spec.outputs]]
+    host_args = [*blank, *(copy(a) for a in args[spec.outputs :])]
     host_kwargs = {name: copy(a) for name, a in kwargs.items()}
     run: Callable[..., None] = cpu.table.bind(spec, key)
     run(*host_args, **host_kwargs)
-    destination, result = args[0], host_args[0]
-    raw = result.storage.bytes[: _nbytes_reached(destination)]
-    start = destination.dtype.nbytes(destination.layout.offset)
-    destination.device.memory.copy_in(destination.storage, start, raw)
-    tally.nbytes += raw.nbytes
+    for target, result in zip(args[: max(spec.outputs, 1)], host_args, strict=False):
+        raw = result.storage.bytes[: _nbytes_reached(target)]
+        start = target.dtype.nbytes(target.layout.offset)
+        target.device.memory.copy_in(target.storage, start, raw)
+        tally.nbytes += raw.nbytes
 
 
 class _Mirror:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from typing import Any
 from typing import Literal
 
 from propolis import dtypes
@@ -83,7 +82,7 @@ def ladder_order(impl: OpImpl) -> tuple[int, str, str]:
 
 
 def resolve(
-    spec: OpSpec[Any],
+    spec: OpSpec,
     key: Key,
     device: Device,
     candidates: Iterable[OpImpl],
@@ -118,7 +117,7 @@ def resolve(
 
 
 def static_refusal(
-    spec: OpSpec[Any],
+    spec: OpSpec,
     kinds: Sequence[DType],
     device: Device,
     impl: OpImpl,

@@ -61,14 +61,14 @@ class DispatchTable:
         for impl in impls:
             self._impls[impl.op].append(impl)
 
-    def trace(self, spec: OpSpec[Any], key: Key) -> Trace:
+    def trace(self, spec: OpSpec, key: Key) -> Trace:
         """Every candidate for the op and what became of it."""
         kinds = key if isinstance(key, tuple) else (key,)
         key = spec.key(*kinds)
         on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
         return resolve(spec, key, self.device, self._impls.get(spec.name, ()), on_cpu)
 
-    def bind(self, spec: OpSpec[Any], key: Key) -> Callable[..., None]:
+    def bind(self, spec: OpSpec, key: Key) -> Callable[..., None]:
         """
         The callable that runs the op for this key: ``run(out, *args, **kwargs)``.
 
@@ -94,7 +94,7 @@ class DispatchTable:
         self.plain[spec.name][key] = run
         return run
 
-    def prepare(self, spec: OpSpec[Any], key: Key, weight: Tensor) -> Tensor:
+    def prepare(self, spec: OpSpec, key: Key, weight: Tensor) -> Tensor:
         """
         Let the implementation that will serve the op prepare a weight, once at load.
 
@@ -109,19 +109,20 @@ class DispatchTable:
         self.placement.record_weight(spec.name, winner.provenance, weight, prepared)
         return weight.with_packed({winner.provenance.plugin: prepared.payload})
 
-    def _ladder(self, spec: OpSpec[Any], key: Key, trace: Trace) -> Callable[..., None]:
+    def _ladder(self, spec: OpSpec, key: Key, trace: Trace) -> Callable[..., None]:
         chain = trace.chain
         if chain and chain[0].supports is None and chain[0].strided:
             return chain[0].fn
-        destinations = 0 if spec.mutates else 1
+        outputs, destinations = spec.outputs, max(spec.outputs, 1)
 
         def run(*args: Any, **kwargs: Any) -> None:
             reasons = []
             for impl in chain:
-                reason = self._refusal(impl, args[0], args[destinations:], kwargs)
+                reason = self._refusal(impl, args[:destinations], args[outputs:], kwargs)
                 if reason is None:
                     if not impl.strided:
-                        args = args[:1] + tuple(map(self._packed_rows, args[1:]))
+                        inputs = map(self._packed_rows, args[destinations:])
+                        args = (*args[:destinations], *inputs)
                         kwargs = {name: self._packed_rows(v) for name, v in kwargs.items()}
                     impl.fn(*args, **kwargs)
                     return
@@ -137,11 +138,15 @@ class DispatchTable:
 
     @staticmethod
     def _refusal(
-        impl: OpImpl, destination: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+        impl: OpImpl,
+        destinations: tuple[Tensor, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> str | None:
         """Why the implementation declines this call; None when it takes it."""
-        if not impl.strided and not destination.is_contiguous:
-            return f"it takes no strided destination, this one has strides {destination.strides}"
+        for target in () if impl.strided else destinations:
+            if not target.is_contiguous:
+                return f"it takes no strided destination, this one has strides {target.strides}"
         reason = impl.supports(*args, **kwargs) if impl.supports else None
         if reason is not None and not isinstance(reason, str):
             msg = (

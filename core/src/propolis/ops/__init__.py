@@ -8,7 +8,9 @@ device's dispatch table; ``propolis explain add`` shows it.
 
 from __future__ import annotations
 
+from propolis.ops._spec import Op
 from propolis.ops._spec import OpSpec
+from propolis.ops._spec import PairOp
 from propolis.ops._spec import Tolerance
 from propolis.ops._spec import catalogue
 from propolis.ops.attention import attention
@@ -30,7 +32,9 @@ from propolis.ops.unary import silu_mul
 
 
 __all__ = [
+    "Op",
     "OpSpec",
+    "PairOp",
     "Tolerance",
     "add",
     "argmax",

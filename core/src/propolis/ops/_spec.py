@@ -61,7 +61,7 @@ DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
 }
 
 
-class OpSpec(Generic[P]):
+class OpSpec:
     """
     One op: name, signature, inference, allowed dtypes, tolerance.
 
@@ -70,6 +70,7 @@ class OpSpec(Generic[P]):
         family: the module of the catalogue it stands in.
         infer: validates arguments; gives shape and dtype of the output.
         dtypes: the allowed dtypes of each dispatch parameter, in signature order.
+        outputs: how many tensors it gives; 0 when it mutates.
         mutates: whether the first argument is the destination (then the op
             allocates nothing and returns that argument).
         tolerance: per output dtype; exact where a dtype is missing.
@@ -78,17 +79,18 @@ class OpSpec(Generic[P]):
 
     def __init__(
         self,
-        infer: Callable[P, Meta | None],
+        infer: Callable[..., Any],
         *,
         allowed: Mapping[str, Collection[DType]],
-        mutates: bool,
+        outputs: int,
         tolerance: Mapping[DType, Tolerance],
     ) -> None:
         self.name: Final = infer.__name__
         self.family: Final = infer.__module__.rpartition(".")[2]
         self.infer: Final = infer
         self.dtypes: Final = {name: frozenset(kinds) for name, kinds in allowed.items()}
-        self.mutates: Final = mutates
+        self.outputs: Final = outputs
+        self.mutates: Final = outputs == 0
         self.tolerance: Final = tolerance
         self.signature: Final = inspect.signature(infer)
         self.__doc__ = inspect.getdoc(infer)
@@ -104,46 +106,6 @@ class OpSpec(Generic[P]):
     def summary(self) -> str:
         """The first line of the docstring."""
         return (self.__doc__ or "").strip().partition("\n")[0]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        """Allocate the output, run the op, and return it."""
-        meta = self._infer(args, kwargs)
-        first: Any = args[0]
-        device = first.device
-        if meta is None:
-            self._bound(device, args)(*args, **kwargs)
-            return first  # type: ignore[no-any-return]
-        out: Tensor = device.empty(*meta)
-        self._bound(device, args)(out, *args, **kwargs)
-        return out
-
-    def into(self, out: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        """
-        Run the op into ``out`` and return it: allocates nothing.
-
-        Raises:
-            OpError: ``out`` has another shape, dtype or device than the result, is
-                strided, or the op has a destination of its own.
-        """
-        meta = self._infer(args, kwargs)
-        if meta is None:
-            msg = f"{self.name}: writes into its first argument and takes no out"
-            raise OpError(msg)
-        first: Any = args[0]
-        if not isinstance(out, Tensor):
-            msg = f"{self.name}: out is a {type(out).__name__}, not a Tensor"
-            raise OpError(msg)
-        if (out.shape, out.dtype) != meta:
-            msg = f"{self.name}: the result is {meta[1]} of shape {meta[0]}, out is {out!r}"
-            raise OpError(msg)
-        if not out.is_contiguous:
-            msg = f"{self.name}: out has strides {out.strides}; it must be contiguous"
-            raise OpError(msg)
-        if out.device is not first.device:
-            msg = f"{self.name}: out is on {out.device.id}, the arguments on {first.device.id}"
-            raise OpError(msg)
-        self._bound(out.device, args)(out, *args, **kwargs)
-        return out
 
     def key(self, *kinds: DType) -> Key:
         """
@@ -166,7 +128,7 @@ class OpSpec(Generic[P]):
                 raise DTypeError(msg)
         return kinds[0] if len(kinds) == 1 else kinds
 
-    def _infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meta | None:
+    def _infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             meta = self.infer(*args, **kwargs)
             first = args[0]
@@ -223,11 +185,93 @@ class OpSpec(Generic[P]):
         )
         return OpError(f"{self.name}: tensors on several devices ({places}): move them with .to()")
 
+    def _check_out(self, out: Any, meta: Meta, device: Device) -> None:
+        """Refuse an output that does not fit the result."""
+        if not isinstance(out, Tensor):
+            msg = f"{self.name}: out is a {type(out).__name__}, not a Tensor"
+            raise OpError(msg)
+        if (out.shape, out.dtype) != meta:
+            msg = f"{self.name}: the result is {meta[1]} of shape {meta[0]}, out is {out!r}"
+            raise OpError(msg)
+        if not out.is_contiguous:
+            msg = f"{self.name}: out has strides {out.strides}; it must be contiguous"
+            raise OpError(msg)
+        if out.device is not device:
+            msg = f"{self.name}: out is on {out.device.id}, the arguments on {device.id}"
+            raise OpError(msg)
+
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature}>"
 
 
-_registry: dict[str, OpSpec[Any]] = {}
+class Op(OpSpec, Generic[P]):
+    """An op with one output, or with its first argument as destination."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Allocate the output, run the op, and return it."""
+        meta = self._infer(args, kwargs)
+        first: Any = args[0]
+        device = first.device
+        if meta is None:
+            self._bound(device, args)(*args, **kwargs)
+            return first  # type: ignore[no-any-return]
+        out: Tensor = device.empty(*meta)
+        self._bound(device, args)(out, *args, **kwargs)
+        return out
+
+    def into(self, out: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """
+        Run the op into ``out`` and return it: allocates nothing.
+
+        Raises:
+            OpError: ``out`` has another shape, dtype or device than the result, is
+                strided, or the op has a destination of its own.
+        """
+        meta = self._infer(args, kwargs)
+        if meta is None:
+            msg = f"{self.name}: writes into its first argument and takes no out"
+            raise OpError(msg)
+        first: Any = args[0]
+        self._check_out(out, meta, first.device)
+        self._bound(out.device, args)(out, *args, **kwargs)
+        return out
+
+
+class PairOp(OpSpec, Generic[P]):
+    """An op with two outputs."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, Tensor]:
+        """Allocate the outputs, run the op, and return them."""
+        metas = self._infer(args, kwargs)
+        first: Any = args[0]
+        device = first.device
+        outs: tuple[Tensor, Tensor] = (device.empty(*metas[0]), device.empty(*metas[1]))
+        self._bound(device, args)(*outs, *args, **kwargs)
+        return outs
+
+    def into(
+        self,
+        outs: tuple[Tensor, Tensor],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Run the op into ``outs`` and return them: allocates nothing.
+
+        Raises:
+            OpError: an output has another shape, dtype or device than the result, or is
+                strided.
+        """
+        metas = self._infer(args, kwargs)
+        first: Any = args[0]
+        for out, meta in zip(outs, metas, strict=True):
+            self._check_out(out, meta, first.device)
+        self._bound(first.device, args)(*outs, *args, **kwargs)
+        return outs
+
+
+_registry: dict[str, OpSpec] = {}
 
 
 def op(
@@ -235,7 +279,7 @@ def op(
     *,
     mutates: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
-) -> Callable[[Callable[P, Meta | None]], OpSpec[P]]:
+) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
     Declare an op by its inference function.
 
@@ -246,15 +290,31 @@ def op(
         tolerance: how far results may be from the truth, per output dtype.
     """
 
-    def declare(infer: Callable[P, Meta | None]) -> OpSpec[P]:
-        spec = OpSpec(infer, allowed=allowed, mutates=mutates, tolerance=tolerance)
+    def declare(infer: Callable[P, Meta | None]) -> Op[P]:
+        outputs = 0 if mutates else 1
+        spec: Op[P] = Op(infer, allowed=allowed, outputs=outputs, tolerance=tolerance)
         _registry[spec.name] = spec
         return spec
 
     return declare
 
 
-def catalogue() -> Mapping[str, OpSpec[Any]]:
+def pair_op(
+    allowed: Mapping[str, Collection[DType]],
+    *,
+    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
+    """Declare an op with two outputs; arguments as :func:`op`."""
+
+    def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
+        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, tolerance=tolerance)
+        _registry[spec.name] = spec
+        return spec
+
+    return declare
+
+
+def catalogue() -> Mapping[str, OpSpec]:
     """All ops, by name."""
     return _registry
 
@@ -264,8 +324,11 @@ __all__ = [
     "EXACT",
     "Key",
     "Meta",
+    "Op",
     "OpSpec",
+    "PairOp",
     "Tolerance",
     "catalogue",
     "op",
+    "pair_op",
 ]

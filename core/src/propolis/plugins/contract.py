@@ -61,19 +61,17 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
     return dataclasses.replace(impl, provenance=source)
 
 
-def _check_function(impl: OpImpl, spec: OpSpec[Any]) -> None:
+def _check_function(impl: OpImpl, spec: OpSpec) -> None:
     signature = _signature(impl.op, "function", impl.fn)
     wanted = list(spec.signature.parameters.values())
     given = list(signature.parameters.values())
-    fits = True
-    if not spec.mutates:
-        fits = bool(given) and given[0].kind in _POSITIONAL
-        given = given[1:]
+    outs, given = given[: spec.outputs], given[spec.outputs :]
+    fits = len(outs) == spec.outputs and all(p.kind in _POSITIONAL for p in outs)
     fits = fits and [p.name for p in given] == [p.name for p in wanted]
     for mine, theirs in zip(given, wanted, strict=False):
         fits = fits and mine.kind in _TAKES[theirs.kind] and _same(mine.default, theirs.default)
     if not fits:
-        first = "" if spec.mutates else "out, "
+        first = ("", "out, ", "out0, out1, ")[spec.outputs]
         msg = (
             f"{impl.op}: its function takes {signature}; "
             f"the op needs ({first}{str(spec.signature)[1:]}"
@@ -81,7 +79,7 @@ def _check_function(impl: OpImpl, spec: OpSpec[Any]) -> None:
         raise PluginError(msg)
 
 
-def _check_supports(impl: OpImpl, spec: OpSpec[Any]) -> None:
+def _check_supports(impl: OpImpl, spec: OpSpec) -> None:
     """``supports`` may be vague (``*args, **kwargs``), but must take the op's arguments."""
     if impl.supports is None:
         return
@@ -100,7 +98,7 @@ def _check_supports(impl: OpImpl, spec: OpSpec[Any]) -> None:
         raise PluginError(msg) from exc
 
 
-def _check_dtypes(impl: OpImpl, spec: OpSpec[Any]) -> None:
+def _check_dtypes(impl: OpImpl, spec: OpSpec) -> None:
     given = impl.dtypes
     if isinstance(given, Mapping):
         if not given.keys() <= spec.dtypes.keys():
