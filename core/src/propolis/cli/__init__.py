@@ -35,6 +35,7 @@ from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
+from propolis.cli.new_plugin import new_plugin
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.plugins.loader import describe
@@ -136,7 +137,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     ctx.obj = {name: None if value is False else value for name, value in options.items()}
 
 
-for _command in (devices, doctor, explain, ops, plugins):
+for _command in (devices, doctor, explain, new_plugin, ops, plugins):
     cli.add_command(_command)
 
 
