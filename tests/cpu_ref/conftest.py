@@ -16,6 +16,7 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis.cpu import CpuStorage
+from propolis.ops._spec import EXACT
 from propolis.runtime import set_default_runtime
 
 
@@ -95,6 +96,56 @@ def run(poisoned):
         for tensor, was in zip(inputs, before, strict=True):
             np.testing.assert_array_equal(was, tensor.storage.bytes, f"{op}: changed an input")
         return result.numpy()
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def run_pair(poisoned):
+    """Run an op of two outputs and return both as arrays; checks what ``run`` checks."""
+
+    def call(op, *args, **kwargs):
+        inputs = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        before = [tensor.storage.bytes.copy() for tensor in inputs]
+        results = op(*args, **kwargs)
+        for byte in (0xFF, 0x55):
+            places = [poisoned(r.shape, r.dtype, byte) for r in results]
+            outs = tuple(out for out, _ in places)
+            assert op.into(outs, *args, **kwargs) is outs
+            for result, (out, memory) in zip(results, places, strict=True):
+                guard = GUARD * result.dtype.block_bytes
+                assert result.numpy().tobytes() == out.numpy().tobytes(), f"{op}: over poison"
+                assert (memory[:guard] == byte).all(), f"{op}: wrote before out"
+                assert (memory[len(memory) - guard :] == byte).all(), f"{op}: wrote after out"
+        for tensor, was in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(was, tensor.storage.bytes, f"{op}: changed an input")
+        return tuple(result.numpy() for result in results)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def change(lay):
+    """
+    Run an op that writes into its first argument, and return what it made of it.
+
+    Checks, with the target in memory as ``how`` says, that the op returns its target,
+    writes nothing beside it, and keeps the bytes of its inputs.
+    """
+
+    def call(op, array, *args, how="contiguous", **kwargs):
+        target = lay(array, how)
+        inputs = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        before = [tensor.storage.bytes.copy() for tensor in inputs]
+        assert op(target, *args, **kwargs) is target
+        for tensor, was in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(was, tensor.storage.bytes, f"{op}: changed an input")
+        result = target.numpy().copy()
+        twin = lay(result, how)
+        np.testing.assert_array_equal(
+            twin.storage.bytes, target.storage.bytes, f"{op}: wrote beside its target"
+        )
+        return result
 
     return call
 
@@ -196,7 +247,8 @@ def close(nearest):
     """
     Check a result against the truth in f64, by the tolerance of the op's spec.
 
-    Where the truth, rounded to the result's dtype, is not finite, they must agree.
+    Where the truth, rounded to the result's dtype, is not finite, they must agree; and
+    an exact result is the truth rounded.
     """
 
     def check(op, truth, actual, tolerance=None):
@@ -207,6 +259,7 @@ def close(nearest):
         finite = np.isfinite(rounded)
         values = actual.astype(np.float64)
         np.testing.assert_array_equal(values[~finite], rounded[~finite])
+        truth = rounded if (rtol, atol) == EXACT else truth
         np.testing.assert_allclose(values[finite], truth[finite], rtol, atol, equal_nan=False)
 
     return check

@@ -1,4 +1,4 @@
-"""add and mul against sums and products rounded once, and integers modulo their width."""
+"""Sums, differences, products against one rounding of the truth; integers modulo their width."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ FLOATS = [d for d in PLAIN if d.is_float]
 INTEGERS = [d for d in PLAIN if d.is_integer]
 
 every_op = pytest.mark.parametrize(
-    ("op", "function"), [(ops.add, operator.add), (ops.mul, operator.mul)], ids=["add", "mul"]
+    ("op", "function"),
+    [(ops.add, operator.add), (ops.sub, operator.sub), (ops.mul, operator.mul)],
+    ids=["add", "sub", "mul"],
 )
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=repr)
 every_integer = pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
@@ -50,7 +52,8 @@ def test_floats(run, lay, draw, nearest, same, how, op, function, dtype):
     a, b = lay(draw((3, 4, 5), dtype, 1), how), lay(draw((3, 4, 5), dtype, 2, 20.0))
     expected = nearest(truth(function, a.numpy(), b.numpy()), dtype)
     same(expected, run(op, a, b))
-    same(expected, run(op, b, a))
+    swapped = nearest(truth(function, b.numpy(), a.numpy()), dtype)
+    same(swapped, run(op, b, a))
 
 
 @every_op

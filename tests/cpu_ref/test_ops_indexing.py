@@ -18,7 +18,7 @@ PLAIN = [d for d in dtypes.ALL if d in dtypes.PLAIN]
 FLOATS = [d for d in PLAIN if d.is_float]
 # gguf has no code for the others; tests of dequantize have a loop for them.
 BLOCKS = [d for d in dtypes.ALL if d.is_block and d not in (dtypes.q8_1, dtypes.q8_k)]
-INDICES = [np.uint32, np.int32, np.int64]
+INDICES = [np.uint8, np.uint32, np.int16, np.int32, np.int64]
 
 every_dtype = pytest.mark.parametrize("dtype", PLAIN, ids=repr)
 every_index = pytest.mark.parametrize("index", INDICES)
@@ -115,7 +115,7 @@ def test_views_of_block_tables(run):
 @pytest.mark.parametrize("table", ["f32", "q8_0"])
 @pytest.mark.parametrize(
     ("wrong", "index"),
-    [(-1, np.int32), (4, np.int32), (4, np.uint32), (2**32 - 1, np.uint32), (-(2**63), np.int64)],
+    [(-1, np.int32), (4, np.int32), (4, np.uint32), (2**32 - 2, np.uint32), (-(2**63), np.int64)],
 )
 def test_ids_outside_the_table(table, wrong, index):
     """An id outside is an error that names it, and nothing is written."""
@@ -138,7 +138,9 @@ def test_other_errors():
     whole = Tensor.from_numpy(np.ones((4, 3), np.int16))
     with pytest.raises(ShapeError, match=r"embedding: table is \(rows, width\); got table \(3,\)"):
         ops.embedding(ids, Tensor.from_numpy(np.ones(3, np.float32)))
-    with pytest.raises(DTypeError, match=r"embedding: ids is f32; supported: u32, i32, i64; ops."):
+    with pytest.raises(
+        DTypeError, match=r"embedding: ids is f32; supported: u8, u32, i16, i32, i64"
+    ):
         ops.embedding(table, table)
     with pytest.raises(DTypeError, match=r"embedding: dtype i32 from a table of f32; supported: f"):
         ops.embedding(ids, table, dtypes.i32)

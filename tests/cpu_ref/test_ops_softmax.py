@@ -105,3 +105,46 @@ def test_other_errors():
         ops.softmax(Tensor.from_numpy(np.ones(3, np.int64)))
     with pytest.raises(OpError, match=r"softmax: x is a float, not a Tensor: Tensor.from_numpy"):
         ops.softmax(1.5)
+
+
+def log_softmax(x, dim=-1):
+    """The logarithm of the sum is taken off, in f64, shifted so that nothing overflows."""
+    x = x.astype(np.float64)
+    if x.size == 0:
+        return x
+    with np.errstate(all="ignore"):
+        shifted = x - x.max(axis=dim, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=dim, keepdims=True))
+
+
+@every_float
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_log_softmax(run, lay, draw, close, how, dtype, dim):
+    """Every float dtype in every layout gives the definition's values along every dimension."""
+    x = lay(draw((3, 4, 5), dtype, 1, 3.0), how)
+    close(ops.log_softmax, log_softmax(x.numpy(), dim), run(ops.log_softmax, x, dim))
+
+
+@every_float
+@pytest.mark.parametrize(("shape", "dim"), [((1,), 0), ((0,), 0), ((3, 0), 1), ((0, 3), 1)])
+def test_log_softmax_shapes(run, draw, close, dtype, shape, dim):
+    """Tensors without elements and of one element work."""
+    x = draw(shape, dtype)
+    close(ops.log_softmax, log_softmax(x, dim), run(ops.log_softmax, Tensor.from_numpy(x), dim))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f64, dtypes.f16, dtypes.bf16], ids=repr)
+def test_log_softmax_ieee(run, same, dtype):
+    """What cannot be is -inf, however large the others are; NaN and +inf make a row NaN."""
+    inf, nan = np.inf, np.nan
+    x = [[1, nan, 0], [inf, 0, 1], [-inf] * 3, [-inf, 5, -inf], [60416, -4096, 0]]
+    expected = [[nan] * 3, [nan] * 3, [nan] * 3, [-inf, 0, -inf], [0, -64512, -60416]]
+    same(expected, run(ops.log_softmax, Tensor.from_numpy(np.array(x, dtype.numpy))))
+
+
+def test_log_softmax_errors():
+    """A missing dimension and integers are errors that name the op."""
+    with pytest.raises(ShapeError, match=r"log_softmax: dimension 1 .* rank 1"):
+        ops.log_softmax(Tensor.from_numpy(np.ones(3)), 1)
+    with pytest.raises(DTypeError, match=r"log_softmax: x is i32; supported: f64"):
+        ops.log_softmax(Tensor.from_numpy(np.ones(3, np.int32)))

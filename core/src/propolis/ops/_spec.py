@@ -43,7 +43,11 @@ Meta = tuple[Shape, DType]
 
 
 class Tolerance(NamedTuple):
-    """How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``."""
+    """
+    How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``.
+
+    Where both are 0 (``EXACT``) the result is the truth rounded once to its dtype.
+    """
 
     rtol: float
     atol: float
@@ -215,8 +219,9 @@ class Op(OpSpec, Generic[P]):
         if meta is None:
             self._bound(device, args)(*args, **kwargs)
             return first  # type: ignore[no-any-return]
+        run = self._bound(device, args)  # refuses dtypes before anything is allocated
         out: Tensor = device.empty(*meta)
-        self._bound(device, args)(out, *args, **kwargs)
+        run(out, *args, **kwargs)
         return out
 
     def into(self, out: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -245,8 +250,9 @@ class PairOp(OpSpec, Generic[P]):
         metas = self._infer(args, kwargs)
         first: Any = args[0]
         device = first.device
+        run = self._bound(device, args)
         outs: tuple[Tensor, Tensor] = (device.empty(*metas[0]), device.empty(*metas[1]))
-        self._bound(device, args)(*outs, *args, **kwargs)
+        run(*outs, *args, **kwargs)
         return outs
 
     def into(
@@ -260,11 +266,14 @@ class PairOp(OpSpec, Generic[P]):
         Run the op into ``outs`` and return them: allocates nothing.
 
         Raises:
-            OpError: an output has another shape, dtype or device than the result, or is
-                strided.
+            OpError: there are not two outputs, or one has another shape, dtype or device
+                than the result, or is strided.
         """
         metas = self._infer(args, kwargs)
         first: Any = args[0]
+        if len(outs) != len(metas):
+            msg = f"{self.name}: gives {len(metas)} tensors, got places for {len(outs)}"
+            raise OpError(msg)
         for out, meta in zip(outs, metas, strict=True):
             self._check_out(out, meta, first.device)
         self._bound(first.device, args)(*outs, *args, **kwargs)

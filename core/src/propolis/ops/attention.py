@@ -1,4 +1,9 @@
-"""Attention."""
+"""
+Attention: one op for whole batches, ragged batches and paged caches.
+
+What changes between the tokens of a decode (lengths, block tables) is data, so that a
+captured step can be replayed at any length.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,20 @@ from typing import TYPE_CHECKING
 from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
+from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._spec import pair_op
 
 
 if TYPE_CHECKING:
+    from propolis.dtypes import DType
     from propolis.tensor import Tensor
+
+Window = tuple[int, int]
+"""Keys a query sees to its left and right; -1 for all."""
 
 
 @op({"q": FLOATS})
@@ -27,54 +38,188 @@ def attention(
     *,
     scale: float | None = None,
     causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Meta:
     """
-    ``softmax(q @ k.T * scale + mask) @ v`` for each head (Vaswani et al. 2017).
+    ``softmax(cap(q @ k.T * scale) + bias + mask) @ v`` for each head (Vaswani et al. 2017).
 
     Query head ``h`` reads key-value head ``h // (heads // kv_heads)`` (grouped-query
-    attention).  Causal masks are aligned at the end, as in FlashAttention 2.1: the
-    last query sees every valid key, the one before it one less.  A query that sees
-    no key gives zeros.
+    attention).  Queries and keys are aligned at the end, as in FlashAttention 2.1: of
+    ``t`` queries over ``n`` valid keys, query ``i`` stands at position ``p = n - t + i``.
+    It sees keys up to ``p`` when causal, and keys ``p - left`` to ``p + right`` of a
+    window.  A query that sees no key gives zeros.
+
+    Ragged batches: with ``q_start``, ``q`` is (1, total, heads, head_dim) and sequence
+    ``s`` is its rows ``q_start[s]`` to ``q_start[s + 1]``; ``k`` and ``v`` hold a sequence
+    a row of their batch dimension, ``kv_len`` keys each.
+
+    Paged caches: with ``block_table``, ``k`` and ``v`` are pages (pages, page_size,
+    kv_heads, dim), and key ``j`` of sequence ``s`` is row ``j % page_size`` of page
+    ``block_table[s, j // page_size]``.
 
     Args:
         q: (batch, tokens, heads, head_dim), a float dtype; computed in f32 or wider.
         k: (batch, capacity, kv_heads, head_dim), same dtype, any strides: a cache
             is passed whole.
         v: (batch, capacity, kv_heads, value_dim), same dtype.
-        kv_len: (batch,), i32, how many leading keys are valid; None for all.  It is
-            data, so that a captured decode step can be replayed at any length.
+        kv_len: (batch,), i32, how many leading keys are valid; None for all.
         scale: of the scores; ``head_dim ** -0.5`` when None.
         causal: whether a query may see only keys up to its own position.
+        window: keys seen to the left and right of a query's own; -1 for all.
+        softcap: where not 0, scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
+        bias: added to the scores, broadcast to (batch, heads, tokens, capacity), same
+            dtype as ``q``; not with q_start or block_table.
+        alibi: (heads,), f32: adds ``-slope * |p - key|`` (Press et al. 2021).
+        q_start: (batch + 1,), i32, ascending from 0 to total.
+        block_table: (batch, blocks), i32; needs kv_len.
 
     Returns:
-        (batch, tokens, heads, value_dim), dtype of ``q``.
+        Shape of ``q`` with value_dim last, dtype of ``q``.
 
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: a ``kv_len`` is outside [0, capacity] (CPU, and GPU in debug mode).
+        OpError: arguments exclude each other; or, on the CPU and on a GPU in debug mode,
+            a length, start or page is out of range.
     """
-    same_dtype("attention", q=q, k=k, v=v)
+    return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
+
+
+@pair_op({"q": FLOATS})
+def attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> tuple[Meta, Meta]:
+    """
+    ``attention`` with the logarithm of each row's sum of exponentials as well.
+
+    Two results over disjoint keys can be merged with it, as split-KV decoding does.
+
+    Args:
+        q: as for ``attention``.
+        k: as for ``attention``.
+        v: as for ``attention``.
+        kv_len: as for ``attention``.
+        scale: as for ``attention``.
+        causal: as for ``attention``.
+        window: as for ``attention``.
+        softcap: as for ``attention``.
+        bias: as for ``attention``.
+        alibi: as for ``attention``.
+        q_start: as for ``attention``.
+        block_table: as for ``attention``.
+
+    Returns:
+        The result of ``attention``, and (batch, heads, tokens) in f32 (f64 for f64):
+        ``log(sum(exp(scores)))``, -inf for a query that sees no key.
+
+    Raises:
+        DTypeError: the dtypes are not as for ``attention``.
+        ShapeError: the shapes do not fit together.
+        OpError: as for ``attention``.
+    """
+    out = _infer(
+        "attention_lse", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table
+    )
+    wide = dtypes.f64 if q.dtype is dtypes.f64 else dtypes.f32
+    return out, ((q.shape[0], q.shape[2], q.shape[1]), wide)
+
+
+def _infer(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_len: Tensor | None,
+    window: Window | None,
+    softcap: float,
+    bias: Tensor | None,
+    alibi: Tensor | None,
+    q_start: Tensor | None,
+    block_table: Tensor | None,
+) -> Meta:
+    same_dtype(name, q=q, k=k, v=v)
     fits = (
         len(q.shape) == len(k.shape) == len(v.shape) == 4
-        and q.shape[0] == k.shape[0]
         and k.shape[:3] == v.shape[:3]
         and q.shape[3] == k.shape[3]
         and k.shape[2] > 0
         and q.shape[2] % k.shape[2] == 0
+        and (q_start is None or q.shape[0] == 1)
     )
-    expect(
-        "attention",
-        fits,
-        "q is (batch, tokens, heads, dim), k and v (batch, capacity, kv_heads, dim), "
-        "heads a multiple of kv_heads",
-        q=q,
-        k=k,
-        v=v,
+    rule = (
+        "q is (batch, tokens, heads, dim), k and v (batch, capacity, kv_heads, dim), heads a "
+        "multiple of kv_heads, and q (1, total, heads, dim) with q_start"
     )
-    if kv_len is not None:
-        expect("attention", kv_len.shape == q.shape[:1], "kv_len is (batch,)", q=q, kv_len=kv_len)
-        if kv_len.dtype is not dtypes.i32:
-            msg = f"attention: kv_len is {kv_len.dtype}; supported: i32"
-            raise DTypeError(msg)
+    expect(name, fits, rule, q=q, k=k, v=v)
+    batch = q.shape[0] if q_start is None else _count(name, q_start)
+    if block_table is None:
+        expect(name, k.shape[0] == batch, f"k and v hold {batch} sequences", q=q, k=k)
+    else:
+        expect(name, k.shape[1] > 0, "pages hold at least one key", k=k)
+    _check_lengths(name, batch, kv_len, block_table)
+    if window is not None and (len(tuple(window)) != 2 or min(window) < -1):
+        msg = f"{name}: window {window} must be two numbers of at least -1 (-1 for all keys)"
+        raise OpError(msg)
+    if softcap < 0:
+        msg = f"{name}: softcap {softcap} must not be negative (0 for none)"
+        raise OpError(msg)
+    if bias is not None:
+        if q_start is not None or block_table is not None:
+            msg = f"{name}: bias goes with neither q_start nor block_table"
+            raise OpError(msg)
+        same_dtype(name, q=q, bias=bias)
+        bias.layout.broadcast_to((batch, q.shape[2], q.shape[1], k.shape[1]))
+    if alibi is not None:
+        _check_kind(name, "alibi", alibi, dtypes.f32)
+        expect(name, alibi.shape == q.shape[2:3], "alibi is (heads,)", q=q, alibi=alibi)
     return (*q.shape[:3], v.shape[3]), q.dtype
+
+
+def _count(name: str, q_start: Tensor) -> int:
+    """How many sequences a ragged batch has."""
+    _check_kind(name, "q_start", q_start, dtypes.i32)
+    fits = len(q_start.shape) == 1 and q_start.shape[0] > 0
+    expect(name, fits, "q_start is (batch + 1,)", q_start=q_start)
+    return q_start.shape[0] - 1
+
+
+def _check_lengths(
+    name: str,
+    batch: int,
+    kv_len: Tensor | None,
+    block_table: Tensor | None,
+) -> None:
+    if kv_len is not None:
+        _check_kind(name, "kv_len", kv_len, dtypes.i32)
+        expect(name, kv_len.shape == (batch,), f"kv_len is ({batch},)", kv_len=kv_len)
+    if block_table is not None:
+        _check_kind(name, "block_table", block_table, dtypes.i32)
+        fits = len(block_table.shape) == 2 and block_table.shape[0] == batch
+        expect(name, fits, f"block_table is ({batch}, blocks)", block_table=block_table)
+        if kv_len is None:
+            msg = f"{name}: block_table needs kv_len, the number of keys of each sequence"
+            raise OpError(msg)
+
+
+def _check_kind(name: str, what: str, tensor: Tensor, wanted: DType) -> None:
+    if tensor.dtype is not wanted:
+        msg = f"{name}: {what} is {tensor.dtype}; supported: {wanted}"
+        raise DTypeError(msg)

@@ -4,56 +4,97 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propolis import dtypes
 from propolis.dtypes import PLAIN
 from propolis.ops._infer import broadcast
 from propolis.ops._infer import same_dtype
+from propolis.ops._spec import DEFAULT_TOLERANCE
+from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
+from propolis.ops._spec import Op
+from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propolis.dtypes import DType
     from propolis.tensor import Tensor
 
 
-@op({"a": PLAIN})
-def add(a: Tensor, b: Tensor, /) -> Meta:
-    """
-    ``a + b``, elementwise; integers wrap around.
+_CONTRACT = """
 
-    Args:
-        a: any shape, any plain dtype.
-        b: a shape that broadcasts with ``a``'s, same dtype.
+Args:
+    a: any shape, any plain dtype; f16, bf16 and f8 are computed in f32.
+    b: a shape that broadcasts with ``a``'s, same dtype.
 
-    Returns:
-        The broadcast shape, dtype of ``a``.
+Returns:
+    The broadcast shape, {result}.
 
-    Raises:
-        DTypeError: the dtypes differ, or are block formats.
-        ShapeError: the shapes do not broadcast.
-    """
-    return _elementwise("add", a, b)
+Raises:
+    DTypeError: the dtypes differ, or are block formats.
+    ShapeError: the shapes do not broadcast.
+"""
 
 
-@op({"a": PLAIN})
-def mul(a: Tensor, b: Tensor, /) -> Meta:
-    """
-    ``a * b``, elementwise; integers wrap around.
+# One IEEE operation: f32 has more than twice the bits of the narrow floats and two more, so
+# rounding its result again rounds the true one (Figueroa 1995).
+_ROUNDED_ONCE = dict.fromkeys(PLAIN, EXACT)
 
-    Args:
-        a: any shape, any plain dtype.
-        b: a shape that broadcasts with ``a``'s, same dtype.
-
-    Returns:
-        The broadcast shape, dtype of ``a``.
-
-    Raises:
-        DTypeError: the dtypes differ, or are block formats.
-        ShapeError: the shapes do not broadcast.
-    """
-    return _elementwise("mul", a, b)
+# The same, but quotients among bf16's denormals lie closer to ties than f32's own denormals
+# tell apart: the last bit, 2**-133, may differ there.
+_QUOTIENT = {**_ROUNDED_ONCE, dtypes.bf16: Tolerance(0.0, 2.0**-133)}
 
 
-def _elementwise(name: str, a: Tensor, b: Tensor) -> Meta:
-    if a.dtype is not b.dtype:
+def _arithmetic(
+    name: str,
+    meaning: str,
+    tolerance: Mapping[DType, Tolerance] = _ROUNDED_ONCE,
+) -> Op[[Tensor, Tensor]]:
+    """Declare an op whose result has its arguments' dtype."""
+
+    def infer(a: Tensor, b: Tensor, /) -> Meta:
+        if a.dtype is not b.dtype:
+            same_dtype(name, a=a, b=b)
+        return broadcast(name, a.layout.shape, b.layout.shape), a.dtype
+
+    infer.__name__ = name
+    infer.__doc__ = meaning + _CONTRACT.format(result="dtype of ``a``")
+    return op({"a": PLAIN}, tolerance=tolerance)(infer)
+
+
+def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
+    """Declare an op whose result is u8, 1 for true and 0 for false."""
+
+    def infer(a: Tensor, b: Tensor, /) -> Meta:
         same_dtype(name, a=a, b=b)
-    return broadcast(name, a.layout.shape, b.layout.shape), a.dtype
+        return broadcast(name, a.shape, b.shape), dtypes.u8
+
+    infer.__name__ = name
+    infer.__doc__ = meaning + _CONTRACT.format(result="u8: 1 for true, 0 for false")
+    return op({"a": PLAIN}, tolerance={})(infer)
+
+
+add = _arithmetic("add", "``a + b``; integers wrap around.")
+sub = _arithmetic("sub", "``a - b``; integers wrap around.")
+mul = _arithmetic("mul", "``a * b``; integers wrap around.")
+div = _arithmetic(
+    "div",
+    "``a / b``; integers truncate toward zero, and by zero give 0 (the quotient that does\n"
+    "not trap anywhere); the minimum by -1 wraps around.",
+    _QUOTIENT,
+)
+maximum = _arithmetic("maximum", "The larger of ``a`` and ``b``; NaN where either is.")
+minimum = _arithmetic("minimum", "The smaller of ``a`` and ``b``; NaN where either is.")
+pow = _arithmetic(  # noqa: A001  (the field's name)
+    "pow",
+    "``a ** b``, as C's pow; integers wrap around, and to a negative power are 0, save 1\nand -1.",
+    DEFAULT_TOLERANCE,
+)
+eq = _comparison("eq", "``a == b``; NaN equals nothing.")
+ne = _comparison("ne", "``a != b``; NaN differs from everything.")
+lt = _comparison("lt", "``a < b``; false with NaN.")
+le = _comparison("le", "``a <= b``; false with NaN.")
+gt = _comparison("gt", "``a > b``; false with NaN.")
+ge = _comparison("ge", "``a >= b``; false with NaN.")

@@ -1,4 +1,4 @@
-"""Copies."""
+"""Copies, constants and sequences."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ from typing import TYPE_CHECKING
 
 from propolis import dtypes
 from propolis.dtypes import PLAIN
+from propolis.errors import OpError
+from propolis.errors import ShapeError
+from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
+from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propolis.device import Device
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
     from propolis.tensor import Tensor
 
+_EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
-@op({"x": frozenset(dtypes.ALL)}, tolerance={})
+
+@op({"x": frozenset(dtypes.ALL)}, tolerance=_EXACT)
 def copy(x: Tensor, /) -> Meta:
     """
     A row-major copy.
@@ -30,7 +41,57 @@ def copy(x: Tensor, /) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"cache": PLAIN, "positions": {dtypes.i32, dtypes.i64}}, mutates=True, tolerance={})
+@op({"target": PLAIN}, mutates=True, tolerance=_EXACT)
+def assign(target: Tensor, source: Tensor, /) -> None:
+    """
+    Overwrite every element of ``target``, in place.
+
+    With views of both this is every strided copy: of a slice, a column, a window of
+    a larger matrix (copy2d).
+
+    Args:
+        target: any shape, any strides that reach no element twice.
+        source: a shape that broadcasts to ``target``'s, same dtype.
+
+    Raises:
+        DTypeError: the dtypes differ.
+        ShapeError: the source does not broadcast to the target.
+    """
+    same_dtype("assign", target=target, source=source)
+    if source.shape != target.shape:
+        source.layout.broadcast_to(target.shape)
+
+
+@op({"target": PLAIN}, mutates=True, tolerance=_EXACT)
+def fill(target: Tensor, /, value: float) -> None:
+    """
+    Set every element of ``target`` to one value, in place.
+
+    Args:
+        target: any shape, any strides.
+        value: rounded to the dtype; for integers truncated and saturated, NaN is 0.
+    """
+
+
+@op({"target": PLAIN}, mutates=True)
+def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
+    """
+    ``target[i] = start + i * step``, in place, in row-major order.
+
+    Args:
+        target: any shape, any strides; its size says how many elements there are.
+        start: the first element; whole for integers.
+        step: the distance of neighbours; whole for integers, which wrap around.
+
+    Raises:
+        OpError: start or step is not whole and the dtype is an integer.
+    """
+    if target.dtype.is_integer and not (float(start).is_integer() and float(step).is_integer()):
+        msg = f"arange: start {start} and step {step} must be whole numbers for {target.dtype}"
+        raise OpError(msg)
+
+
+@op({"cache": PLAIN, "positions": {dtypes.i32, dtypes.i64}}, mutates=True, tolerance=_EXACT)
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     """
     Write the new keys or values of each sequence into its cache, in place.
@@ -64,3 +125,40 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
         x=x,
         positions=positions,
     )
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """
+    Tensors joined along one dimension: one ``assign`` for each.
+
+    Args:
+        tensors: at least one; equal dtypes, and equal shapes but for ``dim``.
+        dim: the dimension; negative counts from the end.
+
+    Raises:
+        ShapeError: there are none, or their shapes differ elsewhere.
+        DTypeError: their dtypes differ.
+    """
+    if not tensors:
+        msg = "cat: give at least one tensor"
+        raise ShapeError(msg)
+    first = tensors[0]
+    dim = normalize_dim("cat", dim, len(first.shape))
+    for tensor in tensors:
+        same_dtype("cat", first=first, other=tensor)
+        rest = [t.shape[:dim] + t.shape[dim + 1 :] for t in (first, tensor)]
+        fits = len(tensor.shape) == len(first.shape) and rest[0] == rest[1]
+        expect("cat", fits, f"shapes agree but for dimension {dim}", first=first, other=tensor)
+    size = sum(tensor.shape[dim] for tensor in tensors)
+    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
+    out = first.device.empty(shape, first.dtype)
+    start = 0
+    for tensor in tensors:
+        assign(out.narrow(dim, start, tensor.shape[dim]), tensor)
+        start += tensor.shape[dim]
+    return out
+
+
+def full(shape: Shape, value: float, dtype: DType, device: Device) -> Tensor:
+    """A new tensor with every element set to ``value`` (op ``fill``)."""
+    return fill(device.empty(shape, dtype), value)

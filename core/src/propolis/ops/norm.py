@@ -1,14 +1,20 @@
-"""Normalisation layers."""
+"""
+Normalisation layers.
+
+All compute in f32 or wider and round once.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from propolis.dtypes import FLOATS
+from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._spec import pair_op
 
 
 if TYPE_CHECKING:
@@ -21,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019).
 
     Args:
-        x: (..., width), a float dtype; computed in f32 or wider.
+        x: (..., width), a float dtype.
         weight: (width,), same dtype.
         eps: added to the mean square.
 
@@ -35,4 +41,141 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     same_dtype("rms_norm", x=x, weight=weight)
     fits = len(x.shape) >= 1 and weight.shape == x.shape[-1:]
     expect("rms_norm", fits, "x is (..., width), weight is (width,)", x=x, weight=weight)
+    return x.shape, x.dtype
+
+
+@pair_op({"x": FLOATS})
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    /,
+    eps: float = 1e-5,
+) -> tuple[Meta, Meta]:
+    """
+    ``h = x + residual`` and ``rms_norm(h, weight, eps)``.
+
+    ``h`` is rounded to the dtype before it is normalised.
+
+    Args:
+        x: (..., width), a float dtype.
+        residual: same shape and dtype.
+        weight: (width,), same dtype.
+        eps: added to the mean square.
+
+    Returns:
+        ``h`` and its norm, each of the shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes do not fit together.
+    """
+    same_dtype("add_rms_norm", x=x, residual=residual, weight=weight)
+    fits = len(x.shape) >= 1 and x.shape == residual.shape and weight.shape == x.shape[-1:]
+    rule = "x and residual are (..., width), weight is (width,)"
+    expect("add_rms_norm", fits, rule, x=x, residual=residual, weight=weight)
+    return (x.shape, x.dtype), (x.shape, x.dtype)
+
+
+@op({"x": FLOATS})
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    /,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Meta:
+    """
+    ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension (Ba et al. 2016).
+
+    Args:
+        x: (..., width), a float dtype.
+        weight: (width,), same dtype.
+        bias: (width,), same dtype, or None.
+        eps: added to the variance.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes do not fit together.
+    """
+    same_dtype("layer_norm", x=x, weight=weight)
+    fits = len(x.shape) >= 1 and weight.shape == x.shape[-1:]
+    expect("layer_norm", fits, "x is (..., width), weight is (width,)", x=x, weight=weight)
+    if bias is not None:
+        same_dtype("layer_norm", x=x, bias=bias)
+        expect("layer_norm", bias.shape == weight.shape, "bias is (width,)", x=x, bias=bias)
+    return x.shape, x.dtype
+
+
+@op({"x": FLOATS})
+def group_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    /,
+    groups: int,
+    eps: float = 1e-5,
+) -> Meta:
+    """
+    Normalise each group of channels over its channels and all positions (Wu, He 2018).
+
+    Args:
+        x: (batch, channels, ...), a float dtype.
+        weight: (channels,), same dtype: multiplies each channel afterwards.
+        bias: (channels,), same dtype: is added to each channel then.
+        groups: divides the channels.
+        eps: added to the variance.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes do not fit together.
+        OpError: groups does not divide the channels.
+    """
+    return _group_norm("group_norm", x, weight, bias, groups)
+
+
+@op({"x": FLOATS})
+def group_norm_silu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    /,
+    groups: int,
+    eps: float = 1e-5,
+) -> Meta:
+    """
+    ``silu(group_norm(x, weight, bias, groups, eps))``, rounded once.
+
+    Args:
+        x: (batch, channels, ...), a float dtype.
+        weight: (channels,), same dtype.
+        bias: (channels,), same dtype.
+        groups: divides the channels.
+        eps: added to the variance.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes do not fit together.
+        OpError: groups does not divide the channels.
+    """
+    return _group_norm("group_norm_silu", x, weight, bias, groups)
+
+
+def _group_norm(name: str, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Meta:
+    same_dtype(name, x=x, weight=weight, bias=bias)
+    fits = len(x.shape) >= 2 and weight.shape == bias.shape == x.shape[1:2]
+    rule = "x is (batch, channels, ...), weight and bias are (channels,)"
+    expect(name, fits, rule, x=x, weight=weight, bias=bias)
+    if groups < 1 or x.shape[1] % groups:
+        msg = f"{name}: groups {groups} must divide the {x.shape[1]} channels"
+        raise OpError(msg)
     return x.shape, x.dtype

@@ -43,6 +43,35 @@ def dequantize(x: Tensor, /, dtype: DType = dtypes.f32) -> Meta:
     return x.shape, dtype
 
 
+@op({"x": FLOATS})
+def quantize(x: Tensor, dtype: DType, /) -> Meta:
+    """
+    A tensor in a GGUF block format, rounded to the nearest quants.
+
+    q4_0 q4_1 q5_0 q5_1 q8_0 are byte for byte what the gguf library writes; q8_1 and
+    q8_k follow ggml's reference; the other K formats choose each group's scale from its
+    range, where ggml searches further.
+
+    Args:
+        x: (..., width), a float dtype, width a multiple of the block size.
+        dtype: a block format.
+
+    Returns:
+        Shape of ``x``, the wanted dtype.  Infinities and NaN have no quants: what their
+        block becomes is not defined.
+
+    Raises:
+        DTypeError: ``x`` is not a float, ``dtype`` not a block format, or a row is not
+            a whole number of blocks.
+    """
+    if dtype not in BLOCKS:
+        known = ", ".join(d.name for d in dtypes.ALL if d in BLOCKS)
+        msg = f"quantize: to {dtype!r}; supported: {known}"
+        raise DTypeError(msg)
+    dtype.nbytes(x.shape[-1] if x.shape else 1)
+    return x.shape, dtype
+
+
 @op({"x": FLOATS, "w": BLOCKS})
 def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     """

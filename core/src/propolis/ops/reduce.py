@@ -1,13 +1,23 @@
-"""Reductions."""
+"""
+Reductions over one or more dimensions.
+
+Sums of f16, bf16 and f8 are in f32 or wider and rounded once; of integers they wrap
+around.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from propolis import dtypes
+from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
+from propolis.errors import ShapeError
+from propolis.layout import Shape
 from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
+from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 
@@ -16,7 +26,111 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": PLAIN}, tolerance={})
+Dims = int | tuple[int, ...] | None
+"""One dimension, several, or None for all; negative ones count from the end."""
+
+_EXACT = dict.fromkeys(dtypes.ALL, EXACT)
+
+
+@op({"x": PLAIN})
+def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
+    """
+    The sum; of no elements, 0.
+
+    Args:
+        x: any shape, any plain dtype.
+        dims: the dimensions to reduce.
+        keepdim: leave them with size 1 instead of dropping them.
+
+    Returns:
+        The reduced shape, dtype of ``x``.
+
+    Raises:
+        ShapeError: there is no such dimension, or one is named twice.
+    """
+    return reduced("sum", x.shape, dims, keepdim=keepdim), x.dtype
+
+
+@op({"x": FLOATS})
+def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
+    """
+    The mean; of no elements, NaN.
+
+    Args:
+        x: any shape, a float dtype.
+        dims: the dimensions to reduce.
+        keepdim: leave them with size 1 instead of dropping them.
+
+    Returns:
+        The reduced shape, dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is not a float.
+        ShapeError: there is no such dimension, or one is named twice.
+    """
+    return reduced("mean", x.shape, dims, keepdim=keepdim), x.dtype
+
+
+@op({"x": FLOATS})
+def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Meta:
+    """
+    The variance: the sum of squared deviations over ``n - correction``.
+
+    Args:
+        x: any shape, a float dtype.
+        dims: the dimensions to reduce.
+        keepdim: leave them with size 1 instead of dropping them.
+        correction: 0 for a whole population, 1 for a sample (Bessel).
+
+    Returns:
+        The reduced shape, dtype of ``x``; NaN where ``n <= correction``.
+
+    Raises:
+        DTypeError: ``x`` is not a float.
+        ShapeError: there is no such dimension, or one is named twice.
+    """
+    return reduced("var", x.shape, dims, keepdim=keepdim), x.dtype
+
+
+@op({"x": PLAIN}, tolerance=_EXACT)
+def min(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
+    """
+    The smallest element; NaN where any is.
+
+    Args:
+        x: any shape, any plain dtype.
+        dims: the dimensions to reduce, none of them empty.
+        keepdim: leave them with size 1 instead of dropping them.
+
+    Returns:
+        The reduced shape, dtype of ``x``.
+
+    Raises:
+        ShapeError: there is no such dimension, one is named twice, or one is empty.
+    """
+    return reduced("min", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
+
+
+@op({"x": PLAIN}, tolerance=_EXACT)
+def max(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
+    """
+    The largest element; NaN where any is.
+
+    Args:
+        x: any shape, any plain dtype.
+        dims: the dimensions to reduce, none of them empty.
+        keepdim: leave them with size 1 instead of dropping them.
+
+    Returns:
+        The reduced shape, dtype of ``x``.
+
+    Raises:
+        ShapeError: there is no such dimension, one is named twice, or one is empty.
+    """
+    return reduced("max", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
+
+
+@op({"x": PLAIN}, tolerance=_EXACT)
 def argmax(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The index of the largest element along one dimension; of the first, when several are.
@@ -34,6 +148,92 @@ def argmax(x: Tensor, /, dim: int = -1) -> Meta:
         DTypeError: ``x`` is in a block format.
         ShapeError: there is no such dimension, or it is empty.
     """
-    dim = normalize_dim("argmax", dim, len(x.shape))
-    expect("argmax", x.shape[dim] > 0, f"dimension {dim} must not be empty", x=x)
+    return _arg("argmax", x, dim)
+
+
+@op({"x": PLAIN}, tolerance=_EXACT)
+def argmin(x: Tensor, /, dim: int = -1) -> Meta:
+    """
+    The index of the smallest element along one dimension; of the first, when several are.
+
+    NaN counts as smaller than any number, as in numpy and torch.
+
+    Args:
+        x: rank 1 or more, any plain dtype.
+        dim: the dimension to search; negative counts from the end.
+
+    Returns:
+        Shape of ``x`` without that dimension, i64.
+
+    Raises:
+        DTypeError: ``x`` is in a block format.
+        ShapeError: there is no such dimension, or it is empty.
+    """
+    return _arg("argmin", x, dim)
+
+
+@op({"x": PLAIN})
+def cumsum(x: Tensor, /, dim: int = -1) -> Meta:
+    """
+    The sums of all elements up to each along one dimension, itself included.
+
+    Args:
+        x: rank 1 or more, any plain dtype.
+        dim: the dimension; negative counts from the end.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is in a block format.
+        ShapeError: there is no such dimension.
+    """
+    normalize_dim("cumsum", dim, len(x.shape))
+    return x.shape, x.dtype
+
+
+def reduced(name: str, shape: Shape, dims: Dims, *, keepdim: bool, empty: bool = True) -> Shape:
+    """
+    The shape after reducing ``dims``.
+
+    Args:
+        name: of the op, for errors.
+        shape: before.
+        dims: what to reduce.
+        keepdim: leave size 1 instead of dropping.
+        empty: whether reducing no elements has a result.
+
+    Raises:
+        ShapeError: a dimension is absent, named twice, or empty where it must not be.
+    """
+    which = over(name, shape, dims)
+    if not empty and math.prod(shape[d] for d in which) == 0:
+        msg = f"{name}: no elements to choose from in dimensions {which} of shape {shape}"
+        raise ShapeError(msg)
+    if keepdim:
+        return tuple(1 if d in which else n for d, n in enumerate(shape))
+    return tuple(n for d, n in enumerate(shape) if d not in which)
+
+
+def over(name: str, shape: Shape, dims: Dims) -> tuple[int, ...]:
+    """
+    The dimensions that ``dims`` means, counted from the front.
+
+    Raises:
+        ShapeError: one is absent or named twice.
+    """
+    rank = len(shape)
+    if dims is None:
+        return tuple(range(rank))
+    wanted = (dims,) if isinstance(dims, int) else tuple(dims)
+    which = tuple(normalize_dim(name, d, rank) for d in wanted)
+    if len(set(which)) < len(which):
+        msg = f"{name}: dims {wanted} name a dimension of shape {shape} twice"
+        raise ShapeError(msg)
+    return which
+
+
+def _arg(name: str, x: Tensor, dim: int) -> Meta:
+    dim = normalize_dim(name, dim, len(x.shape))
+    expect(name, x.shape[dim] > 0, f"dimension {dim} must not be empty", x=x)
     return (*x.shape[:dim], *x.shape[dim + 1 :]), dtypes.i64

@@ -1,13 +1,24 @@
-"""Elementwise ops of one tensor, and the gated activations of feed-forward layers."""
+"""
+Elementwise ops of one tensor, and the gated activations of feed-forward layers.
+
+All compute f16, bf16 and f8 in f32 and round once; NaN and infinities follow IEEE: the
+activations that multiply ``x`` by a share of it (silu, gelu) give NaN for -inf, as in torch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from propolis.dtypes import FLOATS
+from propolis.dtypes import PLAIN
+from propolis.dtypes import DType
+from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
+from propolis.ops._spec import DEFAULT_TOLERANCE
+from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
+from propolis.ops._spec import Op
 from propolis.ops._spec import op
 
 
@@ -15,10 +26,147 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
+_CONTRACT = """
+
+Args:
+    x: any shape, any strides, {allowed}.
+
+Returns:
+    Shape and dtype of ``x``.
+
+Raises:
+    DTypeError: ``x`` has another dtype.
+"""
+
+
+def _unary(name: str, meaning: str, allowed: frozenset[DType] = FLOATS) -> Op[[Tensor]]:
+    """Declare an op that differs from its siblings in the formula alone."""
+
+    def infer(x: Tensor, /) -> Meta:
+        return x.layout.shape, x.dtype
+
+    infer.__name__ = name
+    kinds = "a float dtype" if allowed is FLOATS else "any plain dtype"
+    infer.__doc__ = meaning + _CONTRACT.format(allowed=kinds)
+    # What takes integers too is exact, or one product that f32 or f64 rounds correctly.
+    tolerance = DEFAULT_TOLERANCE if allowed is FLOATS else dict.fromkeys(PLAIN, EXACT)
+    return op({"x": allowed}, tolerance=tolerance)(infer)
+
+
+exp = _unary("exp", "``e ** x``.")
+log = _unary("log", "The natural logarithm; of 0 it is -inf, of negative numbers NaN.")
+sin = _unary("sin", "The sine of radians.")
+cos = _unary("cos", "The cosine of radians.")
+tanh = _unary("tanh", "The hyperbolic tangent.")
+sqrt = _unary("sqrt", "The square root; of negative numbers NaN.")
+rsqrt = _unary("rsqrt", "``1 / sqrt(x)``; of 0 it is inf.")
+recip = _unary("recip", "``1 / x``; of 0 it is inf with the sign of the zero.")
+erf = _unary("erf", "The error function.")
+sigmoid = _unary("sigmoid", "``1 / (1 + exp(-x))``.")
+silu = _unary("silu", "``x / (1 + exp(-x))``: SiLU, or swish (Elfwing et al. 2017).")
+gelu = _unary(
+    "gelu",
+    "``x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))``: the tanh form of GELU\n"
+    "(Hendrycks, Gimpel 2016).",
+)
+gelu_erf = _unary("gelu_erf", "``x/2 * (1 + erf(x / sqrt(2)))``: GELU, exactly.")
+quick_gelu = _unary("quick_gelu", "``x * sigmoid(1.702 * x)``: CLIP's approximation of GELU.")
+softplus = _unary("softplus", "``log(1 + exp(x))``, without overflow for large ``x``.")
+abs = _unary("abs", "The absolute value; of an integer type's minimum, itself.", PLAIN)  # noqa: A001
+neg = _unary("neg", "``-x``; integers wrap around.", PLAIN)
+sqr = _unary("sqr", "``x * x``; integers wrap around.", PLAIN)
+relu = _unary("relu", "``max(x, 0)``; NaN stays NaN.", PLAIN)
+sign = _unary("sign", "-1, 0 or 1; NaN stays NaN.", PLAIN)
+floor = _unary("floor", "The largest whole number not above ``x``.", PLAIN)
+ceil = _unary("ceil", "The smallest whole number not below ``x``.", PLAIN)
+round = _unary("round", "The nearest whole number, ties to the even one, as IEEE rounds.", PLAIN)  # noqa: A001
+
+
+@op({"x": FLOATS})
+def powf(x: Tensor, /, exponent: float) -> Meta:
+    """
+    ``x ** exponent``; a negative ``x`` to a fraction is NaN.
+
+    Args:
+        x: any shape, a float dtype.
+        exponent: the power.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is not a float.
+    """
+    return x.shape, x.dtype
+
+
+@op({"x": FLOATS})
+def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
+    """
+    ``x`` where positive, else ``alpha * (exp(x) - 1)`` (Clevert et al. 2015).
+
+    Args:
+        x: any shape, a float dtype.
+        alpha: minus the limit for very negative ``x``.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is not a float.
+    """
+    return x.shape, x.dtype
+
+
+@op({"x": PLAIN})
+def clamp(x: Tensor, /, low: float, high: float) -> Meta:
+    """
+    ``min(max(x, low), high)``; NaN stays NaN.
+
+    Args:
+        x: any shape, any plain dtype.
+        low: the least value; of integers it is truncated and saturated first.
+        high: the greatest value, not below ``low``.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is in a block format.
+        OpError: ``low`` is above ``high``.
+    """
+    if not low <= high:
+        msg = f"clamp: low {low} must not be above high {high}"
+        raise OpError(msg)
+    return x.shape, x.dtype
+
+
+@op({"x": PLAIN})
+def affine(x: Tensor, /, mul: float, add: float) -> Meta:
+    """
+    ``x * mul + add``.
+
+    Integers are multiplied and added as integers, with both scalars truncated and
+    saturated to the dtype first; they wrap around.
+
+    Args:
+        x: any shape, any plain dtype.
+        mul: the factor.
+        add: what is added.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        DTypeError: ``x`` is in a block format.
+    """
+    return x.shape, x.dtype
+
+
 @op({"gate": FLOATS})
 def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
-    ``silu(gate) * up`` with ``silu(x) = x / (1 + exp(-x))``, the SwiGLU of Shazeer (2020).
+    ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
 
     Args:
         gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
@@ -31,6 +179,29 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes differ.
     """
-    same_dtype("silu_mul", gate=gate, up=up)
-    expect("silu_mul", gate.shape == up.shape, "gate and up must agree", gate=gate, up=up)
+    return _gated("silu_mul", gate, up)
+
+
+@op({"gate": FLOATS})
+def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
+    """
+    ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).
+
+    Args:
+        gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
+        up: same shape and dtype.
+
+    Returns:
+        Shape and dtype of ``gate``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes differ.
+    """
+    return _gated("gelu_mul", gate, up)
+
+
+def _gated(name: str, gate: Tensor, up: Tensor) -> Meta:
+    same_dtype(name, gate=gate, up=up)
+    expect(name, gate.shape == up.shape, "gate and up must agree", gate=gate, up=up)
     return gate.shape, gate.dtype

@@ -211,3 +211,6 @@ _FORMATS: Final[dict[DType, Format]] = {
     dtypes.q8_1: (layout_of(d="f2", s="f2", qs="32i1"), _q8_1),
     **K_FORMATS,
 }
+
+LAYOUTS: Final[dict[DType, np.dtype]] = {dtype: layout for dtype, (layout, _) in _FORMATS.items()}
+"""A block of each format as a struct."""

@@ -1,8 +1,9 @@
-"""attention."""
+"""attention, attention_lse."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,14 +14,48 @@ from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
+from propolis_cpu_ref._indices import check_range
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import Tensor
+    from propolis.ops.attention import Window
 
 # Queries at a time: a causal block skips the keys that none of its queries sees,
 # and the scores of one key-value head stay in cache.
 BLOCK = 128
+
+
+class _Rules(NamedTuple):
+    """What the attributes of a call say of every score."""
+
+    scale: np.floating
+    causal: bool
+    left: int
+    right: int
+    softcap: float
+    slopes: np.ndarray | None
+
+    @property
+    def masks(self) -> bool:
+        return self.causal or self.left >= 0 or self.right >= 0
+
+    @property
+    def shapes(self) -> bool:
+        return self.softcap != 0 or self.slopes is not None
+
+
+class _Sequence(NamedTuple):
+    """One sequence: its queries and where they go, its valid keys and values."""
+
+    q: np.ndarray  # (tokens, heads, head_dim)
+    k: np.ndarray  # (valid, kv_heads, head_dim)
+    v: np.ndarray  # (valid, kv_heads, value_dim)
+    out: np.ndarray  # (tokens, heads, value_dim)
+    lse: np.ndarray | None  # (heads, tokens)
+    bias: np.ndarray | None  # (heads, tokens, valid)
 
 
 @ieee
@@ -34,92 +69,243 @@ def attention(
     *,
     scale: float | None = None,
     causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> None:
     """``softmax(q @ k.T * scale + mask) @ v``, block of queries by block."""
-    batch, tokens, heads, dim = q.shape
-    capacity, kv_heads = k.shape[1:3]
-    group = heads // kv_heads
-    lengths = [capacity] * batch if kv_len is None else kv_len.array.tolist()
-    if any(not 0 <= n <= capacity for n in lengths):
-        msg = f"attention: kv_len {lengths} is outside [0, {capacity}], the capacity of k and v"
-        raise OpError(msg)
-    y, keys, values = scratch(out), wide(k), wide(v)
-    factor = y.dtype.type(dim**-0.5 if scale is None else scale)
-    # Query heads that share a key-value head become rows of one matrix.
-    queries = wide(q).reshape(batch, tokens, kv_heads, group, dim)
-    answers = y.reshape(batch, tokens, kv_heads, group, v.shape[3])
-    memory = np.empty(group * min(tokens, BLOCK) * max(lengths, default=0), y.dtype)
-    for b, valid in enumerate(lengths):
-        for start in range(0, tokens, BLOCK):
-            rows = slice(start, min(start + BLOCK, tokens))
-            seen, hidden = _visible(rows, valid, tokens) if causal else (valid, None)
-            count = rows.stop - rows.start
-            scores = memory[: count * group * seen].reshape(count, group, seen)
-            for h in range(kv_heads):
-                answers[b, rows, h] = _head(
-                    queries[b, rows, h] * factor,
-                    keys[b, :seen, h],
-                    values[b, :seen, h],
-                    hidden,
-                    scores,
-                )
+    y = scratch(out)
+    rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
+    parts = (q, k, v, kv_len, bias, q_start, block_table)
+    for sequence in _sequences("attention", y, None, *parts):
+        _attend(sequence, rules)
     store(out, y)
 
 
-def _visible(rows: slice, valid: int, tokens: int) -> tuple[int, np.ndarray | None]:
-    """
-    How many keys the last of some causal rows sees, and what the others do not.
+@ieee
+def attention_lse(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> None:
+    """The same, with the logarithm of each row's sum of exponentials."""
+    y = scratch(out)
+    rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
+    parts = (q, k, v, kv_len, bias, q_start, block_table)
+    for sequence in _sequences("attention_lse", y, lse.array, *parts):
+        _attend(sequence, rules)
+    store(out, y)
 
-    The query at row i sees keys [0, valid - tokens + i].
+
+def _rules(
+    q: Tensor,
+    y: np.ndarray,
+    scale: float | None,
+    window: Window | None,
+    softcap: float,
+    alibi: Tensor | None,
+    *,
+    causal: bool,
+) -> _Rules:
+    left, right = (-1, -1) if window is None else window
+    return _Rules(
+        y.dtype.type(q.shape[3] ** -0.5 if scale is None else scale),
+        causal,
+        left,
+        right,
+        softcap,
+        None if alibi is None else alibi.array,
+    )
+
+
+def _sequences(
+    op: str,
+    y: np.ndarray,
+    lse: np.ndarray | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_len: Tensor | None,
+    bias: Tensor | None,
+    q_start: Tensor | None,
+    block_table: Tensor | None,
+) -> Iterator[_Sequence]:
+    """Take the batch apart, once every length and page is known to be good."""
+    queries, keys, values = wide(q), wide(k), wide(v)
+    batch = q.shape[0] if q_start is None else q_start.shape[0] - 1
+    capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
+    lengths = [capacity] * batch if kv_len is None else kv_len.array.tolist()
+    if any(not 0 <= n <= capacity for n in lengths):
+        msg = f"{op}: kv_len {lengths} is outside [0, {capacity}], the capacity of k and v"
+        raise OpError(msg)
+    starts = _starts(op, q_start, q.shape[1])
+    pages = None if block_table is None else _pages(op, block_table.array, lengths, k.shape[:2])
+    biases = None
+    if bias is not None:
+        shape = (batch, q.shape[2], q.shape[1], k.shape[1])
+        biases = np.broadcast_to(wide(bias), shape)
+    for s, valid in enumerate(lengths):
+        row, rows = (s, slice(None)) if starts is None else (0, slice(*starts[s : s + 2]))
+        if pages is None:
+            own_k, own_v = keys[s, :valid], values[s, :valid]
+        else:
+            own_k, own_v = (
+                pool[pages[s]].reshape(-1, *pool.shape[2:])[:valid] for pool in (keys, values)
+            )
+        yield _Sequence(
+            queries[row, rows],
+            own_k,
+            own_v,
+            y[row, rows],
+            None if lse is None else lse[row, :, rows],
+            None if biases is None else biases[s, :, :, :valid],
+        )
+
+
+def _starts(op: str, q_start: Tensor | None, total: int) -> list[int] | None:
+    if q_start is None:
+        return None
+    starts: list[int] = q_start.array.tolist()
+    if starts[0] != 0 or starts[-1] != total or sorted(starts) != starts:
+        msg = f"{op}: q_start {starts} must ascend from 0 to {total}, the rows of q"
+        raise OpError(msg)
+    return starts
+
+
+def _pages(
+    op: str,
+    table: np.ndarray,
+    lengths: list[int],
+    pool: tuple[int, ...],
+) -> list[np.ndarray]:
+    """The pages that each sequence reads; entries beyond its length may be anything."""
+    used = [row[: -(-n // pool[1])] for row, n in zip(table, lengths, strict=True)]
+    for row in used:
+        check_range(op, "page", row, pool[0], "the cache")
+    return used
+
+
+def _attend(sequence: _Sequence, rules: _Rules) -> None:
+    tokens, heads, dim = sequence.q.shape
+    valid, kv_heads, value_dim = sequence.v.shape
+    group = heads // kv_heads
+    # Query heads that share a key-value head become rows of one matrix.
+    queries = sequence.q.reshape(tokens, kv_heads, group, dim)
+    answers = sequence.out.reshape(tokens, kv_heads, group, value_dim)
+    memory = np.empty(group * min(tokens, BLOCK) * valid, sequence.out.dtype)
+    for start in range(0, tokens, BLOCK):
+        rows = slice(start, min(start + BLOCK, tokens))
+        seen, hidden = _visible(rows, valid, tokens, rules) if rules.masks else (valid, None)
+        count = rows.stop - rows.start
+        scores = memory[: count * group * seen].reshape(count, group, seen)
+        for h in range(kv_heads):
+            q = (queries[rows, h] * rules.scale).reshape(count * group, dim)
+            np.matmul(q, sequence.k[:seen, h].T, out=scores.reshape(count * group, seen))
+            which = slice(h * group, (h + 1) * group)
+            if rules.shapes or sequence.bias is not None:
+                _shape_scores(scores, sequence, rules, rows, which)
+            if hidden is not None:
+                some = hidden.shape[1]
+                np.copyto(scores[:, :, seen - some :], -np.inf, where=hidden[:, None, :])
+            lse = None if sequence.lse is None else sequence.lse[which, rows]
+            answers[rows, h] = _weigh(scores, sequence.v[:seen, h], lse)
+
+
+def _visible(
+    rows: slice,
+    valid: int,
+    tokens: int,
+    rules: _Rules,
+) -> tuple[int, np.ndarray | None]:
+    """
+    How many leading keys any of some rows may see, and what each row does not.
+
+    The query at row i stands at position ``valid - tokens + i``.
 
     Returns:
-        The number of keys, and (rows, some) of the last keys whether each is hidden
+        The number of keys, and (rows, some) of the last of them whether each is hidden
         from each row; None when no key is.
     """
-    last = valid - tokens + np.arange(rows.start, rows.stop)
-    seen = max(0, int(last[-1]) + 1)
-    common = max(0, int(last[0]) + 1)
+    reach = 0 if rules.causal else rules.right
+    before = valid - tokens + reach if reach >= 0 else valid  # of row 0: the last key it sees
+    first, last = (min(before + row, valid - 1) for row in (rows.start, rows.stop - 1))
+    seen = max(0, last + 1)
+    # Keys that every row sees need no mask, unless a window forgets the oldest.
+    common = max(0, first + 1) if rules.left < 0 else 0
     if common == seen:
         return seen, None
-    return seen, np.arange(common, seen) > last[:, None]
+    keys, row = np.arange(common, seen), np.arange(rows.start, rows.stop)[:, None]
+    hidden = keys > before + row
+    if rules.left >= 0:
+        hidden |= keys < valid - tokens - rules.left + row
+    return seen, hidden
 
 
-def _head(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    hidden: np.ndarray | None,
+def _shape_scores(
     scores: np.ndarray,
-) -> np.ndarray:
-    """
-    One block of queries against one key-value head.
+    sequence: _Sequence,
+    rules: _Rules,
+    rows: slice,
+    heads: slice,
+) -> None:
+    """Soft cap, then bias, then ALiBi; in place."""
+    seen = scores.shape[2]
+    if rules.softcap:
+        cap = scores.dtype.type(rules.softcap)
+        np.tanh(np.divide(scores, cap, out=scores), out=scores)
+        scores *= cap
+    if sequence.bias is not None:
+        scores += sequence.bias[heads, rows, :seen].transpose(1, 0, 2)
+    if rules.slopes is not None:
+        position = len(sequence.k) - len(sequence.q) + np.arange(rows.start, rows.stop)
+        distance = np.abs(position[:, None] - np.arange(seen)).astype(scores.dtype)
+        scores -= rules.slopes[heads][:, None] * distance[:, None, :]
 
-    Args:
-        q: (rows, group, head_dim), contiguous, scaled already.
-        k: (keys, head_dim).
-        v: (keys, value_dim).
-        hidden: (rows, some): of the last keys, those that a row does not see.
-        scores: (rows, group, keys): memory to work in.
+
+def _weigh(scores: np.ndarray, v: np.ndarray, lse: np.ndarray | None) -> np.ndarray:
+    """
+    The softmax of (rows, group, keys) scores times values.
+
+    The logarithm of each row's sum of exponentials goes to ``lse``, (group, rows).
 
     Returns:
-        (rows, group, value_dim).
+        (rows, group, value_dim), zeros where no key is seen.
     """
+    rows, group, keys = scores.shape
     # Counted, because numpy cannot infer a size beside a 0.
-    rows = q.shape[0] * q.shape[1]
-    flat = scores.reshape(rows, len(k))
-    np.matmul(q.reshape(rows, q.shape[2]), k.T, out=flat)
-    if hidden is not None:
-        some = hidden.shape[1]
-        np.copyto(scores[:, :, -some:], -np.inf, where=hidden[:, None, :])
-    if len(k):
-        top = flat.max(axis=-1, keepdims=True)
-        flat -= np.where(np.isneginf(top), 0, top)
+    flat = scores.reshape(rows * group, keys)
+    top = np.zeros((rows * group, 1), flat.dtype)
+    if keys:
+        flat.max(axis=-1, keepdims=True, out=top)
+        top[np.isneginf(top)] = 0
+        flat -= top
     np.exp(flat, out=flat)
     total = flat.sum(axis=-1, keepdims=True)
     weighted = np.matmul(flat, v)
-    # Dividing after the product touches head_dim numbers a row, not every score.
+    # Dividing after the product touches value_dim numbers a row, not every score.
     weighted /= np.where(total == 0, 1, total)
-    return np.asarray(weighted.reshape(*q.shape[:2], v.shape[1]))
+    if lse is not None:
+        lse[...] = (np.log(total) + top).reshape(rows, group).T
+    return np.asarray(weighted.reshape(rows, group, v.shape[1]))
 
 
-OPS = [OpImpl(op="attention", fn=attention, dtypes=FLOATS)]
+OPS = [
+    OpImpl(op="attention", fn=attention, dtypes=FLOATS),
+    OpImpl(op="attention_lse", fn=attention_lse, dtypes=FLOATS),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,15 @@ def convert(values: np.ndarray, source: DType, target: DType) -> np.ndarray:
     ):
         return _round_to_odd(values).astype(target.numpy)
     return values.astype(target.numpy)
+
+
+def as_scalar(value: float, dtype: np.dtype) -> Any:
+    """A Python number in a numpy dtype, by the rules of ``ops.cast``."""
+    kind = dtypes.from_numpy(dtype)
+    if kind.is_integer and isinstance(value, int):
+        info = np.iinfo(dtype)
+        return dtype.type(min(max(value, info.min), info.max))
+    return convert(np.array([value], np.float64), dtypes.f64, kind)[0]
 
 
 def _saturate(values: np.ndarray, target: DType) -> np.ndarray:

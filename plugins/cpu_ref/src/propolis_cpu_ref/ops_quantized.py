@@ -18,6 +18,7 @@ from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
+from propolis_cpu_ref._quantize import quantize_blocks
 from propolis_cpu_ref._threads import over_rows
 from propolis_cpu_ref.ops_cast import convert
 from propolis_cpu_ref.ops_matmul import times_transposed
@@ -36,6 +37,13 @@ def dequantize(out: Tensor, x: Tensor, /, dtype: DType = dtypes.f32) -> None:
     """The values, computed in f32 and rounded once to the output's dtype."""
     values = values_of(x).reshape(out.shape)
     out.array[...] = convert(values, dtypes.f32, dtype)
+
+
+@ieee
+def quantize(out: Tensor, x: Tensor, dtype: DType, /) -> None:
+    """The nearest blocks; floats go through f32."""
+    values = np.ascontiguousarray(x.array.astype(np.float32)).reshape(-1)
+    quantize_blocks(values, dtype, out.array.reshape(-1))
 
 
 @ieee
@@ -82,6 +90,7 @@ def values_of(x: Tensor) -> np.ndarray:
 
 OPS = [
     OpImpl(op="dequantize", fn=dequantize, dtypes=BLOCKS),
+    OpImpl(op="quantize", fn=quantize, dtypes=FLOATS),
     OpImpl(
         op="qmatmul",
         fn=qmatmul,

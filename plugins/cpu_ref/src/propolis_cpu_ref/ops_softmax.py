@@ -1,4 +1,4 @@
-"""softmax."""
+"""softmax, log_softmax."""
 
 from __future__ import annotations
 
@@ -29,4 +29,17 @@ def softmax(out: Tensor, x: Tensor, /, dim: int = -1) -> None:
     store(out, y)
 
 
-OPS = [OpImpl(op="softmax", fn=softmax, dtypes=FLOATS)]
+@ieee
+def log_softmax(out: Tensor, x: Tensor, /, dim: int = -1) -> None:
+    """``x - max - log(sum(exp(x - max)))`` over one dimension."""
+    values, y = wide(x), scratch(out)
+    if y.size:
+        np.subtract(values, values.max(axis=dim, keepdims=True), out=y)
+        y -= np.log(np.exp(y).sum(axis=dim, keepdims=True))
+    store(out, y)
+
+
+OPS = [
+    OpImpl(op="softmax", fn=softmax, dtypes=FLOATS),
+    OpImpl(op="log_softmax", fn=log_softmax, dtypes=FLOATS),
+]

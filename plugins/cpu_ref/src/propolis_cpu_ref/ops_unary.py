@@ -1,27 +1,136 @@
-"""silu_mul."""
+"""Elementwise ops of one tensor, and gated activations."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from propolis import OpImpl
 from propolis.dtypes import FLOATS
+from propolis.dtypes import PLAIN
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._threads import grain
 from propolis_cpu_ref._threads import over_rows
+from propolis_cpu_ref.ops_cast import as_scalar
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis import Tensor
 
-
+# Elements that a pass works on at a time, so that several passes over them find them
+# in cache.
 CACHED = 100_000
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    # numpy has no erf.  scipy takes 0.1 s to import, and most models need none.
+    from scipy.special import erf as function  # noqa: PLC0415
+
+    return np.asarray(function(x))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
+
+
+def _gelu_erf(x: np.ndarray) -> np.ndarray:
+    return np.asarray(0.5 * x * (1 + _erf(x * math.sqrt(0.5))))
+
+
+def _quick_gelu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * _sigmoid(1.702 * x))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+FLOAT_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "recip": np.reciprocal,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_erf": _gelu_erf,
+    "quick_gelu": _quick_gelu,
+    "softplus": lambda x: np.logaddexp(x, 0),
+}
+
+# Of floats and integers alike; whole numbers round to themselves.
+PLAIN_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
+    "abs": np.abs,
+    "neg": np.negative,
+    "sqr": np.square,
+    "relu": lambda x: np.maximum(x, 0),
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+}
+
+
+def _implement(name: str, function: Callable[[np.ndarray], Any]) -> Callable[..., None]:
+    """The op: compute in f32 or f64, integers in their own arithmetic."""
+
+    @ieee
+    def run(out: Tensor, x: Tensor, /) -> None:
+        if x.dtype.is_integer:
+            whole = name in ("floor", "ceil", "round")
+            store(out, x.array if whole else function(x.array))
+        else:
+            store(out, function(wide(x)))
+
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"``{name}`` of every element."
+    return run
+
+
+@ieee
+def powf(out: Tensor, x: Tensor, /, exponent: float) -> None:
+    """Every element to one power."""
+    values = wide(x)
+    store(out, values ** values.dtype.type(exponent))
+
+
+@ieee
+def elu(out: Tensor, x: Tensor, /, alpha: float = 1.0) -> None:
+    """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
+    values = wide(x)
+    store(out, np.where(values > 0, values, values.dtype.type(alpha) * np.expm1(values)))
+
+
+@ieee
+def clamp(out: Tensor, x: Tensor, /, low: float, high: float) -> None:
+    """Every element, moved into [low, high]."""
+    values = x.array if x.dtype.is_integer else wide(x)
+    store(out, np.clip(values, as_scalar(low, values.dtype), as_scalar(high, values.dtype)))
+
+
+@ieee
+def affine(out: Tensor, x: Tensor, /, mul: float, add: float) -> None:
+    """``x * mul + add``."""
+    values = x.array if x.dtype.is_integer else wide(x)
+    store(out, values * as_scalar(mul, values.dtype) + as_scalar(add, values.dtype))
 
 
 @ieee
@@ -49,4 +158,19 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     store(out, y)
 
 
-OPS = [OpImpl(op="silu_mul", fn=silu_mul, dtypes=FLOATS)]
+@ieee
+def gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    """``gelu(gate) * up``."""
+    store(out, _gelu(wide(gate)) * wide(up))
+
+
+OPS = [
+    *(OpImpl(op=n, fn=_implement(n, f), dtypes=FLOATS) for n, f in FLOAT_FUNCTIONS.items()),
+    *(OpImpl(op=n, fn=_implement(n, f), dtypes=PLAIN) for n, f in PLAIN_FUNCTIONS.items()),
+    OpImpl(op="powf", fn=powf, dtypes=FLOATS),
+    OpImpl(op="elu", fn=elu, dtypes=FLOATS),
+    OpImpl(op="clamp", fn=clamp, dtypes=PLAIN),
+    OpImpl(op="affine", fn=affine, dtypes=PLAIN),
+    OpImpl(op="silu_mul", fn=silu_mul, dtypes=FLOATS),
+    OpImpl(op="gelu_mul", fn=gelu_mul, dtypes=FLOATS),
+]

@@ -9,15 +9,22 @@ from propolis import hookimpl
 from propolis_cpu_ref import ops_attention
 from propolis_cpu_ref import ops_binary
 from propolis_cpu_ref import ops_cast
+from propolis_cpu_ref import ops_conv
 from propolis_cpu_ref import ops_fill
 from propolis_cpu_ref import ops_indexing
 from propolis_cpu_ref import ops_matmul
+from propolis_cpu_ref import ops_moe
 from propolis_cpu_ref import ops_norm
+from propolis_cpu_ref import ops_pool
 from propolis_cpu_ref import ops_quantized
+from propolis_cpu_ref import ops_random
 from propolis_cpu_ref import ops_reduce
 from propolis_cpu_ref import ops_rope
 from propolis_cpu_ref import ops_softmax
+from propolis_cpu_ref import ops_sort
+from propolis_cpu_ref import ops_ternary
 from propolis_cpu_ref import ops_unary
+from propolis_cpu_ref import ops_upsample
 from propolis_cpu_ref._threads import limit_blas
 
 
@@ -31,15 +38,22 @@ FAMILIES = (
     ops_attention,
     ops_binary,
     ops_cast,
+    ops_conv,
     ops_fill,
     ops_indexing,
     ops_matmul,
+    ops_moe,
     ops_norm,
+    ops_pool,
     ops_quantized,
+    ops_random,
     ops_reduce,
     ops_rope,
     ops_softmax,
+    ops_sort,
+    ops_ternary,
     ops_unary,
+    ops_upsample,
 )
 
 

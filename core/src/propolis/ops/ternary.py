@@ -1,0 +1,39 @@
+"""Choice between two tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis.dtypes import INTEGERS
+from propolis.dtypes import PLAIN
+from propolis.ops._infer import broadcast
+from propolis.ops._infer import same_dtype
+from propolis.ops._spec import EXACT
+from propolis.ops._spec import Meta
+from propolis.ops._spec import op
+
+
+if TYPE_CHECKING:
+    from propolis.tensor import Tensor
+
+
+@op({"condition": INTEGERS, "a": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT))
+def where(condition: Tensor, a: Tensor, b: Tensor, /) -> Meta:
+    """
+    ``a`` where ``condition`` is not 0, else ``b``; all three broadcast.
+
+    Args:
+        condition: any integer dtype.
+        a: any plain dtype.
+        b: same dtype as ``a``.
+
+    Returns:
+        The broadcast shape, dtype of ``a``.
+
+    Raises:
+        DTypeError: a and b differ in dtype, or the condition is no integer.
+        ShapeError: the shapes do not broadcast.
+    """
+    same_dtype("where", a=a, b=b)
+    shape = broadcast("where", condition.shape, broadcast("where", a.shape, b.shape))
+    return shape, a.dtype

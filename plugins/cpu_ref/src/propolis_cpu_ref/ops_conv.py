@@ -1,0 +1,225 @@
+"""
+Convolutions as products with windows (im2col), and their transposes.
+
+One dimension is two with a height of 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from propolis import OpImpl
+from propolis.dtypes import FLOATS
+from propolis.dtypes import PLAIN
+from propolis.ops.conv import spatial
+from propolis_cpu_ref._compute import ieee
+from propolis_cpu_ref._compute import store
+from propolis_cpu_ref._compute import wide
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis.ops.conv import Sizes
+
+Pair = tuple[int, ...]
+
+
+@ieee
+def conv1d(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> None:
+    """Convolution over one dimension."""
+    attributes = _flat(1, stride), _flat(0, padding), _flat(1, dilation)
+    y = _conv(wide(x)[:, :, None], wide(w)[:, :, None], *attributes, groups)
+    _finish(out, y[:, :, 0], bias)
+
+
+@ieee
+def conv2d(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> None:
+    """Convolution over two dimensions."""
+    attributes = _pair(stride), _pair(padding), _pair(dilation)
+    _finish(out, _conv(wide(x), wide(w), *attributes, groups), bias)
+
+
+@ieee
+def conv_transpose1d(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    output_padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> None:
+    """The transpose of a convolution over one dimension."""
+    size = (1, out.shape[2])
+    attributes = _flat(1, stride), _flat(0, padding), _flat(1, dilation)
+    y = _conv_transpose(wide(x)[:, :, None], wide(w)[:, :, None], size, *attributes, groups)
+    _finish(out, y[:, :, 0], bias)
+
+
+@ieee
+def conv_transpose2d(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> None:
+    """The transpose of a convolution over two dimensions."""
+    attributes = _pair(stride), _pair(padding), _pair(dilation)
+    y = _conv_transpose(wide(x), wide(w), out.shape[2:], *attributes, groups)
+    _finish(out, y, bias)
+
+
+def im2col(
+    out: Tensor,
+    x: Tensor,
+    /,
+    kernel: Sizes,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+) -> None:
+    """The windows, one a row."""
+    seen = windows(x.array, _pair(kernel), _pair(stride), _pair(padding), _pair(dilation))
+    # (batch, channels, h, w, kernel_h, kernel_w) -> (batch, h w, channels kernel)
+    out.array[...] = seen.transpose(0, 2, 3, 1, 4, 5).reshape(out.shape)
+
+
+def windows(
+    x: np.ndarray,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    fill: float = 0,
+) -> np.ndarray:
+    """
+    Every window of an image, as a view of its padded copy.
+
+    Args:
+        x: (batch, channels, height, width).
+        kernel: taps of a window.
+        stride: elements between windows.
+        padding: elements added on both sides.
+        dilation: elements between taps.
+        fill: what is added.
+
+    Returns:
+        (batch, channels, height_out, width_out, kernel_h, kernel_w).
+    """
+    if any(padding):
+        around = ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2)
+        x = np.pad(x, around, constant_values=fill)
+    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    seen = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
+    return seen[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+
+
+def _conv(
+    x: np.ndarray,
+    w: np.ndarray,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> np.ndarray:
+    seen = windows(x, w.shape[2:], stride, padding, dilation)
+    batch, channels, height, width = seen.shape[:4]
+    per_group = channels // groups
+    weights = w.reshape(groups, w.shape[0] // groups, per_group * w.shape[2] * w.shape[3])
+    out = np.empty((batch, groups, weights.shape[1], height * width), x.dtype)
+    for b in range(batch):
+        for g in range(groups):
+            part = seen[b, g * per_group : (g + 1) * per_group]
+            # (channels, h, w, kernel) -> (channels kernel, h w), as the weights lie.
+            columns = part.transpose(0, 3, 4, 1, 2).reshape(weights.shape[2], height * width)
+            np.matmul(weights[g], columns, out=out[b, g])
+    return out.reshape(batch, w.shape[0], height, width)
+
+
+def _conv_transpose(
+    x: np.ndarray,
+    w: np.ndarray,
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> np.ndarray:
+    batch, channels, height, width = x.shape
+    per_group, taps = channels // groups, w.shape[2:]
+    out_channels = w.shape[1] * groups
+    # What every input element adds to every tap of its window: one product.
+    grouped = x.reshape(batch, groups, per_group, height * width)
+    columns = w.shape[1] * taps[0] * taps[1]
+    weights = w.reshape(groups, per_group, columns).transpose(0, 2, 1)
+    shares = np.matmul(weights, grouped).reshape(batch, out_channels, *taps, height, width)
+    padded = np.zeros(
+        (batch, out_channels, *(n + 2 * p for n, p in zip(size, padding, strict=True))), x.dtype
+    )
+    for i in range(taps[0]):
+        for j in range(taps[1]):
+            top, left = i * dilation[0], j * dilation[1]
+            rows = slice(top, top + (height - 1) * stride[0] + 1, stride[0])
+            across = slice(left, left + (width - 1) * stride[1] + 1, stride[1])
+            padded[:, :, rows, across] += shares[:, :, i, j]
+    return padded[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def _finish(out: Tensor, y: np.ndarray, bias: Tensor | None) -> None:
+    if bias is not None:
+        y = y + wide(bias).reshape(1, -1, *(1 for _ in out.shape[2:]))
+    store(out, y)
+
+
+def _pair(sizes: Sizes) -> Pair:
+    return spatial("conv", "size", sizes, 2, least=0)
+
+
+def _flat(height: int, sizes: Sizes) -> Pair:
+    """An attribute of one dimension as one of two."""
+    return height, *spatial("conv", "size", sizes, 1, least=0)
+
+
+OPS = [
+    OpImpl(op="conv1d", fn=conv1d, dtypes=FLOATS),
+    OpImpl(op="conv2d", fn=conv2d, dtypes=FLOATS),
+    OpImpl(op="conv_transpose1d", fn=conv_transpose1d, dtypes=FLOATS),
+    OpImpl(op="conv_transpose2d", fn=conv_transpose2d, dtypes=FLOATS),
+    OpImpl(op="im2col", fn=im2col, dtypes=PLAIN),
+]
