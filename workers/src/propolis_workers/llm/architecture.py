@@ -43,6 +43,15 @@ LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
+# What config.json and propolis.rope call the four numbers of ``rope_llama3``.
+LLAMA3_KEYS: Final = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """
@@ -239,13 +248,7 @@ def _hf_rope(
     if kind == "linear":
         return base, read.number("factor"), None
     if kind == "llama3":
-        keys = (
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        )
-        factor, low, high, original = (read.number(key) for key in keys)
+        factor, low, high, original = (read.number(key) for key in LLAMA3_KEYS)
         return base, 1.0, (factor, low, high, original)
     msg = f"config.json: rope scaling {kind!r}; supported: default, linear, llama3"
     raise UnsupportedModelError(msg)

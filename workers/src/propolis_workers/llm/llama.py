@@ -13,6 +13,8 @@ import numpy as np
 from propolis import Tensor
 from propolis import ops
 from propolis.errors import ModelError
+from propolis.rope import rope_frequencies as scaled_frequencies
+from propolis_workers.llm.architecture import LLAMA3_KEYS
 
 
 if TYPE_CHECKING:
@@ -196,19 +198,11 @@ class RopeTables:
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """
-    The angle per position of each pair, f64 (rope_dim / 2,).
-
-    Llama 3.1's scaling divides the frequencies whose wavelength exceeds the
-    original context by ``factor``, keeps short ones, and blends those between.
-    """
-    frequencies = config.rope_base ** (-np.arange(0, config.rope_dim, 2) / config.rope_dim)
-    if config.rope_llama3 is None:
-        return np.asarray(frequencies)
-    factor, low, high, original = config.rope_llama3
-    turns = original * frequencies / (2 * np.pi)
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return np.asarray(frequencies * (blend + (1 - blend) / factor))
+    """The angle per position of each pair, f64 (rope_dim / 2,), before linear scaling."""
+    scaling: dict[str, object] = {"rope_type": "default"}
+    if config.rope_llama3 is not None:
+        scaling = {"rope_type": "llama3", **dict(zip(LLAMA3_KEYS, config.rope_llama3, strict=True))}
+    return scaled_frequencies(config.rope_dim, config.rope_base, scaling)[0]
 
 
 __all__ = ["Llama", "RopeTables", "rope_frequencies"]
