@@ -127,6 +127,13 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
 @click.option("--strict", is_flag=True, help="A plugin that fails to load is an error.")
 @click.option("--plugins", metavar="A,B", help="Load only these plugins.")
 @click.option("--disable-plugins", metavar="A,B", help="Never load these plugins.")
+@click.option(
+    "--op",
+    "ops",
+    metavar="OP=A,B",
+    multiple=True,
+    help="Plugins that go first for an op; may be given for several.",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.pass_context
@@ -134,6 +141,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     """Inference on AMD GPUs through plugins, with a CPU that always works."""
     # Flags that are not given leave the environment's setting alone; an empty list is given.
     ctx.obj = {name: None if value is False else value for name, value in options.items()}
+    ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
 for _command in (devices, doctor, explain, ops, plugins):

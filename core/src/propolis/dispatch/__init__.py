@@ -8,6 +8,7 @@ from propolis.dispatch.placement import Placement
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import Verdict
 from propolis.dispatch.resolve import resolve
+from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
 
 
@@ -15,6 +16,7 @@ __all__ = [
     "DispatchTable",
     "FallbackLog",
     "Placement",
+    "Rules",
     "Tally",
     "Trace",
     "Verdict",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from typing import Literal
 
 from propolis import dtypes
+from propolis.dispatch.rules import Rules
 
 
 if TYPE_CHECKING:
@@ -75,10 +76,18 @@ class Trace:
         return "; ".join(lines) or f"no plugin implements {self.op} for {self.device}"
 
 
-def ladder_order(impl: OpImpl) -> tuple[int, str, str]:
-    """Sort key of candidates: priority downwards, then distribution, then plugin name."""
+def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str, str]:
+    """
+    Sort key of candidates: override, priority downwards, distribution, plugin name.
+
+    Args:
+        impl: a candidate.
+        first: plugins that the user's override puts before all others.
+    """
     source = impl.provenance
-    return (-impl.priority, source.distribution if source else "", source.plugin if source else "")
+    plugin = source.plugin if source else ""
+    named = first.index(plugin) if plugin in first else len(first)
+    return (named, -impl.priority, source.distribution if source else "", plugin)
 
 
 def resolve(
@@ -87,6 +96,7 @@ def resolve(
     device: Device,
     candidates: Iterable[OpImpl],
     cpu: Trace | None = None,
+    rules: Rules | None = None,
 ) -> Trace:
     """
     Order the candidates of an op and decide each one's static support.
@@ -97,23 +107,33 @@ def resolve(
         device: where it is to run.
         candidates: implementations of this op, for any device.
         cpu: the CPU's trace for the same key when ``device`` is not the CPU.
+        rules: the user's decisions.
     """
+    rules = rules or Rules()
+    first = rules.overrides.get(spec.name, ())
     kinds = key if isinstance(key, tuple) else (key,)
     verdicts: list[Verdict] = []
     winner: OpImpl | None = None
-    for impl in sorted(candidates, key=ladder_order):
+    for impl in sorted(candidates, key=lambda impl: ladder_order(impl, first)):
         reason = static_refusal(spec, kinds, device, impl)
         if reason is not None:
             verdicts.append(Verdict(impl, "rejected", reason))
         elif winner is None:
             winner = impl
             asks = ", if its supports() accepts the call" if impl.supports else ""
-            verdicts.append(Verdict(impl, "winner", f"highest priority ({impl.priority}){asks}"))
+            why = "by override" if _named(impl, first) else "highest priority"
+            verdicts.append(Verdict(impl, "winner", f"{why} ({impl.priority}){asks}"))
         else:
             who = winner.provenance.plugin if winner.provenance else "another"
-            reason = f"behind {who} (priority {winner.priority} to {impl.priority})"
+            why = f"priority {winner.priority} to {impl.priority}"
+            reason = f"behind {who} ({'by override' if _named(winner, first) else why})"
             verdicts.append(Verdict(impl, "standby", reason))
     return Trace(spec.name, device.id, kinds, tuple(verdicts), cpu)
+
+
+def _named(impl: OpImpl, first: Sequence[str]) -> bool:
+    """Whether the user's override names the implementation's plugin."""
+    return impl.provenance is not None and impl.provenance.plugin in first
 
 
 def static_refusal(

@@ -13,9 +13,11 @@ from typing import Any
 
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import run_on_cpu
+from propolis.dispatch.fallback import traffic
 from propolis.dispatch.placement import Placement
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
+from propolis.dispatch.rules import Rules
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.tensor import Tensor
@@ -41,6 +43,7 @@ class DispatchTable:
         plain: op name -> key -> callable, filled as keys are first seen.
         bound: what calls look up: ``plain``, or entries that record while captured.
         fallbacks: what ran on the CPU instead.
+        rules: the user's decisions.
         placement: what was bound to whom, for the placement summary.
     """
 
@@ -50,12 +53,14 @@ class DispatchTable:
         impls: Iterable[OpImpl],
         cpu: Device,
         fallbacks: FallbackLog | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self.device = device
         self.cpu = cpu
         self.plain: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
         self.bound = self.plain
         self.fallbacks = fallbacks or FallbackLog()
+        self.rules = rules or Rules()
         self.placement = Placement(device, self.fallbacks)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
@@ -66,7 +71,8 @@ class DispatchTable:
         kinds = key if isinstance(key, tuple) else (key,)
         key = spec.key(*kinds)
         on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
-        return resolve(spec, key, self.device, self._impls.get(spec.name, ()), on_cpu)
+        candidates = self._impls.get(spec.name, ())
+        return resolve(spec, key, self.device, candidates, on_cpu, self.rules)
 
     def bind(self, spec: OpSpec, key: Key) -> Callable[..., None]:
         """
@@ -131,8 +137,9 @@ class DispatchTable:
             if trace.cpu is None or trace.cpu.winner is None:
                 msg = f"{spec.name}: every candidate on {self.device.id} declined: {why}"
                 raise NoImplementationError(msg)
-            tally = self.fallbacks.admit(spec.name, self.device.id, why)
-            run_on_cpu(spec, key, self.cpu, tally, args, kwargs)
+            nbytes = traffic(spec, self.cpu, args, kwargs)
+            self.fallbacks.admit(spec.name, self.device.id, why, nbytes)
+            run_on_cpu(spec, key, self.cpu, args, kwargs)
 
         return run
 
