@@ -5,6 +5,7 @@ from __future__ import annotations
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import Tally
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import Verdict
 from propolis.dispatch.resolve import resolve
@@ -17,6 +18,7 @@ __all__ = [
     "FallbackLog",
     "Placement",
     "Rules",
+    "Split",
     "Tally",
     "Trace",
     "Verdict",

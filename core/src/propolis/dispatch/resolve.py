@@ -39,6 +39,23 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """
+    An op's decomposition into other ops, on one device.
+
+    Attributes:
+        parts: names of the ops.
+        refusal: why it cannot be used there; None when it can.
+    """
+
+    parts: tuple[str, ...]
+    refusal: str | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """
     How an op was resolved on a device for one key.
@@ -48,6 +65,7 @@ class Trace:
         device: the device's id.
         key: the dtypes of the dispatch parameters.
         verdicts: every candidate on this device, in the order of the ladder.
+        split: the op's decomposition, the rung below the candidates; None without one.
         cpu: the CPU's own trace, where the CPU is the next rung; else None.
     """
 
@@ -55,6 +73,7 @@ class Trace:
     device: str
     key: tuple[DType, ...]
     verdicts: tuple[Verdict, ...]
+    split: Split | None = None
     cpu: Trace | None = None
 
     @property
@@ -68,12 +87,25 @@ class Trace:
         return next((v.impl for v in self.verdicts if v.status == "winner"), None)
 
     @property
+    def is_split(self) -> bool:
+        """Whether the decomposition may run here."""
+        return self.split is not None and self.split.refusal is None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether anybody serves the op on the device itself."""
+        return self.winner is not None or self.is_split
+
+    @property
     def rejections(self) -> str:
         """Each rejected candidate with its reason, in one line."""
         lines = [
             f"{v.impl.provenance}: {v.reason}" for v in self.verdicts if v.status == "rejected"
         ]
-        return "; ".join(lines) or f"no plugin implements {self.op} for {self.device}"
+        lines = lines or [f"no plugin implements {self.op} for {self.device}"]
+        if self.split is not None and self.split.refusal is not None:
+            lines.append(f"decomposed into {self.split}: {self.split.refusal}")
+        return "; ".join(lines)
 
 
 def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str, str]:
@@ -97,6 +129,7 @@ def resolve(
     candidates: Iterable[OpImpl],
     cpu: Trace | None = None,
     rules: Rules | None = None,
+    split: Split | None = None,
 ) -> Trace:
     """
     Order the candidates of an op and decide each one's static support.
@@ -108,6 +141,7 @@ def resolve(
         candidates: implementations of this op, for any device.
         cpu: the CPU's trace for the same key when ``device`` is not the CPU.
         rules: the user's decisions.
+        split: what the device's table says of the op's decomposition.
     """
     rules = rules or Rules()
     first = rules.overrides.get(spec.name, ())
@@ -128,7 +162,7 @@ def resolve(
             why = f"priority {winner.priority} to {impl.priority}"
             reason = f"behind {who} ({'by override' if _named(winner, first) else why})"
             verdicts.append(Verdict(impl, "standby", reason))
-    return Trace(spec.name, device.id, kinds, tuple(verdicts), cpu)
+    return Trace(spec.name, device.id, kinds, tuple(verdicts), split, cpu)
 
 
 def _named(impl: OpImpl, first: Sequence[str]) -> bool:

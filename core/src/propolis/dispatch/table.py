@@ -15,9 +15,11 @@ from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import run_on_cpu
 from propolis.dispatch.fallback import traffic
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.dispatch.rules import Rules
+from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.tensor import Tensor
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis.device import Device
+    from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
@@ -66,13 +69,39 @@ class DispatchTable:
         for impl in impls:
             self._impls[impl.op].append(impl)
 
-    def trace(self, spec: OpSpec, key: Key) -> Trace:
-        """Every candidate for the op and what became of it."""
+    def trace(self, spec: OpSpec, key: Key, *, within: tuple[str, ...] = ()) -> Trace:
+        """
+        Every candidate for the op and what became of it.
+
+        Args:
+            spec: the op.
+            key: its dispatch key.
+            within: the ops whose decompositions led here.
+        """
         kinds = key if isinstance(key, tuple) else (key,)
         key = spec.key(*kinds)
         on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
         candidates = self._impls.get(spec.name, ())
-        return resolve(spec, key, self.device, candidates, on_cpu, self.rules)
+        split = self._split(spec, kinds, within)
+        return resolve(spec, key, self.device, candidates, on_cpu, self.rules, split)
+
+    def _split(
+        self, spec: OpSpec, kinds: tuple[DType, ...], within: tuple[str, ...]
+    ) -> Split | None:
+        """Whether every part of the op's decomposition is served on this device."""
+        if spec.decomposed is None or spec.name in within:
+            return None
+        parts = spec.decomposed.parts(*kinds)
+        names = tuple(part.name for part in parts)
+        for part, wanted in parts.items():
+            try:
+                trace = self.trace(part, part.key(*wanted), within=(*within, spec.name))
+            except DTypeError as exc:
+                return Split(names, str(exc))
+            if not trace.on_device:
+                listed = ", ".join(d.name for d in trace.key)
+                return Split(names, f"{part.name} ({listed}): {trace.rejections}")
+        return Split(names)
 
     def bind(self, spec: OpSpec, key: Key) -> Callable[..., None]:
         """
@@ -87,7 +116,7 @@ class DispatchTable:
         if known is not None:
             return known
         trace = self.trace(spec, key)
-        if trace.winner is None and (trace.cpu is None or trace.cpu.winner is None):
+        if not trace.on_device and (trace.cpu is None or not trace.cpu.on_device):
             kinds = ", ".join(d.name for d in trace.key)
             cpu = f"; on the cpu: {trace.cpu.rejections}" if trace.cpu else ""
             msg = (
@@ -119,6 +148,9 @@ class DispatchTable:
         chain = trace.chain
         if chain and chain[0].supports is None and chain[0].strided:
             return chain[0].fn
+        split = spec.decomposed.fn if spec.decomposed and trace.is_split else None
+        if split is not None and not chain:
+            return split
         outputs, destinations = spec.outputs, max(spec.outputs, 1)
 
         def run(*args: Any, **kwargs: Any) -> None:
@@ -133,8 +165,11 @@ class DispatchTable:
                     impl.fn(*args, **kwargs)
                     return
                 reasons.append(f"{impl.provenance}: {reason}")
+            if split is not None:
+                split(*args, **kwargs)
+                return
             why = "; ".join(reasons) or trace.rejections
-            if trace.cpu is None or trace.cpu.winner is None:
+            if trace.cpu is None or not trace.cpu.on_device:
                 msg = f"{spec.name}: every candidate on {self.device.id} declined: {why}"
                 raise NoImplementationError(msg)
             nbytes = traffic(spec, self.cpu, args, kwargs)
