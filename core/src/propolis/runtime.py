@@ -30,6 +30,7 @@ from propolis.log import get_logger
 from propolis.plugins.contract import check_impl
 from propolis.plugins.loader import PluginHost
 from propolis.plugins.loader import describe
+from propolis.plugins.quarantine_file import QuarantineFile
 
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Runtime:
         cpu: the CPU, always there.
         fallbacks: what ran on the CPU instead of another device.
         rules: the user's decisions about dispatch.
+        quarantine: implementations that raised, now or in an earlier process.
     """
 
     def __init__(self, config: Config, plugins: PluginHost) -> None:
@@ -61,6 +63,7 @@ class Runtime:
             max_bytes=config.fallback_max_bytes,
         )
         self.rules = Rules.from_config(config, {r.candidate.name for r in plugins.reports})
+        self.quarantine = QuarantineFile(config.cache_dir).quarantine(plugins.reports)
         self._lock = threading.RLock()
         self._opened: dict[str, Device] = {}
         self._providers: dict[str, tuple[Provenance, DeviceProvider]] | None = None
@@ -141,7 +144,9 @@ class Runtime:
 
     def _resolve(self, device: Device) -> None:
         impls = self._impls(device)
-        device.table = DispatchTable(device, impls, self.cpu, self.fallbacks, self.rules)
+        device.table = DispatchTable(
+            device, impls, self.cpu, self.fallbacks, self.rules, self.quarantine
+        )
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):

@@ -35,6 +35,7 @@ from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
+from propolis.cli.quarantine import quarantine
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.plugins.loader import describe
@@ -144,7 +145,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
-for _command in (devices, doctor, explain, ops, plugins):
+for _command in (devices, doctor, explain, ops, plugins, quarantine):
     cli.add_command(_command)
 
 

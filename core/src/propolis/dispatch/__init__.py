@@ -5,6 +5,8 @@ from __future__ import annotations
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import Tally
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.quarantine import Entry
+from propolis.dispatch.quarantine import Quarantine
 from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import Verdict
@@ -15,8 +17,10 @@ from propolis.dispatch.table import DispatchTable
 
 __all__ = [
     "DispatchTable",
+    "Entry",
     "FallbackLog",
     "Placement",
+    "Quarantine",
     "Rules",
     "Split",
     "Tally",

@@ -13,6 +13,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis.tensor import Tensor
+
 
 if TYPE_CHECKING:
     from propolis.device import Device
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from propolis.dispatch.resolve import Trace
     from propolis.records import Prepared
     from propolis.records import Provenance
-    from propolis.tensor import Tensor
 
 
 @dataclass(slots=True)
@@ -72,6 +73,13 @@ class Placement:
         entry.nbytes_before += weight.nbytes
         entry.nbytes_after += prepared.nbytes
         entry.dtypes.add(weight.dtype.name)
+
+    def packed_rows(self, value: Any) -> Any:
+        """A contiguous copy of a strided tensor, counted; other values as they are."""
+        if not isinstance(value, Tensor) or value.is_contiguous:
+            return value
+        self.strided_copies += 1
+        return value.contiguous()
 
     def lines(self) -> list[str]:
         """The summary for people."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.device import Device
+    from propolis.dispatch.quarantine import Quarantine
     from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -130,6 +131,7 @@ def resolve(
     cpu: Trace | None = None,
     rules: Rules | None = None,
     split: Split | None = None,
+    quarantine: Quarantine | None = None,
 ) -> Trace:
     """
     Order the candidates of an op and decide each one's static support.
@@ -142,6 +144,7 @@ def resolve(
         cpu: the CPU's trace for the same key when ``device`` is not the CPU.
         rules: the user's decisions.
         split: what the device's table says of the op's decomposition.
+        quarantine: implementations that raised.
     """
     rules = rules or Rules()
     first = rules.overrides.get(spec.name, ())
@@ -150,6 +153,9 @@ def resolve(
     winner: OpImpl | None = None
     for impl in sorted(candidates, key=lambda impl: ladder_order(impl, first)):
         reason = static_refusal(spec, kinds, device, impl)
+        if reason is None and quarantine is not None:
+            raised = quarantine.reason(impl, device)
+            reason = raised and f"quarantined: {raised}; `propolis quarantine clear` lets it back"
         if reason is not None:
             verdicts.append(Verdict(impl, "rejected", reason))
         elif winner is None:

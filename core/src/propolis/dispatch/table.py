@@ -1,28 +1,27 @@
 """
 The dispatch table of one device: op and key in, bound callable out.
 
-Binding happens once per (op, key).  Where the winner takes every call, what is
-bound is the plugin's own function: a bound call costs nothing over a direct one.
+Binding happens once per (op, key) and generation.  Where the winner takes every call
+and nobody could take over from it, what is bound is the plugin's own function: a
+bound call costs nothing over a direct one.  Elsewhere it costs a ``try``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
-from typing import Any
 
 from propolis.dispatch.fallback import FallbackLog
-from propolis.dispatch.fallback import run_on_cpu
-from propolis.dispatch.fallback import traffic
+from propolis.dispatch.ladder import Ladder
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.quarantine import Quarantine
 from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.dispatch.rules import Rules
+from propolis.errors import DeviceLostError
 from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
-from propolis.errors import PluginError
-from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
+    from propolis.tensor import Tensor
 
 
 class DispatchTable:
@@ -47,6 +47,9 @@ class DispatchTable:
         bound: what calls look up: ``plain``, or entries that record while captured.
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
+        quarantine: implementations that raised.
+        lost: what the device failed with for good; None while it works.
+        generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
     """
 
@@ -57,6 +60,7 @@ class DispatchTable:
         cpu: Device,
         fallbacks: FallbackLog | None = None,
         rules: Rules | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.device = device
         self.cpu = cpu
@@ -64,6 +68,10 @@ class DispatchTable:
         self.bound = self.plain
         self.fallbacks = fallbacks or FallbackLog()
         self.rules = rules or Rules()
+        self.quarantine = quarantine or Quarantine()
+        self.lost: DeviceLostError | None = None
+        self.generation = 0
+        self._ladders: list[Ladder] = []
         self.placement = Placement(device, self.fallbacks)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
@@ -83,7 +91,16 @@ class DispatchTable:
         on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
         candidates = self._impls.get(spec.name, ())
         split = self._split(spec, kinds, within)
-        return resolve(spec, key, self.device, candidates, on_cpu, self.rules, split)
+        return resolve(
+            spec,
+            key,
+            self.device,
+            candidates,
+            on_cpu,
+            self.rules,
+            split,
+            self.quarantine,
+        )
 
     def _split(
         self, spec: OpSpec, kinds: tuple[DType, ...], within: tuple[str, ...]
@@ -111,7 +128,9 @@ class DispatchTable:
             DTypeError: the op does not allow the key's dtypes.
             NoImplementationError: nobody serves it here, nor on the CPU; the message
                 gives every candidate's reason.
+            DeviceLostError: the device failed for good earlier.
         """
+        self.expect_alive()
         known = self.plain[spec.name].get(key)
         if known is not None:
             return known
@@ -125,7 +144,9 @@ class DispatchTable:
             )
             raise NoImplementationError(msg)
         self.placement.record(trace)
-        run = self._ladder(spec, key, trace)
+        ladder = Ladder(self, spec, key, trace)
+        run = ladder.entry()
+        self._ladders.append(ladder)
         self.plain[spec.name][key] = run
         return run
 
@@ -144,63 +165,32 @@ class DispatchTable:
         self.placement.record_weight(spec.name, winner.provenance, weight, prepared)
         return weight.with_packed({winner.provenance.plugin: prepared.payload})
 
-    def _ladder(self, spec: OpSpec, key: Key, trace: Trace) -> Callable[..., None]:
-        chain = trace.chain
-        if chain and chain[0].supports is None and chain[0].strided:
-            return chain[0].fn
-        split = spec.decomposed.fn if spec.decomposed and trace.is_split else None
-        if split is not None and not chain:
-            return split
-        outputs, destinations = spec.outputs, max(spec.outputs, 1)
+    def condemn(self, impl: OpImpl, reason: str) -> None:
+        """Take an implementation out of the table, for this and later processes."""
+        self.quarantine.add(impl, self.device, reason)
+        self._rebind()
 
-        def run(*args: Any, **kwargs: Any) -> None:
-            reasons = []
-            for impl in chain:
-                reason = self._refusal(impl, args[:destinations], args[outputs:], kwargs)
-                if reason is None:
-                    if not impl.strided:
-                        inputs = map(self._packed_rows, args[destinations:])
-                        args = (*args[:destinations], *inputs)
-                        kwargs = {name: self._packed_rows(v) for name, v in kwargs.items()}
-                    impl.fn(*args, **kwargs)
-                    return
-                reasons.append(f"{impl.provenance}: {reason}")
-            if split is not None:
-                split(*args, **kwargs)
-                return
-            why = "; ".join(reasons) or trace.rejections
-            if trace.cpu is None or not trace.cpu.on_device:
-                msg = f"{spec.name}: every candidate on {self.device.id} declined: {why}"
-                raise NoImplementationError(msg)
-            nbytes = traffic(spec, self.cpu, args, kwargs)
-            self.fallbacks.admit(spec.name, self.device.id, why, nbytes)
-            run_on_cpu(spec, key, self.cpu, args, kwargs)
+    def lose(self, error: DeviceLostError) -> None:
+        """Mark the device lost: every later call raises the same at once."""
+        if self.lost is None:
+            self.lost = error
+            self._rebind()
 
-        return run
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
 
-    @staticmethod
-    def _refusal(
-        impl: OpImpl,
-        destinations: tuple[Tensor, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> str | None:
-        """Why the implementation declines this call; None when it takes it."""
-        for target in () if impl.strided else destinations:
-            if not target.is_contiguous:
-                return f"it takes no strided destination, this one has strides {target.strides}"
-        reason = impl.supports(*args, **kwargs) if impl.supports else None
-        if reason is not None and not isinstance(reason, str):
-            msg = (
-                f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; it must return "
-                f"None to take a call, or the reason why not as a string"
-            )
-            raise PluginError(msg)
-        return reason
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.lost is not None:
+            msg = f"{self.device.id} is lost: {self.lost}; only a new process can use it again"
+            raise DeviceLostError(msg) from self.lost
 
-    def _packed_rows(self, value: Any) -> Any:
-        """A contiguous copy of a strided tensor, counted; other values as they are."""
-        if not isinstance(value, Tensor) or value.is_contiguous:
-            return value
-        self.placement.strided_copies += 1
-        return value.contiguous()
+    def _rebind(self) -> None:
+        """Begin a new generation: every key is resolved again when it is next called."""
+        self.generation += 1
+        ladders, self._ladders = self._ladders, []
+        self.plain.clear()
+        for ladder in ladders:
+            ladder.retire()
