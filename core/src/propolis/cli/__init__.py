@@ -4,7 +4,7 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``doctor``).
+- 1: done, and what was checked is not in order (``doctor``, ``lock --check``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -35,6 +35,7 @@ from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
+from propolis.cli.lock import lock
 from propolis.cli.quarantine import quarantine
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
@@ -145,7 +146,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
-for _command in (devices, doctor, explain, ops, plugins, quarantine):
+for _command in (devices, doctor, explain, lock, ops, plugins, quarantine):
     cli.add_command(_command)
 
 
