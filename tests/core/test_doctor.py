@@ -58,7 +58,7 @@ def test_unknown_variables_are_a_warning(monkeypatch):
     assert (kind, summary) == ("warning", "variables that mean nothing: PROPOLIS_THREDS")
     assert "PROPOLIS_THREADS" in remedy
     monkeypatch.delenv("PROPOLIS_THREDS")
-    monkeypatch.setenv("PROPOLIS_QQQQQQQQ", "1")
+    monkeypatch.setenv("PROPOLIS_0123456789", "1")
     assert status(findings(), "settings")[2] == "unset them"
 
 

@@ -54,6 +54,7 @@ def test_the_same_for_machines(worker):
     assert worker.table.placement.as_dict() == {
         "device": "fake:0",
         "ops": {"add": ["adder (dist-adder 1.0)"], "copy": ["fake (dist-fake 1.0)"]},
+        "decomposed": {},
         "cpu_instead": {"mul": why},
         "prepared_weights": [
             {

@@ -35,10 +35,10 @@ def declines(reason):
 # -- binding -------------------------------------------------------------------
 
 
-def test_the_plugins_own_function_is_bound(fakes):
-    """Where the winner takes every call, nothing stands between caller and function."""
-    impl = fakes.impl()
-    table = fakes.device(impl).table
+def test_the_plugins_own_function_is_bound(fakes, cpu):
+    """Where nobody could take over, nothing stands between caller and function."""
+    impl = fakes.impl(device="cpu")
+    table = DispatchTable(cpu, [impl], cpu)
     assert table.bind(ops.add, dtypes.f32) is impl.fn
     assert table.bound["add"][dtypes.f32] is impl.fn
     assert table.bind(ops.add, dtypes.f32) is impl.fn
@@ -177,23 +177,28 @@ def test_all_decline_without_a_cpu_that_serves(fakes, cpu):
 @pytest.mark.parametrize("answer", [True, False, 0])
 def test_supports_that_answers_yes_or_no(fakes, answer):
     """True is no reason: the plugin's mistake is named instead of guessed at."""
-    device = fakes.device(fakes.impl(supports=declines(answer)))
+    device = fakes.device(fakes.impl(supports=declines(answer)), policy="error")
     x = on(device, count(2))
-    with pytest.raises(PluginError, match=rf"supports\(\) of fake .* returned {answer}; .*None"):
+    with pytest.raises(
+        FallbackError, match=rf"supports\(\) of fake .* returned {answer}; .*None"
+    ) as caught:
         ops.add(x, x)
+    assert isinstance(caught.value.__cause__, PluginError)
 
 
 def test_what_an_implementation_raises_is_seen(fakes):
-    """An error of the function is the caller's to see, unchanged."""
+    """Where nobody takes over, an error of the function is the caller's to see, unchanged."""
 
     def broken(out, a, b, /):
         msg = "kernel failed"
         raise RuntimeError(msg)
 
-    device = fakes.device(fakes.impl(fn=broken, supports=declines(None)))
-    x = on(device, count(2))
-    with pytest.raises(RuntimeError, match="kernel failed"):
-        ops.add(x, x)
+    for fields in ({}, {"supports": declines(None)}):
+        device = fakes.device(fakes.impl(fn=broken, **fields))
+        device.table = DispatchTable(device, [fakes.impl(fn=broken, **fields)], device)
+        x = on(device, count(2))
+        with pytest.raises(RuntimeError, match="kernel failed"):
+            ops.add(x, x)
 
 
 # -- inputs that must be contiguous --------------------------------------------

@@ -285,10 +285,10 @@ def test_the_answer_depends_on_a_packages_files(site, tmp_path):
     (package / "native.so").write_text("1")
     site.distribution("packaged", plugins={"packaged": "fake_package:x"})
     (candidate,) = [c for c in discover() if c.name == "packaged"]
-    before = vetting._fingerprint(candidate, 1.0)
-    assert before == vetting._fingerprint(candidate, 1.0)
+    before = vetting.fingerprint(candidate, "1.0")
+    assert before == vetting.fingerprint(candidate, "1.0")
     (package / "native.so").write_text("12")
-    assert before != vetting._fingerprint(candidate, 1.0)
+    assert before != vetting.fingerprint(candidate, "1.0")
 
 
 def test_the_answer_depends_on_the_libraries_it_names(ask, tmp_path):
@@ -411,7 +411,7 @@ def test_the_cache_from_many_threads(tmp_path):
 def test_fingerprints_of_what_cannot_be_found(site):
     """A plugin whose module is missing, or is a built-in's, has a fingerprint all the same."""
     site.distribution("odd", plugins={"gone": "no_such_module", "main": "__main__", "sys": "sys"})
-    keys = {vetting._fingerprint(c, 1.0) for c in discover() if c.distribution == "odd"}
+    keys = {vetting.fingerprint(c, "1.0") for c in discover() if c.distribution == "odd"}
     assert len(keys) == 3
 
 

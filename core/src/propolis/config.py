@@ -62,7 +62,27 @@ def _names(value: object) -> object:
     return value
 
 
+def _overrides(value: object) -> object:
+    """Overrides may be given as ``matmul=a,b;add=c`` in the environment."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, list[str]] = {}
+    for entry in filter(None, (part.strip() for part in value.split(";"))):
+        op, equals, names = entry.partition("=")
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        if not equals or not op.strip() or not wanted:
+            msg = f"{entry!r} is not OP=PLUGIN[,PLUGIN...]"
+            raise ValueError(msg)
+        if op.strip() in found:
+            msg = f"{op.strip()} is given twice: list its plugins in one place, separated by commas"
+            raise ValueError(msg)
+        found[op.strip()] = wanted
+    return found
+
+
 Names = Annotated[list[str], NoDecode, pydantic.BeforeValidator(_names)]
+
+Overrides = Annotated[dict[str, Names], NoDecode, pydantic.BeforeValidator(_overrides)]
 
 
 class Config(BaseSettings):
@@ -90,6 +110,23 @@ class Config(BaseSettings):
         "warn",
         description="A call that falls to the CPU on another device's worker: `allow` counts it, "
         "`warn` also logs it, `error` refuses it.",
+    )
+    fallback_max_calls: int | None = Field(
+        None,
+        ge=0,
+        description="Calls, of all ops together, that may fall to the CPU; the next one is an "
+        "error. None for no limit.",
+    )
+    fallback_max_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Bytes that calls falling to the CPU may copy, all together; the call that "
+        "would copy more is an error. None for no limit.",
+    )
+    ops: Overrides = Field(
+        {},
+        description="Plugins that go first, op by op, in that order: a table in the file, "
+        "`matmul=a,b;add=c` in the environment. The others follow in their usual order.",
     )
     threads: int = Field(
         0,

@@ -3,7 +3,8 @@ Record a step once, replay it many times.
 
 While a step is captured, every op runs as usual and its bound call, with the
 tensors it was given, is kept.  A replay runs those calls again over the same
-memory: no inference, no allocation, no look-up.  What changes between replays
+memory: no inference, no allocation, no look-up, save within a decomposed op, whose
+parts are called anew.  What changes between replays
 (token ids, positions) is therefore data in tensors, never Python numbers.
 
 This is the graph of devices that have none of their own.

@@ -20,6 +20,7 @@ from propolis.device import Device
 from propolis.device import DeviceProperties
 from propolis.device import Memory
 from propolis.dispatch.fallback import FallbackLog
+from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
@@ -29,6 +30,7 @@ from propolis.log import get_logger
 from propolis.plugins.contract import check_impl
 from propolis.plugins.loader import PluginHost
 from propolis.plugins.loader import describe
+from propolis.plugins.quarantine_file import QuarantineFile
 
 
 if TYPE_CHECKING:
@@ -48,12 +50,20 @@ class Runtime:
         plugins: the plugins, loaded or not.
         cpu: the CPU, always there.
         fallbacks: what ran on the CPU instead of another device.
+        rules: the user's decisions about dispatch.
+        quarantine: implementations that raised, now or in an earlier process.
     """
 
     def __init__(self, config: Config, plugins: PluginHost) -> None:
         self.config = config
         self.plugins = plugins
-        self.fallbacks = FallbackLog(config.fallback)
+        self.fallbacks = FallbackLog(
+            config.fallback,
+            max_calls=config.fallback_max_calls,
+            max_bytes=config.fallback_max_bytes,
+        )
+        self.rules = Rules.from_config(config, {r.candidate.name for r in plugins.reports})
+        self.quarantine = QuarantineFile(config.cache_dir).quarantine(plugins.reports)
         self._lock = threading.RLock()
         self._opened: dict[str, Device] = {}
         self._providers: dict[str, tuple[Provenance, DeviceProvider]] | None = None
@@ -133,7 +143,10 @@ class Runtime:
         return self._opened[wanted]
 
     def _resolve(self, device: Device) -> None:
-        device.table = DispatchTable(device, self._impls(device), self.cpu, self.fallbacks)
+        impls = self._impls(device)
+        device.table = DispatchTable(
+            device, impls, self.cpu, self.fallbacks, self.rules, self.quarantine
+        )
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):

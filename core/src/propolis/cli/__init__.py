@@ -4,7 +4,7 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``doctor``).
+- 1: done, and what was checked is not in order (``doctor``, ``lock --check``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -35,7 +35,9 @@ from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
+from propolis.cli.lock import lock
 from propolis.cli.new_plugin import new_plugin
+from propolis.cli.quarantine import quarantine
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.plugins.loader import describe
@@ -128,6 +130,13 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
 @click.option("--strict", is_flag=True, help="A plugin that fails to load is an error.")
 @click.option("--plugins", metavar="A,B", help="Load only these plugins.")
 @click.option("--disable-plugins", metavar="A,B", help="Never load these plugins.")
+@click.option(
+    "--op",
+    "ops",
+    metavar="OP=A,B",
+    multiple=True,
+    help="Plugins that go first for an op; may be given for several.",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.pass_context
@@ -135,9 +144,10 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     """Inference on AMD GPUs through plugins, with a CPU that always works."""
     # Flags that are not given leave the environment's setting alone; an empty list is given.
     ctx.obj = {name: None if value is False else value for name, value in options.items()}
+    ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
-for _command in (devices, doctor, explain, new_plugin, ops, plugins):
+for _command in (devices, doctor, explain, lock, new_plugin, ops, plugins, quarantine):
     cli.add_command(_command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -182,6 +183,10 @@ def _print_trace(trace: Trace, spec: OpSpec) -> None:
         click.echo(f"  {verdict.status}: {verdict.impl.provenance}: {verdict.reason}")
         if verdict.impl.notes and verdict.status == "winner":
             click.echo(f"          {verdict.impl.notes}")
+    if trace.split is not None:
+        why = trace.split.refusal or "every part is served here"
+        status = "rejected" if trace.split.refusal else "standby" if trace.winner else "winner"
+        click.echo(f"  {status}: decomposed into {trace.split}: {why}")
     if not trace.verdicts:
         click.echo(f"  no loaded plugin implements {trace.op} for this kind of device")
     if trace.cpu is not None:
@@ -191,8 +196,10 @@ def _print_trace(trace: Trace, spec: OpSpec) -> None:
 def _server(trace: Trace) -> str:
     if trace.winner is not None:
         return str(trace.winner.provenance)
-    if trace.cpu is not None and trace.cpu.winner is not None:
-        return f"the cpu: {trace.cpu.winner.provenance}"
+    if trace.is_split:
+        return f"decomposed into {trace.split}"
+    if trace.cpu is not None and trace.cpu.on_device:
+        return f"the cpu: {_server(trace.cpu)}"
     return "nobody"
 
 
@@ -221,6 +228,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
             }
             for v in trace.verdicts
         ],
+        "decomposed": asdict(trace.split) if trace.split else None,
         "cpu": _trace(trace.cpu) if trace.cpu else None,
     }
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import Tally
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.quarantine import Entry
+from propolis.dispatch.quarantine import Quarantine
+from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import Verdict
 from propolis.dispatch.resolve import resolve
+from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
 
 
 __all__ = [
     "DispatchTable",
+    "Entry",
     "FallbackLog",
     "Placement",
+    "Quarantine",
+    "Rules",
+    "Split",
     "Tally",
     "Trace",
     "Verdict",

@@ -13,6 +13,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis.tensor import Tensor
+
 
 if TYPE_CHECKING:
     from propolis.device import Device
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from propolis.dispatch.resolve import Trace
     from propolis.records import Prepared
     from propolis.records import Provenance
-    from propolis.tensor import Tensor
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Placement:
         self.fallbacks = fallbacks
         self.strided_copies = 0
         self._on_device: dict[str, set[str]] = {}
+        self._split: dict[str, str] = {}
         self._on_cpu: dict[str, str] = {}
         self._weights: dict[tuple[str, str, str], PreparedWeights] = defaultdict(PreparedWeights)
 
@@ -53,6 +55,8 @@ class Placement:
         """Note who serves an op from now on."""
         if trace.winner is not None:
             self._on_device.setdefault(trace.op, set()).add(str(trace.winner.provenance))
+        elif trace.is_split:
+            self._split[trace.op] = str(trace.split)
         else:
             self._on_cpu[trace.op] = trace.rejections
 
@@ -70,13 +74,24 @@ class Placement:
         entry.nbytes_after += prepared.nbytes
         entry.dtypes.add(weight.dtype.name)
 
+    def packed_rows(self, value: Any) -> Any:
+        """A contiguous copy of a strided tensor, counted; other values as they are."""
+        if not isinstance(value, Tensor) or value.is_contiguous:
+            return value
+        self.strided_copies += 1
+        return value.contiguous()
+
     def lines(self) -> list[str]:
         """The summary for people."""
-        here = set(self._on_device) - set(self._on_cpu)
-        total = len(self._on_device.keys() | self._on_cpu.keys())
-        plugins = sorted({p for op in here for p in self._on_device[op]})
+        served = self._on_device.keys() | self._split.keys()
+        here = served - self._on_cpu.keys()
+        total = len(served | self._on_cpu.keys())
+        plugins = sorted({p for op in here for p in self._on_device.get(op, ())})
         who = ", ".join(plugins) or "nobody"
         lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
+        if self._split:
+            split = (f"{op} (into {parts})" for op, parts in sorted(self._split.items()))
+            lines.append(f"placement: decomposed: {', '.join(split)}")
         if self._on_cpu:
             ops = ", ".join(f"{op} ({why})" for op, why in sorted(self._on_cpu.items()))
             lines.append(f"placement: on the cpu instead: {ops}")
@@ -100,6 +115,7 @@ class Placement:
         return {
             "device": self.device.id,
             "ops": {op: sorted(who) for op, who in sorted(self._on_device.items())},
+            "decomposed": dict(sorted(self._split.items())),
             "cpu_instead": dict(sorted(self._on_cpu.items())),
             "prepared_weights": [
                 {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from typing import Literal
 
 from propolis import dtypes
+from propolis.dispatch.rules import Rules
 
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.device import Device
+    from propolis.dispatch.quarantine import Quarantine
     from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -38,6 +40,23 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """
+    An op's decomposition into other ops, on one device.
+
+    Attributes:
+        parts: names of the ops.
+        refusal: why it cannot be used there; None when it can.
+    """
+
+    parts: tuple[str, ...]
+    refusal: str | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """
     How an op was resolved on a device for one key.
@@ -47,6 +66,7 @@ class Trace:
         device: the device's id.
         key: the dtypes of the dispatch parameters.
         verdicts: every candidate on this device, in the order of the ladder.
+        split: the op's decomposition, the rung below the candidates; None without one.
         cpu: the CPU's own trace, where the CPU is the next rung; else None.
     """
 
@@ -54,6 +74,7 @@ class Trace:
     device: str
     key: tuple[DType, ...]
     verdicts: tuple[Verdict, ...]
+    split: Split | None = None
     cpu: Trace | None = None
 
     @property
@@ -67,18 +88,39 @@ class Trace:
         return next((v.impl for v in self.verdicts if v.status == "winner"), None)
 
     @property
+    def is_split(self) -> bool:
+        """Whether the decomposition may run here."""
+        return self.split is not None and self.split.refusal is None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether anybody serves the op on the device itself."""
+        return self.winner is not None or self.is_split
+
+    @property
     def rejections(self) -> str:
         """Each rejected candidate with its reason, in one line."""
         lines = [
             f"{v.impl.provenance}: {v.reason}" for v in self.verdicts if v.status == "rejected"
         ]
-        return "; ".join(lines) or f"no plugin implements {self.op} for {self.device}"
+        lines = lines or [f"no plugin implements {self.op} for {self.device}"]
+        if self.split is not None and self.split.refusal is not None:
+            lines.append(f"decomposed into {self.split}: {self.split.refusal}")
+        return "; ".join(lines)
 
 
-def ladder_order(impl: OpImpl) -> tuple[int, str, str]:
-    """Sort key of candidates: priority downwards, then distribution, then plugin name."""
+def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str, str]:
+    """
+    Sort key of candidates: override, priority downwards, distribution, plugin name.
+
+    Args:
+        impl: a candidate.
+        first: plugins that the user's override puts before all others.
+    """
     source = impl.provenance
-    return (-impl.priority, source.distribution if source else "", source.plugin if source else "")
+    plugin = source.plugin if source else ""
+    named = first.index(plugin) if plugin in first else len(first)
+    return (named, -impl.priority, source.distribution if source else "", plugin)
 
 
 def resolve(
@@ -87,6 +129,9 @@ def resolve(
     device: Device,
     candidates: Iterable[OpImpl],
     cpu: Trace | None = None,
+    rules: Rules | None = None,
+    split: Split | None = None,
+    quarantine: Quarantine | None = None,
 ) -> Trace:
     """
     Order the candidates of an op and decide each one's static support.
@@ -97,23 +142,38 @@ def resolve(
         device: where it is to run.
         candidates: implementations of this op, for any device.
         cpu: the CPU's trace for the same key when ``device`` is not the CPU.
+        rules: the user's decisions.
+        split: what the device's table says of the op's decomposition.
+        quarantine: implementations that raised.
     """
+    rules = rules or Rules()
+    first = rules.overrides.get(spec.name, ())
     kinds = key if isinstance(key, tuple) else (key,)
     verdicts: list[Verdict] = []
     winner: OpImpl | None = None
-    for impl in sorted(candidates, key=ladder_order):
+    for impl in sorted(candidates, key=lambda impl: ladder_order(impl, first)):
         reason = static_refusal(spec, kinds, device, impl)
+        if reason is None and quarantine is not None:
+            raised = quarantine.reason(impl, device)
+            reason = raised and f"quarantined: {raised}; `propolis quarantine clear` lets it back"
         if reason is not None:
             verdicts.append(Verdict(impl, "rejected", reason))
         elif winner is None:
             winner = impl
             asks = ", if its supports() accepts the call" if impl.supports else ""
-            verdicts.append(Verdict(impl, "winner", f"highest priority ({impl.priority}){asks}"))
+            why = "by override" if _named(impl, first) else "highest priority"
+            verdicts.append(Verdict(impl, "winner", f"{why} ({impl.priority}){asks}"))
         else:
             who = winner.provenance.plugin if winner.provenance else "another"
-            reason = f"behind {who} (priority {winner.priority} to {impl.priority})"
+            why = f"priority {winner.priority} to {impl.priority}"
+            reason = f"behind {who} ({'by override' if _named(winner, first) else why})"
             verdicts.append(Verdict(impl, "standby", reason))
-    return Trace(spec.name, device.id, kinds, tuple(verdicts), cpu)
+    return Trace(spec.name, device.id, kinds, tuple(verdicts), split, cpu)
+
+
+def _named(impl: OpImpl, first: Sequence[str]) -> bool:
+    """Whether the user's override names the implementation's plugin."""
+    return impl.provenance is not None and impl.provenance.plugin in first
 
 
 def static_refusal(

@@ -1,24 +1,27 @@
 """
 The dispatch table of one device: op and key in, bound callable out.
 
-Binding happens once per (op, key).  Where the winner takes every call, what is
-bound is the plugin's own function: a bound call costs nothing over a direct one.
+Binding happens once per (op, key) and generation.  Where the winner takes every call
+and nobody could take over from it, what is bound is the plugin's own function: a
+bound call costs nothing over a direct one.  Elsewhere it costs a ``try``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
-from typing import Any
 
 from propolis.dispatch.fallback import FallbackLog
-from propolis.dispatch.fallback import run_on_cpu
+from propolis.dispatch.ladder import Ladder
 from propolis.dispatch.placement import Placement
+from propolis.dispatch.quarantine import Quarantine
+from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
+from propolis.dispatch.rules import Rules
+from propolis.errors import DeviceLostError
+from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
-from propolis.errors import PluginError
-from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
@@ -26,9 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis.device import Device
+    from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
+    from propolis.tensor import Tensor
 
 
 class DispatchTable:
@@ -41,6 +46,10 @@ class DispatchTable:
         plain: op name -> key -> callable, filled as keys are first seen.
         bound: what calls look up: ``plain``, or entries that record while captured.
         fallbacks: what ran on the CPU instead.
+        rules: the user's decisions.
+        quarantine: implementations that raised.
+        lost: what the device failed with for good; None while it works.
+        generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
     """
 
@@ -50,23 +59,66 @@ class DispatchTable:
         impls: Iterable[OpImpl],
         cpu: Device,
         fallbacks: FallbackLog | None = None,
+        rules: Rules | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.device = device
         self.cpu = cpu
         self.plain: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
         self.bound = self.plain
         self.fallbacks = fallbacks or FallbackLog()
+        self.rules = rules or Rules()
+        self.quarantine = quarantine or Quarantine()
+        self.lost: DeviceLostError | None = None
+        self.generation = 0
+        self._ladders: list[Ladder] = []
         self.placement = Placement(device, self.fallbacks)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
             self._impls[impl.op].append(impl)
 
-    def trace(self, spec: OpSpec, key: Key) -> Trace:
-        """Every candidate for the op and what became of it."""
+    def trace(self, spec: OpSpec, key: Key, *, within: tuple[str, ...] = ()) -> Trace:
+        """
+        Every candidate for the op and what became of it.
+
+        Args:
+            spec: the op.
+            key: its dispatch key.
+            within: the ops whose decompositions led here.
+        """
         kinds = key if isinstance(key, tuple) else (key,)
         key = spec.key(*kinds)
         on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
-        return resolve(spec, key, self.device, self._impls.get(spec.name, ()), on_cpu)
+        candidates = self._impls.get(spec.name, ())
+        split = self._split(spec, kinds, within)
+        return resolve(
+            spec,
+            key,
+            self.device,
+            candidates,
+            on_cpu,
+            self.rules,
+            split,
+            self.quarantine,
+        )
+
+    def _split(
+        self, spec: OpSpec, kinds: tuple[DType, ...], within: tuple[str, ...]
+    ) -> Split | None:
+        """Whether every part of the op's decomposition is served on this device."""
+        if spec.decomposed is None or spec.name in within:
+            return None
+        parts = spec.decomposed.parts(*kinds)
+        names = tuple(part.name for part in parts)
+        for part, wanted in parts.items():
+            try:
+                trace = self.trace(part, part.key(*wanted), within=(*within, spec.name))
+            except DTypeError as exc:
+                return Split(names, str(exc))
+            if not trace.on_device:
+                listed = ", ".join(d.name for d in trace.key)
+                return Split(names, f"{part.name} ({listed}): {trace.rejections}")
+        return Split(names)
 
     def bind(self, spec: OpSpec, key: Key) -> Callable[..., None]:
         """
@@ -76,12 +128,14 @@ class DispatchTable:
             DTypeError: the op does not allow the key's dtypes.
             NoImplementationError: nobody serves it here, nor on the CPU; the message
                 gives every candidate's reason.
+            DeviceLostError: the device failed for good earlier.
         """
+        self.expect_alive()
         known = self.plain[spec.name].get(key)
         if known is not None:
             return known
         trace = self.trace(spec, key)
-        if trace.winner is None and (trace.cpu is None or trace.cpu.winner is None):
+        if not trace.on_device and (trace.cpu is None or not trace.cpu.on_device):
             kinds = ", ".join(d.name for d in trace.key)
             cpu = f"; on the cpu: {trace.cpu.rejections}" if trace.cpu else ""
             msg = (
@@ -90,7 +144,9 @@ class DispatchTable:
             )
             raise NoImplementationError(msg)
         self.placement.record(trace)
-        run = self._ladder(spec, key, trace)
+        ladder = Ladder(self, spec, key, trace)
+        run = ladder.entry()
+        self._ladders.append(ladder)
         self.plain[spec.name][key] = run
         return run
 
@@ -109,56 +165,32 @@ class DispatchTable:
         self.placement.record_weight(spec.name, winner.provenance, weight, prepared)
         return weight.with_packed({winner.provenance.plugin: prepared.payload})
 
-    def _ladder(self, spec: OpSpec, key: Key, trace: Trace) -> Callable[..., None]:
-        chain = trace.chain
-        if chain and chain[0].supports is None and chain[0].strided:
-            return chain[0].fn
-        outputs, destinations = spec.outputs, max(spec.outputs, 1)
+    def condemn(self, impl: OpImpl, reason: str) -> None:
+        """Take an implementation out of the table, for this and later processes."""
+        self.quarantine.add(impl, self.device, reason)
+        self._rebind()
 
-        def run(*args: Any, **kwargs: Any) -> None:
-            reasons = []
-            for impl in chain:
-                reason = self._refusal(impl, args[:destinations], args[outputs:], kwargs)
-                if reason is None:
-                    if not impl.strided:
-                        inputs = map(self._packed_rows, args[destinations:])
-                        args = (*args[:destinations], *inputs)
-                        kwargs = {name: self._packed_rows(v) for name, v in kwargs.items()}
-                    impl.fn(*args, **kwargs)
-                    return
-                reasons.append(f"{impl.provenance}: {reason}")
-            why = "; ".join(reasons) or trace.rejections
-            if trace.cpu is None or trace.cpu.winner is None:
-                msg = f"{spec.name}: every candidate on {self.device.id} declined: {why}"
-                raise NoImplementationError(msg)
-            tally = self.fallbacks.admit(spec.name, self.device.id, why)
-            run_on_cpu(spec, key, self.cpu, tally, args, kwargs)
+    def lose(self, error: DeviceLostError) -> None:
+        """Mark the device lost: every later call raises the same at once."""
+        if self.lost is None:
+            self.lost = error
+            self._rebind()
 
-        return run
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
 
-    @staticmethod
-    def _refusal(
-        impl: OpImpl,
-        destinations: tuple[Tensor, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> str | None:
-        """Why the implementation declines this call; None when it takes it."""
-        for target in () if impl.strided else destinations:
-            if not target.is_contiguous:
-                return f"it takes no strided destination, this one has strides {target.strides}"
-        reason = impl.supports(*args, **kwargs) if impl.supports else None
-        if reason is not None and not isinstance(reason, str):
-            msg = (
-                f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; it must return "
-                f"None to take a call, or the reason why not as a string"
-            )
-            raise PluginError(msg)
-        return reason
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.lost is not None:
+            msg = f"{self.device.id} is lost: {self.lost}; only a new process can use it again"
+            raise DeviceLostError(msg) from self.lost
 
-    def _packed_rows(self, value: Any) -> Any:
-        """A contiguous copy of a strided tensor, counted; other values as they are."""
-        if not isinstance(value, Tensor) or value.is_contiguous:
-            return value
-        self.placement.strided_copies += 1
-        return value.contiguous()
+    def _rebind(self) -> None:
+        """Begin a new generation: every key is resolved again when it is next called."""
+        self.generation += 1
+        ladders, self._ladders = self._ladders, []
+        self.plain.clear()
+        for ladder in ladders:
+            ladder.retire()

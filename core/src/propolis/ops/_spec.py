@@ -65,6 +65,20 @@ DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
 }
 
 
+class Decomposition(NamedTuple):
+    """
+    How an op is done with other ops.
+
+    Attributes:
+        fn: ``fn(out, *args)``, as an implementation's; it calls ops, the last one into ``out``.
+        parts: given the dtypes of the dispatch parameters, every op that ``fn`` may
+            call, with the dtypes that this op dispatches on.
+    """
+
+    fn: Callable[..., None]
+    parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
+
+
 class OpSpec:
     """
     One op: name, signature, inference, allowed dtypes, tolerance.
@@ -79,7 +93,10 @@ class OpSpec:
             allocates nothing and returns that argument).
         tolerance: per output dtype; exact where a dtype is missing.
         signature: the op's parameters, which implementations repeat.
+        decomposed: how it is done with other ops; None where it is not.
     """
+
+    decomposed: Decomposition | None = None
 
     def __init__(
         self,
@@ -110,6 +127,32 @@ class OpSpec:
     def summary(self) -> str:
         """The first line of the docstring."""
         return (self.__doc__ or "").strip().partition("\n")[0]
+
+    def decomposition(
+        self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """
+        Declare how the op is done with other ops, for devices where nobody implements it.
+
+        It must give what the op's docstring promises, within the op's tolerance, and read
+        no elements on the host.  It is used where every part is served on the device.
+
+        Args:
+            parts: see :class:`Decomposition`.
+
+        Examples:
+            Where a catalogue has ``silu``::
+
+                @silu_mul.decomposition(lambda gate: {silu: (gate,), mul: (gate,)})
+                def _silu_mul(out, gate, up, /):
+                    mul.into(out, silu(gate), up)
+        """
+
+        def declare(fn: Callable[..., None]) -> Callable[..., None]:
+            self.decomposed = Decomposition(fn, parts)
+            return fn
+
+        return declare
 
     def key(self, *kinds: DType) -> Key:
         """

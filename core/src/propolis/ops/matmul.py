@@ -10,6 +10,7 @@ from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops.binary import add
 
 
 if TYPE_CHECKING:
@@ -63,3 +64,13 @@ def linear(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> Meta:
         same_dtype("linear", x=x, bias=bias)
         expect("linear", bias.shape == w.shape[:1], "bias is (out,)", w=w, bias=bias)
     return (*x.shape[:-1], w.shape[0]), x.dtype
+
+
+@linear.decomposition(lambda x: {matmul: (x,), add: (x,)})
+def _linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
+    if len(x.shape) == 1:
+        out, x = out.unsqueeze(0), x.unsqueeze(0)
+    if bias is None:
+        matmul.into(out, x, w.transpose(0, 1))
+    else:
+        add.into(out, matmul(x, w.transpose(0, 1)), bias)

@@ -54,6 +54,7 @@ class PluginReport:
         reason: why, in one line, with the remedy.
         description: what it says of itself.
         hooks: the hooks it implements.
+        files: native libraries that its probe named.
         exception: what it raised, for ``--debug``.
     """
 
@@ -63,6 +64,7 @@ class PluginReport:
     reason: str = ""
     description: str = ""
     hooks: list[str] = field(default_factory=list)
+    files: tuple[str, ...] = ()
     exception: BaseException | None = None
 
     def reject(self, stage: Stage, reason: str, exception: BaseException | None = None) -> None:
@@ -167,6 +169,7 @@ class PluginHost:
             if not verdict.ok:
                 report.reject("probe", verdict.reason)
                 return
+            report.files = verdict.files
         try:
             plugin = load_object(candidate.value)
         except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)

@@ -78,7 +78,7 @@ def vet(
         )
         raise PluginError(msg)
     cache = _Cache(cache_dir / "probes.json")
-    key = _fingerprint(candidate, timeout)
+    key = fingerprint(candidate, str(timeout))
     if not fresh:
         known = cache.get(key)
         if known is not None:
@@ -154,14 +154,14 @@ def _last_line(output: Any) -> str:
     return f": {said}" if said else ""
 
 
-def _fingerprint(candidate: Candidate, timeout: float) -> str:
-    """Changes when the plugin, Python, the driver, the hardware or the API level does."""
+def fingerprint(candidate: Candidate, *more: str) -> str:
+    """Changes when the plugin, Python, the driver, the hardware, the API level or ``more`` does."""
     parts = [
         repr(candidate),
         sys.executable,
         sys.version,
         str(API_LEVEL),
-        str(timeout),
+        *more,
         platform.release(),
         *(f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT),
         *_contents(candidate),
@@ -182,11 +182,11 @@ def _contents(candidate: Candidate) -> Iterable[str]:
         return  # the child will say what is wrong
     if spec is None:
         return
-    yield _stamp(spec.origin or "")
+    yield stamp(spec.origin or "")
     for folder in spec.submodule_search_locations or ():
         for file in sorted(Path(folder).rglob("*")):
             if file.suffix in (".py", ".so"):
-                yield _stamp(str(file))
+                yield stamp(str(file))
 
 
 def _amd_gpus() -> Iterable[str]:
@@ -202,7 +202,8 @@ def _amd_gpus() -> Iterable[str]:
             continue
 
 
-def _stamp(file: str) -> str:
+def stamp(file: str) -> str:
+    """What changes when a file does."""
     try:
         stat = os.stat(file)  # noqa: PTH116  (thousands of calls: no Path objects)
     except OSError:
@@ -219,7 +220,7 @@ class _Cache:
     def get(self, key: str) -> ProbeResult | None:
         entry = self._read().get(key)
         try:
-            if entry is None or [_stamp(f) for f in entry["files"]] != entry["stamps"]:
+            if entry is None or [stamp(f) for f in entry["files"]] != entry["stamps"]:
                 return None
             return ProbeResult(bool(entry["ok"]), str(entry["reason"]), tuple(entry["files"]))
         except (KeyError, TypeError):
@@ -233,27 +234,34 @@ class _Cache:
             "ok": result.ok,
             "reason": result.reason,
             "files": list(result.files),
-            "stamps": [_stamp(f) for f in result.files],
+            "stamps": [stamp(f) for f in result.files],
         }
-        # Replaced whole: several workers may start at once.
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, prefix="probes-", delete=False
-            ) as file:
-                try:
-                    json.dump(entries, file)
-                    file.flush()
-                    Path(file.name).replace(self.path)
-                except BaseException:
-                    Path(file.name).unlink()
-                    raise
-        except OSError:
-            return  # a read-only home costs a probe per start, nothing else
+        with contextlib.suppress(OSError):  # a read-only home costs a probe per start
+            replace_json(self.path, entries)
 
     def _read(self) -> dict[str, Any]:
-        try:
-            entries = json.loads(self.path.read_text())
-        except (OSError, ValueError):
-            return {}
+        entries = read_json(self.path)
         return entries if isinstance(entries, dict) else {}
+
+
+def read_json(path: Path) -> Any:
+    """What a cache file holds; None where it cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Write a cache file as a whole: several workers may start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f"{path.stem}-", delete=False
+    ) as file:
+        try:
+            json.dump(value, file)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink()
+            raise

@@ -1,0 +1,77 @@
+"""``propolis lock``: write down who serves what, and find out whether it changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from propolis.cli._common import settings
+from propolis.cli.inspect import device_option
+from propolis.errors import FileFormatError
+from propolis.errors import UsageError
+
+
+@click.command()
+@click.option("-o", "--output", metavar="FILE", help="Write the table there.")
+@click.option("--check", metavar="FILE", help="Compare with that file; exit 1 if it differs.")
+@device_option
+@click.pass_context
+def lock(ctx: click.Context, output: str | None, check: str | None, device: str | None) -> None:
+    """Print who serves each op for each dtype, as JSON that can be reviewed and checked."""
+    from propolis.dispatch import lock as table  # noqa: PLC0415  (not for --help)
+    from propolis.runtime import Runtime  # noqa: PLC0415
+
+    if output is not None and check is not None:
+        msg = "lock: give -o to write a file or --check to compare with one, not both"
+        raise UsageError(msg)
+    locked = _read(Path(check)) if check is not None else None
+    config = settings(ctx, device=device)
+    now = table.lock(Runtime.start(config).device(config.device))
+    if locked is not None:
+        changes = list(table.differences(locked, now))
+        for line in changes:
+            click.echo(line)
+        if changes:
+            ctx.exit(1)
+        click.echo(f"{check}: nothing has changed")
+        return
+    text = _render(now)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(output).write_text(text)
+    except OSError as exc:
+        msg = f"{output} cannot be written: {exc.strerror}"
+        raise UsageError(msg) from exc
+
+
+def _render(document: dict[str, Any]) -> str:
+    """JSON with one line for each key: what changes is one line of a review."""
+    lines = [
+        f'  "{name}": {json.dumps(value)},' for name, value in document.items() if name != "ops"
+    ]
+    ops = []
+    for op, table in document["ops"].items():
+        rows = [f'      "{key}": {json.dumps(server)}' for key, server in table.items()]
+        ops.append(f'    "{op}": {{\n' + ",\n".join(rows) + "\n    }")
+    return "{\n" + "\n".join(lines) + '\n  "ops": {\n' + ",\n".join(ops) + "\n  }\n}\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except OSError as exc:
+        msg = f"{path} cannot be read: {exc.strerror}; `propolis lock -o {path}` writes it"
+        raise UsageError(msg) from exc
+    except ValueError as exc:
+        msg = f"{path} is not JSON: {exc}; `propolis lock -o {path}` writes it anew"
+        raise FileFormatError(msg) from exc
+    tables = found.get("ops") if isinstance(found, dict) else None
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        msg = f"{path} is no lock file: it has no table 'ops'; `propolis lock -o {path}` writes one"
+        raise FileFormatError(msg)
+    return {**found}

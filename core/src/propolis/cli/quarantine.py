@@ -1,0 +1,57 @@
+"""``propolis quarantine``: implementations that raised, and letting them back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from propolis.cli._common import json_option
+from propolis.cli._common import print_json
+from propolis.cli._common import print_table
+from propolis.cli._common import settings
+
+
+@click.group()
+def quarantine() -> None:
+    """Show or forget implementations that raised.  Imports no plugin."""
+
+
+@quarantine.command("list")
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, as_json: bool) -> None:
+    """List the implementations that are kept out, and what they raised."""
+    from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415  (not for --help)
+
+    entries = QuarantineFile(settings(ctx).cache_dir).entries()
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    if not entries:
+        click.echo("nothing is quarantined")
+        return
+    print_table(
+        ("op", "plugin", "version", "device", "reason"),
+        (
+            (e.op, e.source.plugin, e.source.version, f"{e.kind} {e.arch}", e.reason)
+            for e in entries
+        ),
+    )
+
+
+@quarantine.command()
+@click.option("--plugin", metavar="P", help="Only of this plugin.")
+@click.option("--op", metavar="OP", help="Only of this op.")
+@click.pass_context
+def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
+    """Let implementations back; all of them unless an option says which."""
+    from propolis.plugins.discovery import normalize  # noqa: PLC0415
+    from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415
+
+    wanted = normalize(plugin) if plugin is not None else None
+    gone = QuarantineFile(settings(ctx).cache_dir).clear(wanted, op)
+    for entry in gone:
+        click.echo(f"let back: {entry.op} of {entry.source} on {entry.kind} {entry.arch}")
+    if not gone:
+        click.echo("nothing to let back")
