@@ -15,6 +15,8 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops.binary import add
+from propolis.ops.unary import silu
 
 
 if TYPE_CHECKING:
@@ -179,3 +181,29 @@ def _group_norm(name: str, x: Tensor, weight: Tensor, bias: Tensor, groups: int)
         msg = f"{name}: groups {groups} must divide the {x.shape[1]} channels"
         raise OpError(msg)
     return x.shape, x.dtype
+
+
+@add_rms_norm.decomposition(lambda x: {add: (x,), rms_norm: (x,)})
+def _add_rms_norm(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    /,
+    eps: float = 1e-5,
+) -> None:
+    rms_norm.into(out, add.into(total, x, residual), weight, eps)
+
+
+@group_norm_silu.decomposition(lambda x: {group_norm: (x,), silu: (x,)})
+def _group_norm_silu(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    /,
+    groups: int,
+    eps: float = 1e-5,
+) -> None:
+    silu.into(out, group_norm(x, weight, bias, groups, eps))

@@ -13,6 +13,7 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops.matmul import linear
 
 
 if TYPE_CHECKING:
@@ -94,3 +95,8 @@ def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     fits = len(w.shape) == 2 and len(x.shape) >= 1 and x.shape[-1] == w.shape[1]
     expect("qmatmul", fits, "x is (..., in), w is (out, in)", x=x, w=w)
     return (*x.shape[:-1], w.shape[0]), x.dtype
+
+
+@qmatmul.decomposition(lambda x, w: {dequantize: (w,), linear: (x,)})
+def _qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    linear.into(out, x, dequantize(w, x.dtype))

@@ -20,6 +20,7 @@ from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import Op
 from propolis.ops._spec import op
+from propolis.ops.binary import mul
 
 
 if TYPE_CHECKING:
@@ -205,3 +206,36 @@ def _gated(name: str, gate: Tensor, up: Tensor) -> Meta:
     same_dtype(name, gate=gate, up=up)
     expect(name, gate.shape == up.shape, "gate and up must agree", gate=gate, up=up)
     return gate.shape, gate.dtype
+
+
+# Devices whose plugins have the parts get these for nothing.
+
+
+@silu_mul.decomposition(lambda gate: {silu: (gate,), mul: (gate,)})
+def _silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    mul.into(out, silu(gate), up)
+
+
+@gelu_mul.decomposition(lambda gate: {gelu: (gate,), mul: (gate,)})
+def _gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    mul.into(out, gelu(gate), up)
+
+
+@silu.decomposition(lambda x: {sigmoid: (x,), mul: (x,)})
+def _silu(out: Tensor, x: Tensor, /) -> None:
+    mul.into(out, x, sigmoid(x))
+
+
+@quick_gelu.decomposition(lambda x: {affine: (x,), sigmoid: (x,), mul: (x,)})
+def _quick_gelu(out: Tensor, x: Tensor, /) -> None:
+    mul.into(out, x, sigmoid(affine(x, 1.702, 0.0)))
+
+
+@rsqrt.decomposition(lambda x: {sqrt: (x,), recip: (x,)})
+def _rsqrt(out: Tensor, x: Tensor, /) -> None:
+    recip.into(out, sqrt(x))
+
+
+@sqr.decomposition(lambda x: {mul: (x,)})
+def _sqr(out: Tensor, x: Tensor, /) -> None:
+    mul.into(out, x, x)

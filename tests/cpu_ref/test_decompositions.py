@@ -1,0 +1,70 @@
+"""An op's decomposition gives what the op itself gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+
+
+X, Y = np.float32(np.random.default_rng(7).normal(size=(2, 2, 4, 6)))
+CHANNELS = [np.float32([1, -2, 0.5, 3]), np.float32([0, 1, -1, 0.25])]
+CALLS = {
+    "add_rms_norm": ([X, Y, np.float32([1, 2, 3, 4, 5, 6])], {}),
+    "gelu_mul": ([X, Y], {}),
+    "group_norm_silu": ([X, *CHANNELS], {"groups": 2}),
+    "linear": ([X, np.float32(np.eye(5, 6)), np.float32([1, 2, 3, 4, 5])], {}),
+    "quick_gelu": ([X], {}),
+    "rsqrt": ([np.abs(X)], {}),
+    "silu": ([X], {}),
+    "silu_mul": ([X, Y], {}),
+    "sqr": ([X], {}),
+}
+
+
+def close(name: str, expected: Tensor, actual: Tensor) -> None:
+    """Both agree within twice the op's tolerance: the parts round once more."""
+    spec = ops.catalogue()[name]
+    rtol, atol = spec.tolerance.get(expected.dtype, (0.0, 0.0))
+    truth = expected.numpy().astype(np.float64)
+    np.testing.assert_allclose(
+        actual.numpy().astype(np.float64),
+        truth,
+        rtol=2 * rtol,
+        atol=2 * atol,
+    )
+
+
+def test_every_decomposition_is_tested() -> None:
+    """No op has a decomposition that this file leaves out."""
+    decomposed = {name for name, spec in ops.catalogue().items() if spec.decomposed}
+    assert {*CALLS, "qmatmul"} == decomposed
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16])
+@pytest.mark.parametrize("name", CALLS)
+def test_decomposed_is_the_same(name: str, dtype: dtypes.DType) -> None:
+    """On every float dtype the parts give the op's result, to rounding."""
+    arrays, attributes = CALLS[name]
+    args = [Tensor.from_numpy(a.astype(dtype.numpy)) for a in arrays]
+    spec = ops.catalogue()[name]
+    expected = spec(*args, **attributes)
+    outs = expected if isinstance(expected, tuple) else (expected,)
+    places = [out.device.empty(out.shape, out.dtype) for out in outs]
+    spec.decomposed.fn(*places, *args, **attributes)
+    for out, place in zip(outs, places, strict=True):
+        close(name, out, place)
+
+
+@pytest.mark.parametrize("kind", [d for d in dtypes.ALL if d.is_block], ids=str)
+def test_decomposed_qmatmul(kind: dtypes.DType) -> None:
+    """Dequantising and multiplying is qmatmul, for every block format."""
+    rng = np.random.default_rng(3)
+    w = ops.quantize(Tensor.from_numpy(rng.normal(size=(5, 512)).astype(np.float32)), kind)
+    x = Tensor.from_numpy(rng.normal(size=(3, 512)).astype(np.float32))
+    out = x.device.empty((3, 5), dtypes.f32)
+    ops.qmatmul.decomposed.fn(out, x, w)
+    np.testing.assert_allclose(out.numpy(), ops.qmatmul(x, w).numpy(), rtol=1e-5, atol=1e-4)
