@@ -128,6 +128,11 @@ class Config(BaseSettings):
         description="Plugins that go first, op by op, in that order: a table in the file, "
         "`matmul=a,b;add=c` in the environment. The others follow in their usual order.",
     )
+    numerics: Literal["exact", "fast"] = Field(
+        "fast",
+        description="`exact` takes only implementations that compute with their inputs as they "
+        "are; `fast` also those that round them further (activations to 8 bits).",
+    )
     threads: int = Field(
         0,
         ge=0,

@@ -136,6 +136,7 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
     multiple=True,
     help="Plugins that go first for an op; may be given for several.",
 )
+@click.option("--numerics", metavar="KIND", help="exact or fast.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.pass_context
