@@ -160,6 +160,11 @@ class Config(BaseSettings):
         "auto",
         description="`console` for people, `json` for machines, `auto`: console on a terminal.",
     )
+    metrics: bool = Field(
+        False,
+        description="Count calls, bytes and seconds by op and plugin; they stand below the "
+        "placement summary.",
+    )
     debug: bool = Field(False, description="Errors end with a traceback.")
 
     toml_file: ClassVar[Path | None] = None
