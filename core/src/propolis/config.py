@@ -128,6 +128,11 @@ class Config(BaseSettings):
         description="Plugins that go first, op by op, in that order: a table in the file, "
         "`matmul=a,b;add=c` in the environment. The others follow in their usual order.",
     )
+    numerics: Literal["exact", "fast"] = Field(
+        "fast",
+        description="`exact` takes only implementations that compute with their inputs as they "
+        "are; `fast` also those that round them further (activations to 8 bits).",
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -154,6 +159,11 @@ class Config(BaseSettings):
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
         description="`console` for people, `json` for machines, `auto`: console on a terminal.",
+    )
+    metrics: bool = Field(
+        False,
+        description="Count calls, bytes and seconds by op and plugin; they stand below the "
+        "placement summary.",
     )
     debug: bool = Field(False, description="Errors end with a traceback.")
 

@@ -15,7 +15,7 @@ Every error Propolis raises on purpose.
     ├── PluginError               a plugin cannot be loaded or breaks its contract
     ├── DispatchError             no implementation may run the call
     │   ├── NoImplementationError
-    │   └── FallbackError         the policy forbids the CPU rung
+    │   └── FallbackError         the policy or the budget forbids the CPU rung
     └── DeviceError               the hardware or its driver says no
         ├── DeviceNotFoundError
         ├── OutOfMemoryError
@@ -83,7 +83,7 @@ class NoImplementationError(DispatchError):
 
 
 class FallbackError(DispatchError):
-    """The call would run on the CPU, and the fallback policy forbids it."""
+    """The call would run on the CPU, and the fallback policy or its budget forbids it."""
 
 
 class DeviceError(PropolisError):

@@ -123,6 +123,9 @@ class OpImpl:
         strided: whether inputs may be strided; if not, core copies those that are.
         capture_safe: it neither allocates nor synchronises.
         deterministic: equal inputs give equal bits.
+        exact: it computes with the inputs as they are.  One that rounds them further
+            on the way (activations to 8 bits, f32 products in f16 or TF32) says False,
+            and is not taken where the user sets ``numerics = "exact"``.
         in_place: ``out`` may be the first input's memory.
         notes: one line for ``propolis explain``.
         provenance: stamped by the host.
@@ -139,6 +142,7 @@ class OpImpl:
     strided: bool = True
     capture_safe: bool = False
     deterministic: bool = True
+    exact: bool = True
     in_place: bool = False
     notes: str = ""
     provenance: Provenance | None = None

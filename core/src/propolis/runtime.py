@@ -20,6 +20,7 @@ from propolis.device import Device
 from propolis.device import DeviceProperties
 from propolis.device import Memory
 from propolis.dispatch.fallback import FallbackLog
+from propolis.dispatch.metrics import Metrics
 from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
 from propolis.errors import DeviceError
@@ -52,6 +53,7 @@ class Runtime:
         fallbacks: what ran on the CPU instead of another device.
         rules: the user's decisions about dispatch.
         quarantine: implementations that raised, now or in an earlier process.
+        metrics: what ops cost; None where the settings do not ask.
     """
 
     def __init__(self, config: Config, plugins: PluginHost) -> None:
@@ -64,6 +66,7 @@ class Runtime:
         )
         self.rules = Rules.from_config(config, {r.candidate.name for r in plugins.reports})
         self.quarantine = QuarantineFile(config.cache_dir).quarantine(plugins.reports)
+        self.metrics = Metrics() if config.metrics else None
         self._lock = threading.RLock()
         self._opened: dict[str, Device] = {}
         self._providers: dict[str, tuple[Provenance, DeviceProvider]] | None = None
@@ -145,7 +148,13 @@ class Runtime:
     def _resolve(self, device: Device) -> None:
         impls = self._impls(device)
         device.table = DispatchTable(
-            device, impls, self.cpu, self.fallbacks, self.rules, self.quarantine
+            device,
+            impls,
+            self.cpu,
+            self.fallbacks,
+            self.rules,
+            self.quarantine,
+            self.metrics,
         )
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:

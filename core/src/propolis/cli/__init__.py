@@ -128,6 +128,7 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
 @click.version_option(__version__, prog_name="propolis")
 @click.option("--debug", is_flag=True, help="End errors with a traceback.")
 @click.option("--strict", is_flag=True, help="A plugin that fails to load is an error.")
+@click.option("--metrics", is_flag=True, help="Measure ops: calls, bytes, seconds by plugin.")
 @click.option("--plugins", metavar="A,B", help="Load only these plugins.")
 @click.option("--disable-plugins", metavar="A,B", help="Never load these plugins.")
 @click.option(
@@ -137,6 +138,7 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
     multiple=True,
     help="Plugins that go first for an op; may be given for several.",
 )
+@click.option("--numerics", metavar="KIND", help="exact or fast.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.pass_context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.fallback import Tally
+from propolis.dispatch.metrics import Metrics
 from propolis.dispatch.placement import Placement
 from propolis.dispatch.quarantine import Entry
 from propolis.dispatch.quarantine import Quarantine
@@ -19,6 +20,7 @@ __all__ = [
     "DispatchTable",
     "Entry",
     "FallbackLog",
+    "Metrics",
     "Placement",
     "Quarantine",
     "Rules",

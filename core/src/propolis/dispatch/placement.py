@@ -19,6 +19,7 @@ from propolis.tensor import Tensor
 if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.dispatch.fallback import FallbackLog
+    from propolis.dispatch.metrics import Metrics
     from propolis.dispatch.resolve import Trace
     from propolis.records import Prepared
     from propolis.records import Provenance
@@ -42,9 +43,12 @@ class Placement:
         strided_copies: inputs copied because an implementation takes no strides.
     """
 
-    def __init__(self, device: Device, fallbacks: FallbackLog) -> None:
+    def __init__(
+        self, device: Device, fallbacks: FallbackLog, metrics: Metrics | None = None
+    ) -> None:
         self.device = device
         self.fallbacks = fallbacks
+        self.metrics = metrics
         self.strided_copies = 0
         self._on_device: dict[str, set[str]] = {}
         self._split: dict[str, str] = {}
@@ -108,7 +112,21 @@ class Placement:
                 f"fallback: {op} ran on the cpu {tally.calls} times, "
                 f"{_mb(tally.nbytes)} copied ({reason})"
             )
+        for row in self._costs():
+            fell = f", {row['fallbacks']} of them fallbacks" if row["fallbacks"] else ""
+            lines.append(
+                f"metrics: {row['op']} by {row['plugin']} on {row['device']}: {row['calls']} "
+                f"calls{fell}, {_mb(row['nbytes'])}, {row['seconds']:.3f} s"
+            )
         return lines
+
+    def _costs(self) -> list[dict[str, Any]]:
+        if self.metrics is None:
+            return []
+        fell: dict[str, int] = defaultdict(int)
+        for (op, _), tally in self.fallbacks.tallies.items():
+            fell[op] += tally.calls
+        return self.metrics.rows(fell)
 
     def as_dict(self) -> dict[str, Any]:
         """The summary for machines."""
@@ -134,6 +152,7 @@ class Placement:
                 {"op": op, "reason": reason, "calls": tally.calls, "nbytes": tally.nbytes}
                 for (op, reason), tally in sorted(self.fallbacks.tallies.items())
             ],
+            **({"metrics": self._costs()} if self.metrics is not None else {}),
         }
 
 

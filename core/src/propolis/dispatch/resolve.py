@@ -153,6 +153,8 @@ def resolve(
     winner: OpImpl | None = None
     for impl in sorted(candidates, key=lambda impl: ladder_order(impl, first)):
         reason = static_refusal(spec, kinds, device, impl)
+        if reason is None and rules.exact and not impl.exact:
+            reason = "it rounds its inputs further, and numerics is 'exact'"
         if reason is None and quarantine is not None:
             raised = quarantine.reason(impl, device)
             reason = raised and f"quarantined: {raised}; `propolis quarantine clear` lets it back"

@@ -25,9 +25,11 @@ class Rules:
 
     Attributes:
         overrides: op -> plugins that go first, in this order.
+        exact: only implementations that compute with their inputs as they are.
     """
 
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    exact: bool = False
 
     @classmethod
     def from_config(cls, config: Config, plugins: Collection[str]) -> Rules:
@@ -50,7 +52,7 @@ class Rules:
             for name in overrides[op]:
                 what = f"ops.{op} names the plugin {name!r}, not installed"
                 _expect_known(what, name, plugins)
-        return cls(overrides)
+        return cls(overrides, exact=config.numerics == "exact")
 
 
 def _expect_known(complaint: str, name: str, known: Collection[str]) -> None:

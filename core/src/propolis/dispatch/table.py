@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis.device import Device
+    from propolis.dispatch.metrics import Metrics
     from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -61,6 +62,7 @@ class DispatchTable:
         fallbacks: FallbackLog | None = None,
         rules: Rules | None = None,
         quarantine: Quarantine | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.device = device
         self.cpu = cpu
@@ -72,10 +74,11 @@ class DispatchTable:
         self.lost: DeviceLostError | None = None
         self.generation = 0
         self._ladders: list[Ladder] = []
-        self.placement = Placement(device, self.fallbacks)
+        self.placement = Placement(device, self.fallbacks, metrics)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
-            self._impls[impl.op].append(impl)
+            entry = metrics.measured(impl, device) if metrics is not None else impl
+            self._impls[impl.op].append(entry)
 
     def trace(self, spec: OpSpec, key: Key, *, within: tuple[str, ...] = ()) -> Trace:
         """
