@@ -158,6 +158,33 @@ def test_beside_a_target(judged):
     assert (result.status, result.check) in {("failed", "beside"), ("failed", "errors")}
 
 
+CAPTURED = """
+SEEN = []
+def kv_append(cache, x, positions, /):
+    if positions.numel and ((positions.array < 0) | (positions.array >= cache.shape[1])).any():
+        from propolis.errors import OpError
+        raise OpError("a position is outside the cache")
+    for b, row in enumerate(positions.array):
+        cache.array[b, row] = x.array[b]
+    {body}
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="kv_append", fn=kv_append, capture_safe=True,
+                     dtypes={{"cache": F32, "positions": {{dtypes.i32}}}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [("", "pass"), ("capture", "cache.device.synchronize()")],
+)
+def test_captured_mutation(judged, check, body):
+    """Ops with a destination of their own keep their promise of capture, too."""
+    result = judged(CAPTURED.format(body=body))
+    assert result.check == check, result.message
+
+
 FAKE = """
 from propolis.testing import FakeDevice, device_view
 class Provider:

@@ -61,6 +61,20 @@ def test_every_op_has_a_recipe():
     assert set(catalogue()) - set(RECIPES) == set()
 
 
+def test_every_recipe_is_valid():
+    """No set of attributes is one that the op refuses: it would be skipped in silence."""
+    from propolis.conformance.cases import cases
+    from propolis.conformance.checks import Bench
+    from propolis.conformance.subject import Subject
+
+    subject = Subject("cpu_ref", "cpu")
+    for unit in {unit.spec.name: unit for unit in subject.units}.values():
+        for recipe in RECIPES[unit.spec.name]:
+            every = cases((recipe,), 0, quick=True)
+            for case, _ in zip(every, recipe.attributes, strict=False):
+                Bench.set_up(subject, unit, case, subject.use(unit))
+
+
 def test_no_recipe_is_reported(install, monkeypatch):
     """An op that the suite cannot draw arguments for is never a pass."""
     from propolis.conformance.judge import judge

@@ -7,6 +7,7 @@ own: what plugins print goes elsewhere.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -32,6 +33,7 @@ def main() -> None:
     except PropolisError as exc:
         answer(refused=str(exc), exit_code=exc.exit_code)
         return
+    gc.freeze()  # each unit collects garbage, and what is loaded by now is none
     units = {unit.name: unit for unit in subject.units}
     answer(units=[(u.name, u.spec.name) for u in subject.units], facts=subject.facts)
     for line in sys.stdin:

@@ -44,8 +44,8 @@ _add("add sub mul div maximum minimum pow eq ne lt le gt ge", _BINARY, _ROW)
 _add("silu_mul gelu_mul", Recipe({"gate": T("r s c"), "up": T("r s c")}))
 _add(
     "where",
-    Recipe({"condition": T("r c", domain="index:2"), "a": T("r c"), "b": T("r c")}),
-    Recipe({"condition": T("r 1", domain="index:2"), "a": T("c"), "b": T("r c")}),
+    Recipe({"condition": T("r c", domain="index:2"), "a": T("r c"), "b": T("r c", "=a")}),
+    Recipe({"condition": T("r 1", domain="index:2"), "a": T("c"), "b": T("r c", "=a")}),
 )
 
 # -- rows ----------------------------------------------------------------------
