@@ -150,6 +150,37 @@ FORMULAS: Final[Mapping[str, Callable[..., Array]]] = {
     "assign": lambda target, source: np.broadcast_to(source, target.shape),
 }
 
+
+def _norm_scale(x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5) -> Array:
+    """What subtracting the mean may lose: the largest magnitude over the deviation."""
+    if not x.shape[-1]:
+        return x
+    largest = np.abs(x).max(-1, keepdims=True)
+    y = largest / np.sqrt(x.var(-1, keepdims=True) + eps) * np.abs(weight)
+    return np.asarray(y if bias is None else y + np.abs(bias))
+
+
+def _group_norm_scale(
+    x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5
+) -> Array:
+    if not x.size:
+        return x
+    rows = x.reshape(x.shape[0], groups, -1)
+    largest = np.abs(rows).max(-1, keepdims=True)
+    y = np.broadcast_to(largest / np.sqrt(rows.var(-1, keepdims=True) + eps), rows.shape)
+    across = (-1, *(1,) * (x.ndim - 2))
+    return np.asarray(
+        y.reshape(x.shape) * np.abs(weight).reshape(across) + np.abs(bias).reshape(across)
+    )
+
+
+# Where rounding errors grow with something else than the op of the magnitudes.
+SCALES: Final[Mapping[str, Callable[..., Array]]] = {
+    "layer_norm": _norm_scale,
+    "group_norm": _group_norm_scale,
+    "group_norm_silu": _group_norm_scale,
+}
+
 # Products with weights in blocks are products with what the blocks stand for.
 DENSE: Final = {"qmatmul": "linear", "moe_qmatmul": "moe_linear"}
 
@@ -188,7 +219,11 @@ def truth(
             values = {name: _dequantized(value, oracle) for name, value in values.items()}
         outputs, source = _expected(spec, values, attributes, oracle, fixed)
         scale = None
-        if linear and outputs[0].dtype.kind == "f":
+        special = SCALES.get(spec.name)
+        if special is not None:
+            given = {name: value.wide for name, value in values.items()}
+            scale = special(*given.values(), **_present(attributes))
+        elif linear and outputs[0].dtype.kind == "f":
             sizes = {name: _magnitude(value) for name, value in values.items()}
             scale = np.abs(_expected(spec, sizes, attributes, oracle, fixed)[0][0])
     return Truth(outputs, f"{source}, dequantized" if dense else source, scale)
