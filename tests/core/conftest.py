@@ -17,7 +17,6 @@ import structlog
 
 from propolis import Device
 from propolis import DeviceProperties
-from propolis import Memory
 from propolis import OpImpl
 from propolis import ProbeResult
 from propolis import Provenance
@@ -27,6 +26,8 @@ from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
 from propolis.runtime import Runtime
 from propolis.runtime import set_default_runtime
+from propolis.testing import FakeMemory
+from propolis.testing import device_view
 
 
 @pytest.fixture(autouse=True)
@@ -196,73 +197,11 @@ def python(tmp_path):
 # -- a device ------------------------------------------------------------------
 
 
-class FakeStorage:
-    """A range of the fake device's addresses; nothing on the host can look inside."""
-
-    def __init__(self, memory: FakeMemory, ptr: int, nbytes: int) -> None:
-        self._memory = memory
-        self.ptr = ptr
-        self.nbytes = nbytes
-
-    def __del__(self) -> None:
-        self._memory.live.discard(self.ptr)
-
-
-class FakeMemory(Memory):
-    """A separate address space, checked at every access."""
-
-    BASE = 1 << 40
-
-    def __init__(self, size: int = 1 << 20) -> None:
-        self.cells = np.full(size, 0xA5, np.uint8)
-        self.next = 0
-        self.live: set[int] = set()
-        self.copied_in: list[int] = []
-        self.copied_out: list[int] = []
-
-    def allocate(self, nbytes: int) -> FakeStorage:
-        """Never reuses an address."""
-        ptr = self.BASE + self.next
-        self.next += max(nbytes, 1) + 64
-        assert self.next <= len(self.cells)
-        self.live.add(ptr)
-        return FakeStorage(self, ptr, nbytes)
-
-    def window(self, storage: FakeStorage, offset: int, nbytes: int) -> np.ndarray:
-        """The bytes, after the checks that hardware would not make."""
-        assert isinstance(storage, FakeStorage)
-        assert storage.ptr in self.live, "use after free"
-        assert 0 <= offset <= offset + nbytes <= storage.nbytes, "out of bounds"
-        start = storage.ptr - self.BASE + offset
-        return self.cells[start : start + nbytes]
-
-    def copy_in(self, target, offset, source) -> None:
-        """As every memory does, and counted."""
-        assert (source.dtype, source.ndim) == (np.uint8, 1)
-        self.window(target, offset, source.nbytes)[:] = source
-        self.copied_in.append(source.nbytes)
-
-    def copy_out(self, target, source, offset) -> None:
-        """As every memory does, and counted."""
-        assert (target.dtype, target.ndim) == (np.uint8, 1)
-        target[:] = self.window(source, offset, target.nbytes)
-        self.copied_out.append(target.nbytes)
-
-
-def device_view(tensor) -> np.ndarray:
-    """What a kernel sees: the elements of a tensor on a fake device, writable, by strides."""
-    memory, layout, size = tensor.device.memory, tensor.layout, tensor.dtype.block_bytes
-    reach = (layout.extent - layout.offset) * size
-    cells = memory.window(tensor.storage, layout.offset * size, reach)
-    strides = tuple(s * size for s in layout.strides)
-    return np.ndarray(layout.shape, tensor.dtype.numpy, cells, strides=strides)
-
-
 def kernel(function):
     """Turn a function of numpy arrays into an implementation's, for any device."""
 
     def run(out, a, b, /):
-        arrays = [t.array if t.device.kind == "cpu" else device_view(t) for t in (out, a, b)]
+        arrays = [device_view(t) for t in (out, a, b)]
         arrays[0][...] = function(*arrays[1:])
 
     return run

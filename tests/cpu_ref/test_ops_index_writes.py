@@ -316,3 +316,13 @@ def test_errors():
         ops.index_add(x, row, half)
     with pytest.raises(ShapeError, match=r"index_add: ids is \(n,\) and source has n slices"):
         ops.index_add(x, row, x, 1)
+
+
+@pytest.mark.parametrize("op", [ops.scatter, ops.scatter_add, ops.index_add], ids=lambda o: o.name)
+def test_an_empty_target_repeats_nothing(op: ops.Op) -> None:
+    """Rows of no elements have strides of 0; writing nothing to them is no error."""
+    target = Tensor.from_numpy(np.zeros((3, 5, 0), np.float32))
+    shape = (2,) if op is ops.index_add else (2, 5, 0)
+    ids = Tensor.from_numpy(np.zeros(shape, np.int64))
+    source = Tensor.from_numpy(np.zeros((2, 5, 0), np.float32))
+    assert target is op(target, ids, source, 0)

@@ -4,7 +4,7 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``doctor``, ``lock --check``).
+- 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``lock --check``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -30,6 +30,7 @@ from propolis import __version__
 from propolis.cli._common import json_option
 from propolis.cli._common import print_json
 from propolis.cli._common import settings
+from propolis.cli.conformance import conformance
 from propolis.cli.doctor import doctor
 from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
@@ -149,7 +150,17 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
-for _command in (devices, doctor, explain, lock, new_plugin, ops, plugins, quarantine):
+for _command in (
+    conformance,
+    devices,
+    doctor,
+    explain,
+    lock,
+    new_plugin,
+    ops,
+    plugins,
+    quarantine,
+):
     cli.add_command(_command)
 
 

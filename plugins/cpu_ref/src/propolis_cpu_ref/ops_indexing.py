@@ -131,7 +131,8 @@ def _summable(x: Tensor) -> np.ndarray:
 def _refuse_repeated(op: str, target: Tensor) -> None:
     """A target that repeats elements (stride 0) has no one place to write to."""
     pairs = zip(target.shape, target.strides, strict=True)
-    if any(size > 1 and stride == 0 for size, stride in pairs):
+    # An empty target repeats nothing, whatever its strides.
+    if target.numel and any(size > 1 and stride == 0 for size, stride in pairs):
         msg = f"{op}: the target repeats elements (strides {target.strides}); copy it first"
         raise OpError(msg)
 

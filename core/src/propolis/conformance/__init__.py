@@ -1,0 +1,19 @@
+"""
+Conformance: does a plugin do what the ops say?
+
+For every op and dtype that a plugin declares, arguments are drawn (empty, odd, strided,
+broadcast, aliased, large, NaN), and each call is judged: values, every element written,
+nothing else touched, and what the plugin promises of determinism and capture.
+
+Three ways in: ``propolis conformance PLUGIN``; ``pytest --pyargs propolis.conformance
+--propolis-plugin PLUGIN``; and :func:`run` with a :class:`Request`.
+"""
+
+from __future__ import annotations
+
+from propolis.conformance.judge import Result
+from propolis.conformance.pool import Request
+from propolis.conformance.pool import run
+
+
+__all__ = ["Request", "Result", "run"]

@@ -1,0 +1,232 @@
+"""
+Recipes: how to draw valid arguments of an op, as data.
+
+A recipe names each tensor's dimensions by letters, as einsum does: equal letters are
+equal sizes.  Sizes, layouts and values are chosen elsewhere, so one recipe serves
+every variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from propolis import dtypes
+
+
+if TYPE_CHECKING:
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis.ops._spec import OpSpec
+
+Sizes = Mapping[str, int]
+
+LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0}
+
+# Bytes at which the f16 scales of each block format lie: random bits there would be NaN.
+_SCALES = {
+    "q4_0": (0,),
+    "q4_1": (0, 2),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q8_0": (0,),
+    "q8_1": (0, 2),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class T:
+    """
+    One tensor of a recipe.
+
+    Attributes:
+        dims: its dimensions: ``"b t h*2 8"`` is sizes b and t, twice h, and 8.
+        dtype: a name, or of another parameter (``"=x"``); empty for the dispatch key's
+            or, where the op does not dispatch on it, the first parameter's.
+        domain: ``values``, ``positive``, ``index:v`` (in [0, v)) or ``distinct:v``.
+    """
+
+    dims: str
+    dtype: str = ""
+    domain: str = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """
+    How to draw arguments of an op.
+
+    Attributes:
+        tensors: by parameter name, in signature order.
+        attributes: sets of the other arguments, each tried; a tensor's name with
+            None leaves that tensor out.
+        sizes: of dimensions that need certain sizes.
+        deep: sizes for a long sum, which narrow accumulators get wrong.
+        linear: products and sums: rounding errors grow with the sum of magnitudes.
+        nonempty: dimensions that are never empty.
+        overwrites: a mutating op that writes every element of its target.
+        special: whether NaN and infinities mean something in its inputs.
+    """
+
+    tensors: Mapping[str, T]
+    attributes: tuple[Mapping[str, Any], ...] = ({},)
+    sizes: Sizes = field(default_factory=dict)
+    deep: Sizes = field(default_factory=dict)
+    linear: bool = False
+    nonempty: str = ""
+    overwrites: bool = False
+    special: bool = True
+
+    @property
+    def dims(self) -> list[str]:
+        """The letters, in order of appearance."""
+        tokens = " ".join(t.dims for t in self.tensors.values()).split()
+        names = (token.partition("*")[0] for token in tokens)
+        return list(dict.fromkeys(name for name in names if not name.isdigit()))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """
+    A drawn tensor in host memory.
+
+    Attributes:
+        array: the elements; of a block format the bytes, the last dimension counted so.
+        dtype: the element type.
+        shape: in elements.
+    """
+
+    array: np.ndarray
+    dtype: DType
+    shape: Shape
+
+    @property
+    def wide(self) -> np.ndarray:
+        """The elements in f64, or exact integers as they are."""
+        if not self.dtype.is_float:
+            return self.array
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            return self.array.astype(np.float64)
+
+
+def shape_of(tensor: T, sizes: Sizes, block: int = 1) -> Shape:
+    """The shape that the letters stand for."""
+    shape = []
+    for token in tensor.dims.split():
+        name, _, factor = token.partition("*")
+        shape.append((int(name) if name.isdigit() else sizes[name]) * int(factor or 1))
+    if block > 1 and shape[-1] % block:
+        shape[-1] *= block
+    return tuple(shape)
+
+
+def kinds_of(spec: OpSpec, recipe: Recipe, key: tuple[DType, ...]) -> dict[str, DType]:
+    """The dtype of each tensor for a dispatch key."""
+    chosen = dict(zip(spec.dtypes, key, strict=True))
+    kinds: dict[str, DType] = {}
+    for name, tensor in recipe.tensors.items():
+        if tensor.dtype.startswith("="):
+            kinds[name] = chosen[tensor.dtype[1:]]
+        elif tensor.dtype:
+            kinds[name] = dtypes.parse_dtype(tensor.dtype)
+        else:
+            kinds[name] = chosen.get(name, key[0])
+    return kinds
+
+
+def scaled(recipe: Recipe, kinds: Mapping[str, DType], sizes: Sizes) -> dict[str, int]:
+    """Sizes with the rows of block formats made whole blocks, for all who share the letter."""
+    grown = dict(sizes)
+    for name, tensor in recipe.tensors.items():
+        letter = tensor.dims.split()[-1].partition("*")[0] if tensor.dims else ""
+        block = kinds[name].block_size
+        if block > 1 and grown.get(letter, 0) % block:
+            grown[letter] *= block
+    return grown
+
+
+def draw(
+    tensor: T,
+    dtype: DType,
+    sizes: Sizes,
+    values: str,
+    rng: np.random.Generator,
+) -> Value:
+    """Random elements of one tensor."""
+    shape = shape_of(tensor, sizes, dtype.block_size)
+    domain, _, bound = tensor.domain.partition(":")
+    if dtype.is_block:
+        return Value(_blocks(shape, dtype, rng), dtype, shape)
+    if domain in ("index", "distinct"):
+        return Value(_indices(domain, shape, _bound(bound, sizes), dtype, rng), dtype, shape)
+    if dtype.is_integer:
+        return Value(_integers(shape, dtype, values, rng), dtype, shape)
+    if domain == "positive" or values == "positive":
+        return Value(np.asarray(rng.uniform(0, 1, shape)).astype(dtype.numpy), dtype, shape)
+    numbers = np.asarray(rng.normal(0, 1, shape))
+    if values == "large":
+        numbers = numbers * LARGE[dtype.name]
+    elif values == "special" and numbers.size:
+        odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
+        chosen = rng.uniform(size=shape) < 0.2
+        numbers = np.where(chosen, rng.choice(odd, shape), numbers)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Value(np.asarray(numbers).astype(dtype.numpy), dtype, shape)
+
+
+def _bound(text: str, sizes: Sizes) -> int:
+    name, _, factor = text.partition("*")
+    return (int(name) if name.isdigit() else sizes[name]) * int(factor or 1)
+
+
+def _integers(
+    shape: Shape, dtype: DType, values: str, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    info = np.iinfo(dtype.numpy)
+    if values == "large":
+        return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+    if values == "special":
+        corners = np.array([info.min, info.max, 0, 1, max(info.min, -1)], dtype.numpy)
+        return np.asarray(rng.choice(corners, shape))
+    return rng.integers(max(info.min, -50), 50, shape, dtype.numpy)
+
+
+def _indices(
+    domain: str, shape: Shape, bound: int, dtype: DType, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    if domain == "index":
+        if bound < 1 and 0 not in shape:
+            msg = "no index is below 0"
+            raise ValueError(msg)
+        return np.asarray(rng.integers(0, max(bound, 1), shape)).astype(dtype.numpy)
+    # One order for each row, so that no place is written twice.
+    count = shape[-1] if shape else 1
+    if count > bound:
+        msg = f"{count} distinct indices below {bound}"
+        raise ValueError(msg)
+    rows = [rng.permutation(bound)[:count] for _ in range(int(np.prod(shape[:-1])))]
+    return np.asarray(rows).reshape(shape).astype(dtype.numpy)
+
+
+def _blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Random quants under scales that are small numbers."""
+    count = int(np.prod(shape)) // dtype.block_size
+    raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
+    if dtype is dtypes.q8_k:
+        raw[:, :4] = rng.normal(0, 0.1, (count, 1)).astype(np.float32).view(np.uint8)
+        sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).sum(2, dtype=np.int16)
+        raw[:, 260:] = sums.view(np.uint8).reshape(count, 32)
+    for start in _SCALES.get(dtype.name, ()):
+        scale = rng.normal(0, 0.1, (count, 1)).astype(np.float16)
+        raw[:, start : start + 2] = scale.view(np.uint8)
+    return raw.reshape(*shape[:-1], dtype.nbytes(shape[-1]))

@@ -1,0 +1,87 @@
+"""The suite as a pytest plugin: options, and one test an op and dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+import pytest
+
+from propolis.conformance import expect
+from propolis.conformance.pool import Child
+from propolis.conformance.pool import Request
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from propolis.conformance.judge import Result
+
+_JUDGE = pytest.StashKey["Judge"]()
+
+
+class Judge:
+    """A child for the whole session, replaced when it dies."""
+
+    def __init__(self, request: Request, expected: dict[str, str]) -> None:
+        self.request = request
+        self.expected = expected
+        self.child = Child(request)
+
+    def __call__(self, unit: str) -> Result:
+        """The result of one unit."""
+        if not self.child.usable:
+            self.child = Child(self.request)
+        result = self.child.judge(unit)
+        op = unit.partition("[")[0]
+        known = {name: why for name, why in self.expected.items() if name in (unit, op)}
+        return expect.apply([result], known)[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the command line of ``propolis conformance`` has, too."""
+    group = parser.getgroup("propolis")
+    group.addoption("--propolis-plugin", metavar="NAME", help="the plugin to judge")
+    group.addoption("--propolis-device", metavar="ID", help="on which device")
+    group.addoption("--propolis-seed", type=int, default=0, metavar="N")
+    group.addoption("--propolis-full", action="store_true", help="random cases, too")
+    group.addoption("--propolis-expect", type=Path, metavar="FILE", help="known failures")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a unit."""
+    if "unit" in metafunc.fixturenames:
+        found = _judge(metafunc.config)
+        metafunc.parametrize("unit", [name for name, _ in found.child.units])
+
+
+@pytest.fixture
+def judge(pytestconfig: pytest.Config) -> Judge:
+    """Judges units."""
+    return _judge(pytestconfig)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
+    """End the child."""
+    found = session.config.stash.get(_JUDGE, None)
+    if found is not None:
+        found.child.close()
+    return (yield)
+
+
+def _judge(config: pytest.Config) -> Judge:
+    if _JUDGE not in config.stash:
+        plugin = config.getoption("--propolis-plugin")
+        if not plugin:
+            raise pytest.UsageError("--propolis-plugin NAME says which plugin to judge")
+        file = config.getoption("--propolis-expect")
+        request = Request(
+            plugin,
+            config.getoption("--propolis-device"),
+            config.getoption("--propolis-seed"),
+            quick=not config.getoption("--propolis-full"),
+        )
+        config.stash[_JUDGE] = Judge(request, expect.load(file) if file else {})
+    return config.stash[_JUDGE]

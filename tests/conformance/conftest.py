@@ -1,0 +1,62 @@
+"""A folder of fake distributions, and the suite run on them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import textwrap
+
+import pytest
+
+from propolis.conformance import Request
+from propolis.conformance import run
+
+
+HEAD = """
+import numpy as np
+from propolis import DeviceProperties, OpImpl, PluginInfo, dtypes, hookimpl
+F32 = {dtypes.f32}
+@hookimpl
+def propolis_plugin():
+    return PluginInfo("wrong", api=1, description="wrong on purpose")
+"""
+
+
+@pytest.fixture(autouse=True)
+def private_settings(tmp_path, monkeypatch):
+    """No test reads, or writes, what belongs to the person who runs it."""
+    for name in list(os.environ):
+        if name.startswith("PROPOLIS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a plugin ``wrong`` with this source, for this process and its children."""
+
+    def make(source):
+        folder = tmp_path / "site"
+        info = folder / "wrong_dist-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / "wrong_plugin.py").write_text(HEAD + textwrap.dedent(source))
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
+        (info / "RECORD").write_text("wrong_dist,,\n")
+        (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = wrong_plugin\n")
+        monkeypatch.syspath_prepend(str(folder))
+        importlib.invalidate_caches()
+
+    return make
+
+
+@pytest.fixture
+def judged(install):
+    """The one result of a plugin with this source."""
+
+    def judge(source, *, timeout=60.0):
+        install(source)
+        (result,), _ = run(Request("wrong", quick=True, timeout=timeout), workers=1)
+        return result
+
+    return judge

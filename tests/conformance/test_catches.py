@@ -1,0 +1,225 @@
+"""Every way to be wrong that the suite knows is caught by the check made for it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+# What differs between plugins is the body of one op and what is declared of it.
+ADD = """
+KEPT = []
+def add(out, a, b, /):
+    x, y, o = a.array, b.array, out.array
+{body}
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="add", fn=add, dtypes=F32{flags})
+"""
+
+
+def add(body, flags=""):
+    """The source of a plugin whose add does this to x, y and o."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return ADD.format(body=lines, flags=flags)
+
+
+RIGHT = "np.add(x, y, out=o)"
+
+
+def test_right_passes(judged):
+    """A plugin without a fault passes, whatever it declares truthfully."""
+    result = judged(add(RIGHT, ", in_place=True, capture_safe=True"))
+    assert (result.status, result.message) == ("passed", "")
+    assert result.cases > 20
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [
+        ("values", "np.add(x, 1.001 * y, out=o)"),
+        ("written", "o.reshape(-1)[:-1] = np.add(x, y).reshape(-1)[:-1]"),
+        (
+            "beside",
+            RIGHT + "\nend = out.layout.offset * 4 + out.nbytes\n"
+            "out.storage.bytes[end : end + 4] = 0",
+        ),
+        ("inputs", RIGHT + "\nif x.size and x.flags.writeable: x.reshape(-1)[0] = 1"),
+        ("nan_inf", "o[...] = np.nan_to_num(np.add(x, y))"),
+        ("runs", RIGHT + "\nif not o.size: raise RuntimeError('a grid of 0 blocks')"),
+        ("determinism", RIGHT + "\no *= np.float32(1 + 1e-6 * (np.random.random() - 0.5))"),
+        ("contract", RIGHT + "\nout.dtype = dtypes.i32"),
+        ("contract", RIGHT + "\nfrom propolis import Layout\nout.layout = Layout((1,), (1,))"),
+        ("leak", RIGHT + "\nKEPT.append(np.zeros(o.size + 64, np.float32))"),
+        ("aborted", "import os\nos.abort()"),
+        ("aborted", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"),
+        ("aborted", "import os\nprint('so long')\nos._exit(3)"),
+    ],
+)
+def test_caught(judged, check, body):
+    """The check's name is in the report, with a case that can be repeated."""
+    result = judged(add(body))
+    assert (result.status, result.check) == ("failed", check), result.message
+    assert "seed=" in result.case
+
+
+def test_strides_ignored(judged):
+    """A kernel that reads memory in order, whatever the strides, is caught by values."""
+    body = (
+        "def flat(t):\n"
+        "    raw = t.storage.bytes.view(np.float32)[t.layout.offset :]\n"
+        "    return np.resize(raw, t.shape) if t.numel else t.array\n"
+        "o[...] = flat(a) + flat(b)"
+    )
+    result = judged(add(body))
+    assert result.check in ("values", "nan_inf")
+    assert result.status == "failed"
+
+
+def test_hang(judged):
+    """A case that never ends is killed and is that unit's failure."""
+    result = judged(add("import time\ntime.sleep(600)"), timeout=5)
+    assert (result.status, result.check) == ("failed", "hung")
+    assert "no sign of life for 5 s" in result.message
+
+
+def test_one_abort_is_not_the_end(install):
+    """Units after one that killed its process are judged all the same."""
+    from propolis.conformance import Request
+    from propolis.conformance import run
+
+    source = add("import os\nif out.dtype is dtypes.f32: os.abort()\n" + RIGHT)
+    install(source.replace("dtypes=F32", "dtypes={dtypes.f64, dtypes.f32, dtypes.i32}"))
+    results, _ = run(Request("wrong", quick=True))
+    found = {r.unit: (r.status, r.check) for r in results}
+    assert found == {
+        "add[f64]": ("passed", ""),
+        "add[f32]": ("failed", "aborted"),
+        "add[i32]": ("passed", ""),
+    }
+
+
+MATMUL = """
+def matmul(out, a, b, /):
+    x, y = a.array, b.array
+    acc = np.zeros(out.shape, x.dtype)
+    for k in range(x.shape[-1]):
+        acc = (acc + x[..., k : k + 1] * y[..., k : k + 1, :]).astype(x.dtype)
+    out.array[...] = acc
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="matmul", fn=matmul, dtypes={dtypes.f16})
+"""
+
+
+def test_narrow_accumulator(judged):
+    """Sums in f16 lose what sums in f32 keep."""
+    result = judged(MATMUL)
+    assert (result.status, result.check) == ("failed", "values"), result.message
+
+
+EMBEDDING = """
+def embedding(out, ids, table, /, dtype=None):
+    rows = ids.array.astype(np.int64)
+    out.array[...] = table.array[rows % max(table.shape[0], 1)] if out.numel else 0
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="embedding", fn=embedding, dtypes={"ids": {dtypes.i32}, "table": F32})
+"""
+
+
+def test_errors(judged):
+    """An index out of range that wraps around silently is no OpError."""
+    result = judged(EMBEDDING)
+    assert (result.status, result.check) == ("failed", "errors")
+    assert "ids out of range was accepted" in result.message
+
+
+KV_APPEND = """
+def kv_append(cache, x, positions, /):
+    for b, row in enumerate(positions.array):
+        cache.array[b, row] = x.array[b]
+    if cache.numel and not cache.is_contiguous:
+        start = cache.layout.offset * 4
+        cache.storage.bytes[start - 4 : start] = 0
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="kv_append", fn=kv_append,
+                     dtypes={"cache": F32, "positions": {dtypes.i32}})
+"""
+
+
+def test_beside_a_target(judged):
+    """A mutating op that writes between its target's elements is caught."""
+    result = judged(KV_APPEND)
+    assert (result.status, result.check) in {("failed", "beside"), ("failed", "errors")}
+
+
+CAPTURED = """
+SEEN = []
+def kv_append(cache, x, positions, /):
+    if positions.numel and ((positions.array < 0) | (positions.array >= cache.shape[1])).any():
+        from propolis.errors import OpError
+        raise OpError("a position is outside the cache")
+    for b, row in enumerate(positions.array):
+        cache.array[b, row] = x.array[b]
+    {body}
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="kv_append", fn=kv_append, capture_safe=True,
+                     dtypes={{"cache": F32, "positions": {{dtypes.i32}}}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [("", "pass"), ("capture", "cache.device.synchronize()")],
+)
+def test_captured_mutation(judged, check, body):
+    """Ops with a destination of their own keep their promise of capture, too."""
+    result = judged(CAPTURED.format(body=body))
+    assert result.check == check, result.message
+
+
+FAKE = """
+from propolis.testing import FakeDevice, device_view
+class Provider:
+    kind = "fake"
+    def enumerate(self):
+        yield FakeDevice().properties
+    def open(self, index):
+        return FakeDevice()
+@hookimpl
+def propolis_devices(config):
+    yield Provider()
+KEPT = []
+def add(out, a, b, /):
+{body}
+    device_view(out)[...] = device_view(a) + device_view(b)
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "fake":
+        yield OpImpl(op="add", fn=add, device="fake", dtypes=F32, capture_safe=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [
+        ("", "pass"),
+        ("capture", "out.device.synchronize()"),
+        ("capture", "out.device.empty(out.shape, out.dtype)"),
+        ("leak", "KEPT.append(out.device.empty(out.shape, out.dtype))"),
+        ("runs", "out.device.memory.fail_later()"),
+        ("runs", "out.device.memory.window(out.storage, 0, out.storage.nbytes + 4)"),
+    ],
+)
+def test_on_a_device(judged, check, body):
+    """Memory that the host cannot reach, on a device of the plugin's own."""
+    result = judged(FAKE.format(body=f"    {body}"))
+    assert result.check == check, result.message
+    assert result.status == ("failed" if check else "passed")

@@ -1,0 +1,174 @@
+"""The suite itself: what it reports, expects, shrinks, and how it is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from propolis.cli import main
+from propolis.conformance import Request
+from propolis.conformance import Result
+from propolis.conformance import expect
+from propolis.conformance import run
+from propolis.conformance.recipes import RECIPES
+from propolis.errors import UsageError
+from propolis.ops import catalogue
+
+
+SUBSET = ("add", "rms_norm", "matmul", "embedding", "kv_append", "dequantize")
+WRONG = """
+def add(out, a, b, /):
+    out.array[...] = a.array + b.array
+    if out.shape and out.shape[-1] > 1:
+        out.array[..., 1] = 7
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="add", fn=add, dtypes={dtypes.f32, dtypes.i32})
+"""
+
+
+def call(*args):
+    """The exit code of the command line."""
+    with pytest.raises(SystemExit) as exit_:
+        main(args)
+    return exit_.value.code or 0
+
+
+def test_reference_passes():
+    """The CPU reference conforms, and who said so is told."""
+    results, facts = run(Request("cpu_ref", quick=True), SUBSET)
+    assert {(r.unit, r.status) for r in results if r.status != "passed"} == set()
+    assert {r.unit.partition("[")[0] for r in results} == set(SUBSET)
+    assert next(r for r in results if r.unit == "matmul[f16]").truth == ["numpy f64"]
+    assert facts["distribution"] == "propolis-cpu-ref"
+
+
+def test_same_seed_same_cases(install):
+    """A failure is repeated by its seed."""
+    install(WRONG)
+    first, _ = run(Request("wrong", seed=5, quick=True))
+    again, _ = run(Request("wrong", seed=5, quick=True))
+    assert [r.case for r in first] == [r.case for r in again]
+    assert "seed=5" in first[0].case
+
+
+def test_every_op_has_a_recipe():
+    """No op of the catalogue is left out."""
+    assert set(catalogue()) - set(RECIPES) == set()
+
+
+def test_every_recipe_is_valid():
+    """No set of attributes is one that the op refuses: it would be skipped in silence."""
+    from propolis.conformance.cases import cases
+    from propolis.conformance.checks import Bench
+    from propolis.conformance.subject import Subject
+
+    subject = Subject("cpu_ref", "cpu")
+    for unit in {unit.spec.name: unit for unit in subject.units}.values():
+        for recipe in RECIPES[unit.spec.name]:
+            every = cases((recipe,), 0, quick=True)
+            for case, _ in zip(every, recipe.attributes, strict=False):
+                Bench.set_up(subject, unit, case, subject.use(unit))
+
+
+def test_no_recipe_is_reported(install, monkeypatch):
+    """An op that the suite cannot draw arguments for is never a pass."""
+    from propolis.conformance.judge import judge
+    from propolis.conformance.subject import Subject
+
+    install(WRONG)
+    monkeypatch.delitem(RECIPES, "add")
+    subject = Subject("wrong", None)
+    result = judge(subject, subject.units[0], 0, quick=True, alive=lambda _: None)
+    assert result.status == "no recipe"
+
+
+def test_shrinks(install):
+    """What is reported is the smallest case that still fails."""
+    install(WRONG)
+    (result, *_), _ = run(Request("wrong", quick=True))
+    assert result.case.startswith("r=1 s=1 c=2 layout=contiguous values=normal"), result.case
+
+
+def test_report(install, tmp_path, capsys):
+    """JSON and Markdown say who, where, what, and the first failure."""
+    install(WRONG)
+    file, text = tmp_path / "r.json", tmp_path / "r.md"
+    assert call("conformance", "wrong", "--quick", f"--json={file}", f"--markdown={text}") == 1
+    report = json.loads(file.read_text())
+    assert report["plugin"] == {
+        "plugin": "wrong",
+        "distribution": "wrong-dist",
+        "version": "1.0",
+    }
+    assert report["counts"]["failed"] == 2
+    assert report["device"]["id"] == "cpu"
+    assert report["host"]["python"] == sys.version.split()[0]
+    assert "numpy" in report["libraries"]
+    page = text.read_text()
+    assert "# Conformance of wrong (wrong-dist 1.0)" in page
+    assert "| add[f32] | failed: values |" in page
+    assert "2 op x dtype: 2 failed" in capsys.readouterr().out
+
+
+def test_expected_failures(install, tmp_path):
+    """A known failure is no failure; a known failure that passes is one."""
+    install(WRONG)
+    known = tmp_path / "known.toml"
+    known.write_text('add = "column 1 is 7"')
+    assert call("conformance", "wrong", "--quick", "--expect", str(known)) == 0
+    known.write_text('"add[f32]" = "column 1 is 7"')
+    assert call("conformance", "wrong", "--quick", "--expect", str(known)) == 1
+
+
+def test_expectation_that_passes():
+    """It is a failure that asks to be taken off the list."""
+    passed = Result("add[f32]")
+    failed = Result("add[f16]", "failed", check="values")
+    found = expect.apply([passed, failed], {"add[f32]": "why"})
+    assert [(r.status, r.check) for r in found] == [("failed", "expected"), ("failed", "values")]
+    found = expect.apply([passed, failed], {"add": "why"})
+    assert [r.status for r in found] == ["passed", "expected"]
+    (found,) = expect.apply([passed], {"add": "why"})
+    assert found.status == "failed"
+    assert "take it out of the list" in found.message
+
+
+def test_expectations_refused(tmp_path):
+    """Names that were not judged, and entries without a reason."""
+    with pytest.raises(UsageError, match="ad, which were not judged"):
+        expect.apply([Result("add[f32]")], {"ad": "why"})
+    file = tmp_path / "e.toml"
+    file.write_text("add = 1")
+    with pytest.raises(UsageError, match="it must be the reason"):
+        expect.load(file)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("nobody",), "no plugin 'nobody' is installed; there are: cpu_ref"),
+        (("cpu_ref", "--op", "ad"), "cpu_ref does not implement ad here"),
+        (("cpu_ref", "--device", "rocm:0"), "no device 'rocm:0'"),
+        (("cpu_ref", "--expect", "/nowhere.toml"), "No such file"),
+    ],
+)
+def test_usage(args, said, capsys):
+    """What cannot be judged is exit code 2, with what there is."""
+    assert call("conformance", *args) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_pytest_plugin():
+    """One test an op and dtype, under pytest."""
+    plugin = "propolis.conformance.pytest_plugin"  # where the installed metadata is older
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
+    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
+    command += ["--propolis-plugin=cpu_ref", "-k", "silu_mul"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
