@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -115,6 +116,17 @@ def test_errors_that_are_no_fault(fakes, exc):
             ops.add(on(device, 1), on(device, 2))
         assert caught.value is exc
     assert device.table.quarantine.entries == {}
+
+
+@pytest.mark.parametrize("supports", [None, lambda *_: None], ids=["always", "asked"])
+def test_the_reference_stays(fakes, cpu, supports):
+    """What says what is right is not replaced by others; its errors are seen."""
+    broken = fakes.impl(fn=raising(ValueError("bug")), plugin="cpu_ref", device="cpu", priority=9)
+    other = fakes.impl(device="cpu")
+    cpu.table = DispatchTable(cpu, [dataclasses.replace(broken, supports=supports), other], cpu)
+    with pytest.raises(ValueError, match="bug"):
+        ops.add(on(cpu, 1), on(cpu, 2))
+    assert cpu.table.quarantine.entries == {}
 
 
 def test_a_destination_that_is_an_input(fakes):

@@ -17,6 +17,7 @@ from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
+from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.loader import describe
 
 
@@ -60,7 +61,8 @@ class Ladder:
         if first.supports is not None or not first.strided:
             return self.walk
         lower = len(self.chain) > 1 or self.split is not None or self.has_cpu
-        if not lower and self.table.device is self.table.cpu:
+        on_cpu = self.table.device is self.table.cpu
+        if on_cpu and (not lower or _is_reference(first)):
             return first.fn  # nobody to take over, and no hardware to lose
         return self._guarded(first)
 
@@ -180,7 +182,7 @@ class Ladder:
         """
         if isinstance(exc, DeviceLostError):
             self.table.lose(exc)
-        if not is_fault(exc):
+        if not is_fault(exc) or _is_reference(impl):
             raise exc
         if not started or can_repeat(self.spec, args, kwargs):
             return
@@ -210,6 +212,11 @@ def refusal(
         )
         raise PluginError(msg)
     return reason
+
+
+def _is_reference(impl: OpImpl) -> bool:
+    """The CPU reference says what is right: nobody takes over from it, nothing hides its errors."""
+    return impl.provenance is not None and impl.provenance.plugin in ESSENTIAL
 
 
 __all__ = ["Ladder", "refusal"]
