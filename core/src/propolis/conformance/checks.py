@@ -174,6 +174,10 @@ class Bench:
             raise DeclinedError(str(exc)) from exc
         except Exception as exc:
             raise CheckFailedError("runs", f"it raised {_said(exc)}") from exc
+        raised, self.subject.raised.reason_given = self.subject.raised.reason_given, None
+        if raised is not None:
+            self.log.tallies.clear()
+            raise CheckFailedError("runs", f"it {raised}")
         fell = next((why for op, why in self.log.tallies if op == spec.name), None)
         if fell is not None:
             self.log.tallies.clear()

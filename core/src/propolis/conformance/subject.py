@@ -11,6 +11,7 @@ from propolis.config import Config
 from propolis.conformance.recipes import RECIPES
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
+from propolis.dispatch.quarantine import Quarantine
 from propolis.dispatch.resolve import static_refusal
 from propolis.dispatch.table import DispatchTable
 from propolis.errors import PluginError
@@ -47,6 +48,29 @@ class Unit:
     spec: OpSpec
     key: tuple[DType, ...]
     impl: OpImpl
+
+
+class Raised(Quarantine):
+    """
+    Notes that an implementation raised, and takes nothing out.
+
+    In a worker the next rung would do the call and the fault would stay unseen here.
+
+    Attributes:
+        reason_given: what the last one raised, None while none did.
+    """
+
+    reason_given: str | None = None
+
+    def reason(self, impl: OpImpl, device: Device) -> str | None:
+        """Nothing is ever quarantined."""
+        del impl, device
+        return None
+
+    def add(self, impl: OpImpl, device: Device, reason: str) -> None:
+        """Note the reason."""
+        del impl, device
+        self.reason_given = reason
 
 
 class Subject:
@@ -106,7 +130,9 @@ class Subject:
         same = [i for i in (*self._own, *self._others) if i.op != unit.spec.name]
         log = FallbackLog("allow")
         cpu = self.device if self.device is self._cpu else self._cpu
-        self.device.table = DispatchTable(self.device, [unit.impl, *same], cpu, log)
+        self.raised = Raised()
+        impls = [unit.impl, *same]
+        self.device.table = DispatchTable(self.device, impls, cpu, log, quarantine=self.raised)
         return log
 
     @staticmethod

@@ -159,7 +159,7 @@ def _infer(
     fits = (
         len(q.shape) == len(k.shape) == len(v.shape) == 4
         and k.shape[:3] == v.shape[:3]
-        and q.shape[3] == k.shape[3]
+        and q.shape[3] == k.shape[3] > 0
         and k.shape[2] > 0
         and q.shape[2] % k.shape[2] == 0
         and (q_start is None or q.shape[0] == 1)
