@@ -13,7 +13,7 @@ ORACLES := $(VENV)/.installed-oracles
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oracles lint fix docs wheels bench clean
+.PHONY: help demo test test-oracles lint fix docs kernels wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
 	$(BIN)/cog -r docs/*.md
+
+kernels: $(DEV) ## Compile the HIP kernels for every AMD architecture (needs ROCm or clang >= 19)
+	$(BIN)/python -m propolis_rocm_kernels.builder
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist

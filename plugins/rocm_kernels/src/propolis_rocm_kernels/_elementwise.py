@@ -1,0 +1,90 @@
+"""Launches of elementwise kernels: contiguous or strided, in blocks of the right number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._kernels import MAX_BLOCKS
+from propolis_rocm_kernels._layouts import walk
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis_rocm_kernels._kernels import Kernel
+    from propolis_rocm_kernels._kernels import Module
+
+
+def pointer(tensor: Tensor) -> int:
+    """The device address of the first element, of a plain dtype."""
+    return tensor.storage.ptr + tensor.layout.offset * tensor.dtype.block_bytes
+
+
+def blocks_for(numel: int, per_thread: int) -> int:
+    """Blocks that cover ``numel`` elements, or as many as a launch should have."""
+    return min(-(-numel // (BLOCK * per_thread)), MAX_BLOCKS)
+
+
+class Elementwise:
+    """
+    The contiguous and the strided kernel of one formula at one dtype.
+
+    Args:
+        module: where they are.
+        name: the contiguous kernel's; the strided one's ends in ``_strided``.
+        inputs: how many tensors it reads.
+        largest: bytes of the largest element it reads or writes.
+        heavy: the formula is long: fewer elements at once (``pack_of`` of the header).
+        scalars: letters of further arguments, after the number of elements.
+    """
+
+    __slots__ = ("_contiguous", "_pack", "_strided", "_unrolled")
+
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        inputs: int,
+        largest: int,
+        *,
+        heavy: bool,
+        scalars: str = "",
+    ) -> None:
+        letters = "P" * (1 + inputs) + "q" + scalars
+        self._contiguous: Kernel = module.kernel(name, letters)
+        self._strided: Kernel = module.kernel(f"{name}_strided", f"{letters}{inputs}")
+        self._pack = min(16 // largest, 4 if heavy else 16)
+        self._unrolled = self._pack * (1 if heavy else 2)
+
+    def __call__(self, out: Tensor, *inputs: Tensor, scalars: tuple[Any, ...] = ()) -> None:
+        """Compute ``out``, contiguous, from inputs that broadcast to its shape."""
+        layout = out.layout
+        numel = layout.numel
+        if numel == 0:
+            return
+        shape = layout.shape
+        for x in inputs:
+            if not x.layout.is_contiguous or x.layout.shape != shape:
+                self._walk(out, inputs, scalars)
+                return
+        pointers = map(pointer, inputs)
+        blocks = blocks_for(numel, self._unrolled)
+        self._contiguous(out.device, blocks, pointer(out), *pointers, numel, *scalars)
+
+    def _walk(self, out: Tensor, inputs: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> None:
+        shape = out.layout.shape
+        strides = (
+            (x.layout if x.layout.shape == shape else x.layout.broadcast_to(shape)).strides
+            for x in inputs
+        )
+        packed, numel, run, starts = walk(shape, *strides)
+        blocks = blocks_for(numel, self._pack if run >= self._pack else 1)
+        size = out.dtype.block_bytes
+        for i, offsets in enumerate(starts):
+            pointers = (
+                pointer(x) + offset * x.dtype.block_bytes
+                for x, offset in zip(inputs, offsets, strict=True)
+            )
+            target = pointer(out) + i * numel * size
+            self._strided(out.device, blocks, target, *pointers, numel, *scalars, packed)

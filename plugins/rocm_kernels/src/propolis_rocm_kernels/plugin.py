@@ -1,0 +1,33 @@
+"""The hooks of the HIP kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import PluginInfo
+from propolis import hookimpl
+from propolis_rocm_kernels import ops_unary
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from propolis import Device
+    from propolis import OpImpl
+
+FAMILIES: Final = (ops_unary,)
+
+
+@hookimpl
+def propolis_plugin() -> PluginInfo:
+    """Who this plugin is."""
+    return PluginInfo("rocm_kernels", api=1, description="HIP kernels for AMD GPUs")
+
+
+@hookimpl
+def propolis_ops(device: Device) -> Iterable[OpImpl]:
+    """The kernels of every family, for any AMD GPU: code objects, or hipRTC."""
+    if device.kind == "rocm":
+        for family in FAMILIES:
+            yield from family.OPS
