@@ -71,6 +71,35 @@ struct f8e4m3 {  // OCP E4M3: no infinity, NaN is 0x7f and 0xff
     u8 bits;
 };
 
+// Integers wrap around, so sums and products of theirs are computed without a sign.
+template <class T>
+struct UnsignedOf {
+    typedef T type;
+};
+template <>
+struct UnsignedOf<i16> {
+    typedef u16 type;
+};
+template <>
+struct UnsignedOf<i32> {
+    typedef u32 type;
+};
+template <>
+struct UnsignedOf<i64> {
+    typedef u64 type;
+};
+template <class T>
+using Unsigned = typename UnsignedOf<T>::type;
+
+template <class T>
+PROPOLIS_FN bool negative(T x) {
+    if constexpr ((T)-1 < (T)1) {
+        return x < 0;
+    } else {
+        return false;
+    }
+}
+
 template <class To, class From>
 PROPOLIS_FN To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "bits_as: sizes differ");
@@ -184,6 +213,13 @@ PROPOLIS_FN bool is_nan(f64 x) { return x != x; }
 template <class T>
 PROPOLIS_FN bool is_nan(T) {
     return false;
+}
+
+// The tanh form (Hendrycks, Gimpel 2016).
+template <class C>
+PROPOLIS_FN C gelu(C x) {
+    const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
+    return (C)0.5 * x * (1 + tanh(inner));
 }
 }  // namespace math
 

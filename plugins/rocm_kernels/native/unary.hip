@@ -10,12 +10,6 @@
         }                                           \
     };
 
-template <class C>
-PROPOLIS_FN C gelu_tanh(C x) {
-    const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
-    return (C)0.5 * x * (1 + math::tanh(inner));
-}
-
 // ln(1 + e**x): past either end, where e**x would overflow or vanish, x or e**x alone.
 template <class C>
 PROPOLIS_FN C softplus_of_sum(C x) {
@@ -34,7 +28,7 @@ FUNCTION(recip, 1 / x)
 FUNCTION(erf, math::erf(x))
 FUNCTION(sigmoid, 1 / (1 + math::exp(-x)))
 FUNCTION(silu, x / (1 + math::exp(-x)))
-FUNCTION(gelu, gelu_tanh(x))
+FUNCTION(gelu, math::gelu(x))
 FUNCTION(gelu_erf, (C)0.5 * x * (1 + math::erf(x * (C)0.70710678118654752440)))
 FUNCTION(quick_gelu, x * (1 / (1 + math::exp((C)-1.702 * x))))
 FUNCTION(softplus, softplus_of_sum(x))
@@ -47,38 +41,11 @@ FUNCTION(floor, math::floor(x))
 FUNCTION(ceil, math::ceil(x))
 FUNCTION(round, math::rint(x))
 
-// Integers wrap around, so they are computed without a sign.
-template <class T>
-struct Unsigned {
-    typedef T type;
-};
-template <>
-struct Unsigned<i16> {
-    typedef u16 type;
-};
-template <>
-struct Unsigned<i32> {
-    typedef u32 type;
-};
-template <>
-struct Unsigned<i64> {
-    typedef u64 type;
-};
-
-template <class T>
-PROPOLIS_FN bool negative(T x) {
-    if constexpr ((T)-1 < (T)1) {
-        return x < 0;
-    } else {
-        return false;
-    }
-}
-
 #define WHOLE_FUNCTION(name, formula)               \
     struct whole_##name##_of {                      \
         template <class T>                          \
         PROPOLIS_FN T call(T x) {                   \
-            typedef typename Unsigned<T>::type U;   \
+            typedef Unsigned<T> U;                  \
             return (T)(formula);                    \
         }                                           \
     };
