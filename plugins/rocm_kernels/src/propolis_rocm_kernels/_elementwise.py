@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import OpImpl
+from propolis import Priority
 from propolis_rocm_kernels._kernels import BLOCK
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._layouts import walk
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Collection
+    from collections.abc import Mapping
+
     from propolis import Tensor
+    from propolis.dtypes import DType
     from propolis_rocm_kernels._kernels import Kernel
     from propolis_rocm_kernels._kernels import Module
 
@@ -88,3 +95,23 @@ class Elementwise:
             )
             target = pointer(out) + i * numel * size
             self._strided(out.device, blocks, target, *pointers, numel, *scalars, packed)
+
+
+def record(
+    name: str,
+    fn: Callable[..., None],
+    kinds: Collection[DType] | Mapping[str, Collection[DType]],
+    *,
+    in_place: bool = True,
+) -> OpImpl:
+    """How this plugin does an op of this kind: at any strides, and within a captured step."""
+    fn.__name__ = fn.__qualname__ = name
+    return OpImpl(
+        op=name,
+        fn=fn,
+        device="rocm",
+        dtypes=kinds,
+        priority=Priority.GENERIC,
+        capture_safe=True,
+        in_place=in_place,
+    )

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Final
 
-from propolis import OpImpl
-from propolis import Priority
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import Elementwise
+from propolis_rocm_kernels._elementwise import record
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels.ops_fill import copy
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Collection
 
+    from propolis import OpImpl
     from propolis import Tensor
     from propolis.dtypes import DType
 
-MODULE = Module("unary")
+MODULE: Final = Module("unary")
 
 # Of floats alone, and long.
 FLOAT_OPS: Final = (
@@ -43,22 +43,16 @@ def _implement(name: str, kinds: Collection[DType], *, heavy: bool) -> OpImpl:
     return record(name, run, kinds)
 
 
-def record(name: str, fn: Callable[..., None], kinds: Collection[DType]) -> OpImpl:
-    """How this plugin does an elementwise op: at any strides, and in place."""
-    fn.__name__ = fn.__qualname__ = name
-    return OpImpl(
-        op=name,
-        fn=fn,
-        device="rocm",
-        dtypes=frozenset(kinds),
-        priority=Priority.GENERIC,
-        capture_safe=True,
-        in_place=True,
-    )
+def _round_whole(name: str) -> OpImpl:
+    def run(out: Tensor, x: Tensor, /) -> None:
+        copy(out, x)
+
+    return record(name, run, dtypes.INTEGERS, in_place=False)
 
 
-OPS = [
+OPS: Final = [
     *(_implement(name, dtypes.FLOATS, heavy=True) for name in FLOAT_OPS.split()),
     *(_implement(name, dtypes.PLAIN, heavy=False) for name in PLAIN_OPS.split()),
     *(_implement(name, dtypes.FLOATS, heavy=False) for name in ROUNDING_OPS.split()),
+    *(_round_whole(name) for name in ROUNDING_OPS.split()),
 ]

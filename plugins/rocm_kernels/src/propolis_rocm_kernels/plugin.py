@@ -7,6 +7,11 @@ from typing import Final
 
 from propolis import PluginInfo
 from propolis import hookimpl
+from propolis_rocm_kernels import ops_affine
+from propolis_rocm_kernels import ops_binary
+from propolis_rocm_kernels import ops_cast
+from propolis_rocm_kernels import ops_fill
+from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels import ops_unary
 
 
@@ -16,7 +21,14 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import OpImpl
 
-FAMILIES: Final = (ops_unary,)
+FAMILIES: Final = (
+    ops_affine,
+    ops_binary,
+    ops_cast,
+    ops_fill,
+    ops_ternary,
+    ops_unary,
+)
 
 
 @hookimpl

@@ -9,12 +9,13 @@ import re
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis_rocm_hip import codeobject
 from propolis_rocm_kernels import _code
-from propolis_rocm_kernels.builder import codeobject
 from propolis_rocm_kernels.builder.toolchain import ToolchainError
 
 
@@ -99,12 +100,12 @@ def _compile(toolchain: Toolchain, module: str, arch: str) -> tuple[bytes, dict[
             msg = f"{module} does not compile for {arch}:\n" + "\n".join(errors[-40:])
             raise ToolchainError(msg)
         code = out.read_bytes()
-    if (found := codeobject.arch(code)) != arch:
+    if (found := codeobject.arch_of(code)) != arch:
         msg = f"{module}: the compiler made a code object for {found}, not for {arch}"
         raise ToolchainError(msg)
     occupancy = _occupancy(done.stderr)
     return code, {
-        name: {**kernel._asdict(), "occupancy": occupancy[name]}
+        name: {**asdict(kernel), "occupancy": occupancy[name]}
         for name, kernel in codeobject.kernels(code).items()
     }
 
