@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from dataclasses import field
+from itertools import chain
 from typing import TYPE_CHECKING
 from typing import get_args
 
@@ -178,7 +179,8 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     except PropolisError as exc:
         yield Finding(2, "plugins.load", CheckResult("error", str(exc), "see the message"))
         return
-    for source, checks in runtime.plugins.each("propolis_doctor_checks"):
+    host = runtime.plugins
+    for source, checks in chain(host.each("propolis_doctor_checks"), host.refused_checks()):
         for check in checks:
             yield _run(check, source.plugin)
     yield Finding(2, "devices", _devices(runtime))

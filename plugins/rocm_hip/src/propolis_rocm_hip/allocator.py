@@ -286,8 +286,8 @@ class CachingAllocator:
         free, total = self._backend.info()
         now = self._statistics
         return (
-            f"{self._backend.id}: {_bytes(asked)} do not fit: {_bytes(free)} of {_bytes(total)} are "
-            f"free, {_bytes(now.allocated)} are in use by tensors here, "
+            f"{self._backend.id}: {_bytes(asked)} do not fit: {_bytes(free)} of {_bytes(total)} "
+            f"are free, {_bytes(now.allocated)} are in use by tensors here, "
             f"{_bytes(now.reserved - now.allocated)} cached in pieces between them, at most "
             f"{_bytes(now.peak_allocated)} were in use; use a smaller model or context, or end "
             f"what else uses the GPU ({exc})"

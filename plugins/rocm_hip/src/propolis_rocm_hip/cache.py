@@ -61,7 +61,7 @@ class Key:
     @property
     def filename(self) -> str:
         """The entry's file."""
-        return f"{self.module}-{self.arch}-{self.digest[:32]}{_SUFFIX}"
+        return f"{self.module}-{self.arch}-{self.digest}{_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +162,9 @@ class CodeCache:
         """What a file holds for the key; a damaged one is removed."""
         try:
             head, code = _split(path.read_bytes())
-        except FileNotFoundError:
+        except OSError:  # absent, most often; what cannot be read is made again
             return None
-        except (OSError, ValueError) as exc:
+        except ValueError as exc:
             self._distrust(path, str(exc))
             return None
         if head["key"] != asdict(key):
