@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -153,14 +154,14 @@ def test_the_command_reports(found, workshop, scratch) -> None:
 
 def test_no_compiler_at_all(program, tmp_path) -> None:
     """Without a clang the error says what to install."""
-    with pytest.raises(ToolchainError, match="no clang was found; install ROCm 6.3.*clang-19"):
+    with pytest.raises(ToolchainError, match=r"no clang was found; install ROCm.*clang-19"):
         toolchain.find(tmp_path)
 
 
 def test_compilers_that_will_not_do(program, tmp_path, monkeypatch) -> None:
     """Each compiler that was looked at is named, with what is wrong with it."""
     old = program("clang++", "Debian clang version 14.0.6")
-    with pytest.raises(ToolchainError, match=f"{old} is clang 14; install"):
+    with pytest.raises(ToolchainError, match=re.escape(f"{old} is clang 14; install")):
         toolchain.find(tmp_path)
     monkeypatch.setenv("PROPOLIS_HIPCLANG", program("gcc", "gcc (Debian) 12"))
     with pytest.raises(ToolchainError, match="gcc is no clang"):

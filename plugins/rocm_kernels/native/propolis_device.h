@@ -141,9 +141,7 @@ PROPOLIS_FN u32 blocks_z() { return gridDim.z; }
 #endif
 
 // Shared memory whose size the launch gives; one array a kernel, aligned for any vector.
-#if defined(HIPSIM_HOST)
-#define PROPOLIS_DYNAMIC_SHARED(T, name) HIPSIM_DYNAMIC_SHARED(T, name)
-#else
+#if !defined(PROPOLIS_DYNAMIC_SHARED)
 #define PROPOLIS_DYNAMIC_SHARED(T, name)                                 \
     extern __shared__ __attribute__((aligned(16))) unsigned char name##_bytes[]; \
     T* name = (T*)name##_bytes

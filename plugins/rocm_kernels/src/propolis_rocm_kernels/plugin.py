@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Final
 
+from propolis import DoctorCheck
 from propolis import PluginInfo
 from propolis import hookimpl
 from propolis_rocm_kernels import ops_affine
@@ -43,3 +44,11 @@ def propolis_ops(device: Device) -> Iterable[OpImpl]:
     if device.kind == "rocm":
         for family in FAMILIES:
             yield from family.OPS
+
+
+@hookimpl
+def propolis_doctor_checks() -> Iterable[DoctorCheck]:
+    """Whether the GPUs of this machine find code objects."""
+    from propolis_rocm_kernels.doctor import code_objects  # noqa: PLC0415  (needs hip-python)
+
+    yield DoctorCheck("rocm_kernels.code-objects", code_objects)
