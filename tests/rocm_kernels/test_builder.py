@@ -65,6 +65,7 @@ def program(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    monkeypatch.delenv("HIP_CLANG_PATH", raising=False)
     return make
 
 
@@ -163,11 +164,12 @@ def test_compilers_that_will_not_do(program, tmp_path, monkeypatch) -> None:
     old = program("clang++", "Debian clang version 14.0.6")
     with pytest.raises(ToolchainError, match=re.escape(f"{old} is clang 14; install")):
         toolchain.find(tmp_path)
-    monkeypatch.setenv("PROPOLIS_HIPCLANG", program("gcc", "gcc (Debian) 12"))
-    with pytest.raises(ToolchainError, match="gcc is no clang"):
+    monkeypatch.setenv("HIP_CLANG_PATH", str(tmp_path))
+    program("clang++", "g++ (Debian) 12")
+    with pytest.raises(ToolchainError, match=r"clang\+\+ is no clang"):
         toolchain.find(tmp_path)
-    monkeypatch.setenv("PROPOLIS_HIPCLANG", str(tmp_path / "nowhere"))
-    with pytest.raises(ToolchainError, match="nowhere is no clang"):
+    monkeypatch.setenv("HIP_CLANG_PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(ToolchainError, match=r"nowhere/clang\+\+ is no clang"):
         toolchain.find(tmp_path)
 
 

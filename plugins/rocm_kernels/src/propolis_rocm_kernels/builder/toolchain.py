@@ -62,7 +62,7 @@ class Toolchain:
 
 def find(scratch: Path) -> Toolchain:
     """
-    The first compiler that will do: ``$PROPOLIS_HIPCLANG``, ROCm's, the system's newest.
+    The first compiler that will do: in ``$HIP_CLANG_PATH``, ROCm's, the system's newest.
 
     Args:
         scratch: a folder for the device libraries that have to be made.
@@ -85,15 +85,15 @@ def find(scratch: Path) -> Toolchain:
             return Toolchain(clang, version[1], _complete(clang, system, scratch))
     msg = (
         f"no compiler for the kernels: {'; '.join(refused) or 'no clang was found'}; install ROCm "
-        f"6.3 or newer, or (Debian, Ubuntu) clang-19, lld-19 and rocm-device-libs, or name a clang "
-        f"in PROPOLIS_HIPCLANG"
+        f"6.3 or newer, or (Debian, Ubuntu) clang-19, lld-19 and rocm-device-libs, or name the "
+        f"folder of a clang++ in HIP_CLANG_PATH"
     )
     raise ToolchainError(msg)
 
 
 def _candidates() -> list[str]:
-    if given := os.environ.get("PROPOLIS_HIPCLANG"):
-        return [given]
+    if given := os.environ.get("HIP_CLANG_PATH"):  # hipcc knows it too
+        return [str(Path(given) / "clang++")]
     rocm = Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
     own = [rocm / "llvm/bin/clang++", rocm / "lib/llvm/bin/clang++"]
     names = [f"clang++-{n}" for n in range(25, OLDEST_CLANG - 1, -1)]
