@@ -14,9 +14,9 @@ from propolis_rocm_kernels import _code
 from propolis_rocm_kernels._archs import ARCHS
 
 
-# Functions of f64 with tables of many constants: scalar registers are kept in vector registers.
-# Nobody's inference computes sines in f64.
-COLD = {f"unary_{op}_f64{walk}" for op in ("sin", "cos") for walk in ("", "_strided")}
+# Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
+# is used, and nobody's inference computes the error function in f64.
+COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 
