@@ -71,30 +71,30 @@ class Elementwise:
         if numel == 0:
             return
         shape = layout.shape
+        pointers = [pointer(out)]
         for x in inputs:
-            if not x.layout.is_contiguous or x.layout.shape != shape:
+            view = x.layout
+            if not view.is_contiguous or view.shape != shape:
                 self._walk(out, inputs, scalars)
                 return
-        pointers = map(pointer, inputs)
+            pointers.append(pointer(x))
         blocks = blocks_for(numel, self._unrolled)
-        self._contiguous(out.device, blocks, pointer(out), *pointers, numel, *scalars)
+        self._contiguous(out.device, blocks, *pointers, numel, *scalars)
 
     def _walk(self, out: Tensor, inputs: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> None:
-        shape = out.layout.shape
-        strides = (
-            (x.layout if x.layout.shape == shape else x.layout.broadcast_to(shape)).strides
-            for x in inputs
-        )
-        packed, numel, run, starts = walk(shape, *strides)
+        layouts = [x.layout for x in inputs]
+        views = [(view.shape, view.strides) for view in layouts]
+        packed, numel, run, starts = walk(out.layout.shape, *views)
         blocks = blocks_for(numel, self._pack if run >= self._pack else 1)
-        size = out.dtype.block_bytes
-        for i, offsets in enumerate(starts):
-            pointers = (
+        target = pointer(out)
+        step = numel * out.dtype.block_bytes
+        for offsets in starts:
+            pointers = [
                 pointer(x) + offset * x.dtype.block_bytes
                 for x, offset in zip(inputs, offsets, strict=True)
-            )
-            target = pointer(out) + i * numel * size
+            ]
             self._strided(out.device, blocks, target, *pointers, numel, *scalars, packed)
+            target += step
 
 
 def record(

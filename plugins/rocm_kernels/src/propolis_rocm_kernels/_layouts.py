@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_RUN: Final = 16
 
+View = tuple["Shape", "Shape"]
+"""Shape and strides of a tensor, in elements."""
+
 
 class Walk(NamedTuple):
     """
@@ -39,13 +42,18 @@ class Walk(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def walk(shape: Shape, *strides: Shape) -> Walk:
+def walk(shape: Shape, *views: View) -> Walk:
     """
-    How tensors of one shape, with these strides in elements, are walked.
+    How tensors are walked together that broadcast to one shape.
 
-    >>> walk((2, 3, 4), (12, 4, 1)).run  # one row of 24
-    8
+    Args:
+        shape: the common one.
+        views: shape and strides, in elements, of each tensor.
+
+    >>> walk((2, 3, 4), ((2, 3, 4), (12, 4, 1)), ((4,), (1,))).run
+    4
     """
+    strides = tuple(_broadcast(shape, *view) for view in views)
     dims = collapse(shape, strides)
     outer, inner = dims[:-MAX_RANK], dims[-MAX_RANK:]
     steps = (range(size) for size, *_ in outer)
@@ -58,6 +66,13 @@ def walk(shape: Shape, *strides: Shape) -> Walk:
     )
     run = _run(inner)
     return Walk(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
+
+
+def _broadcast(shape: Shape, own: Shape, strides: Shape) -> Shape:
+    """Strides under the common shape: 0 where the tensor repeats."""
+    missing = len(shape) - len(own)
+    repeats = (0 if size == 1 else stride for size, stride in zip(own, strides, strict=True))
+    return (*((0,) * missing), *repeats)
 
 
 def collapse(shape: Shape, strides: tuple[Shape, ...]) -> list[tuple[int, ...]]:

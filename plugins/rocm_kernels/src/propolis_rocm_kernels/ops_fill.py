@@ -17,7 +17,7 @@ from propolis_rocm_kernels._scalars import bits
 if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.layout import Layout
-    from propolis.layout import Shape
+    from propolis_rocm_kernels._layouts import View
 
 MODULE: Final = Module("fill")
 
@@ -51,9 +51,7 @@ def copy(out: Tensor, x: Tensor, /) -> None:
     elif x.dtype.is_block:
         _copy_walk(out, x, *map(_halves, (out, x)), 2)
     else:
-        shape = x.layout.shape
-        strides = (shape, out.layout.strides), (shape, x.layout.strides)
-        _copy_walk(out, x, *strides, x.dtype.block_bytes)
+        _copy_walk(out, x, _view(out), _view(x), x.dtype.block_bytes)
 
 
 def assign(target: Tensor, source: Tensor, /) -> None:
@@ -64,9 +62,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
     if to.is_contiguous and layout.is_contiguous and layout.shape == to.shape:
         _copy_bytes(target, source)
         return
-    strides = layout.broadcast_to(to.shape).strides
-    views = (to.shape, to.strides), (to.shape, strides)
-    _copy_walk(target, source, *views, target.dtype.block_bytes)
+    _copy_walk(target, source, _view(target), _view(source), target.dtype.block_bytes)
 
 
 def _copy_bytes(out: Tensor, x: Tensor) -> None:
@@ -80,11 +76,9 @@ def _copy_bytes(out: Tensor, x: Tensor) -> None:
     _COPY[size][0](out.device, blocks, to, start, nbytes // size)
 
 
-def _copy_walk(
-    out: Tensor, x: Tensor, to: tuple[Shape, Shape], start: tuple[Shape, Shape], size: int
-) -> None:
-    """Any strides, in elements of ``size`` bytes: (shape, strides) of both."""
-    packed, numel, run, starts = walk(to[0], to[1], start[1])
+def _copy_walk(out: Tensor, x: Tensor, to: View, start: View, size: int) -> None:
+    """Any strides, counted in elements of ``size`` bytes."""
+    packed, numel, run, starts = walk(to[0], to, start)
     pack = 16 // size
     blocks = blocks_for(numel, pack if run >= pack else 1)
     for first, second in starts:
@@ -92,7 +86,11 @@ def _copy_walk(
         _COPY[size][1](out.device, blocks, *pointers, numel, packed)
 
 
-def _halves(tensor: Tensor) -> tuple[Shape, Shape]:
+def _view(tensor: Tensor) -> View:
+    return tensor.layout.shape, tensor.layout.strides
+
+
+def _halves(tensor: Tensor) -> View:
     """Shape and strides of blocks as 2-byte elements: every block has an even number of bytes."""
     layout: Layout = tensor.layout
     in_halves = [tensor.dtype.nbytes(s) // 2 for s in (layout.shape[-1], *layout.strides[:-1])]
@@ -111,7 +109,7 @@ def fill(target: Tensor, /, value: float) -> None:
         blocks = blocks_for(layout.numel, 16 // size)
         contiguous(target.device, blocks, at, layout.numel, element)
         return
-    packed, numel, _, starts = walk(layout.shape, layout.strides)
+    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
     for (start,) in starts:
         strided(target.device, blocks_for(numel, 1), at + start * size, numel, element, packed)
 
@@ -123,7 +121,7 @@ def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
         return
     if dtype.is_integer:
         start, step = int(start) & _U64, int(step) & _U64
-    packed, numel, _, starts = walk(layout.shape, layout.strides)
+    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
     for i, (offset,) in enumerate(starts):
         at = pointer(target) + offset * dtype.block_bytes
         blocks = blocks_for(numel, 1)
@@ -139,9 +137,9 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     size = cache.dtype.block_bytes
     packed, numel, run, _ = walk(
         shape,
-        (batch, 0, head, element),
-        x.layout.strides,
-        (*positions.layout.strides, 0, 0),
+        (shape, (batch, 0, head, element)),
+        (shape, x.layout.strides),
+        (shape, (*positions.layout.strides, 0, 0)),
     )
     pack = 16 // size
     _KV_APPEND[size, positions.dtype](
