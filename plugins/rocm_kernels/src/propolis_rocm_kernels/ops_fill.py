@@ -49,7 +49,7 @@ def copy(out: Tensor, x: Tensor, /) -> None:
     if x.layout.is_contiguous:
         _copy_bytes(out, x)
     elif x.dtype.is_block:
-        _copy_walk(out, x, *map(_halves, (out, x)), 2)
+        _copy_walk(out, x, _halves(out), _halves(x), 2)
     else:
         _copy_walk(out, x, _view(out), _view(x), x.dtype.block_bytes)
 

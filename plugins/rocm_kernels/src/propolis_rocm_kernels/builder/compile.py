@@ -125,12 +125,12 @@ def _store(code: bytes, file: str) -> dict[str, Any]:
     return {"file": file, "size": len(packed), "sha256": hashlib.sha256(code).hexdigest()}
 
 
-def _intact(entry: dict[str, Any]) -> bool:
+def _intact(entry: dict[str, str]) -> bool:
     try:
         code = _code.read_object(entry["file"])
     except (OSError, lzma.LZMAError):
         return False
-    return hashlib.sha256(code).hexdigest() == entry["sha256"]
+    return entry["sha256"] == hashlib.sha256(code).hexdigest()
 
 
 def _portable(flags: list[str]) -> list[str]:
