@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-DISTRIBUTIONS := core plugins/cpu_ref workers
+DISTRIBUTIONS := core plugins/cpu_ref plugins/rocm_hip plugins/rocm_kernels workers
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
 PAGES := docs/*.md docs/plugins/*.md
@@ -15,7 +15,7 @@ ORACLES := $(VENV)/.installed-oracles
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oracles lint fix docs wheels bench clean
+.PHONY: help demo hipsim kernels test test-oracles lint fix docs wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 	$(BIN)/python -m coverage run -m pytest -m "not oracle"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=90 \
-		--include="core/src/*,plugins/cpu_ref/src/*"
+		--include="core/src/*,plugins/*/src/*"
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
@@ -45,6 +45,12 @@ fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff format --quiet
 	$(COG) -r $(PAGES)
 
+kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm or clang >= 19)
+	$(BIN)/python -m propolis_rocm_kernels.builder
+
+hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
+	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
+
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
 	for d in . $(DISTRIBUTIONS); do \
@@ -55,9 +61,10 @@ wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 bench: $(DEV) ## Measure speed and memory; against transformers too where it is installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/rocm_launch.py
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) dist build .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Propolis needs Python 3.11 or newer; name one: make PYTHON=python3.12")'

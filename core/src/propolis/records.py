@@ -89,11 +89,14 @@ class ProbeResult:
         reason: why not, and the remedy; empty when it can.
         files: native libraries the answer depends on: it is asked again when one
             of them changes.
+        answered: it is the plugin's own answer; the host says False where the child
+            process crashed or hung.
     """
 
     ok: bool
     reason: str = ""
     files: tuple[str, ...] = ()
+    answered: bool = True
 
 
 class DeviceProvider(Protocol):

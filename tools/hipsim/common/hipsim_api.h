@@ -99,6 +99,7 @@ enum hipGraphNodeType : int {
   hipGraphNodeTypeMemcpy = 1,
   hipGraphNodeTypeMemset = 2,
   hipGraphNodeTypeHost = 3,
+  hipGraphNodeTypeGraph = 4,
   hipGraphNodeTypeEmpty = 5,
 };
 
@@ -159,7 +160,6 @@ using hipDevice_t = int;
 struct hipUUID {
   char bytes[16];
 };
-
 
 // hipDeviceProp_tR0600, the layout since ROCm 6.
 struct hipDeviceProp_tR0600 {

@@ -1,0 +1,94 @@
+"""One device as HIP calls see it: its number, its stream, its lock, and whether it is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+from typing import Final
+
+from propolis.errors import DeviceLostError
+from propolis_rocm_hip import _ffi
+
+
+STREAM_NON_BLOCKING: Final = 1
+
+
+class Context:
+    """
+    What the parts of a device share.
+
+    Attributes:
+        index: its number among the visible devices.
+        id: ``"rocm:0"``.
+        stream: the stream that everything is queued on.
+        stream_handle: the same for calls by ctypes.
+        lock: held while something is queued.  A capture holds it from begin to end, so
+            that no other thread's work ends up in the graph.
+        capturing: whether the stream is being captured.
+        lost: what the device failed with for good; None while it works.
+    """
+
+    def __init__(self, index: int, *, alone: bool = True) -> None:
+        """
+        Make the stream.
+
+        Args:
+            index: the device.
+            alone: it is the only visible one, so that every thread's current device is it.
+
+        Raises:
+            DeviceError: the device cannot be used.
+        """
+        self.index = index
+        self.id = f"rocm:{index}"
+        self.lock = threading.RLock()
+        self.capturing = False
+        self.lost: DeviceLostError | None = None
+        self._alone = alone
+        stream = self.call("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
+        self.stream = int(stream)
+        self.stream_handle = ctypes.c_void_p(self.stream)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """
+        Call a HIP function with this device current, and check its result.
+
+        Raises:
+            DeviceLostError: the device failed for good, now or earlier.
+            DeviceError: the call failed.
+        """
+        if self.lost is not None:
+            msg = f"{name}: {self.lost}"
+            raise DeviceLostError(msg) from self.lost
+        try:
+            if not self._alone:
+                _ffi.call(self.id, "hipSetDevice", self.index)
+            return _ffi.call(self.id, name, *args)
+        except DeviceLostError as exc:
+            self.lost = exc
+            raise
+
+    def fail(self, name: str, code: int) -> None:
+        """
+        Raise for a code that a function called by ctypes returned.
+
+        Raises:
+            DeviceError: always.
+        """
+        error = _ffi.failure(self.id, name, code)
+        if isinstance(error, DeviceLostError):
+            self.lost = error
+        raise error
+
+    def synchronize(self) -> None:
+        """
+        Wait for everything queued on the stream.
+
+        Raises:
+            DeviceError: something queued failed.
+        """
+        self.call("hipStreamSynchronize", self.stream)
+
+
+__all__ = ["Context"]

@@ -1,0 +1,54 @@
+"""The hooks of the HIP kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import DoctorCheck
+from propolis import PluginInfo
+from propolis import hookimpl
+from propolis_rocm_kernels import ops_affine
+from propolis_rocm_kernels import ops_binary
+from propolis_rocm_kernels import ops_cast
+from propolis_rocm_kernels import ops_fill
+from propolis_rocm_kernels import ops_ternary
+from propolis_rocm_kernels import ops_unary
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from propolis import Device
+    from propolis import OpImpl
+
+FAMILIES: Final = (
+    ops_affine,
+    ops_binary,
+    ops_cast,
+    ops_fill,
+    ops_ternary,
+    ops_unary,
+)
+
+
+@hookimpl
+def propolis_plugin() -> PluginInfo:
+    """Who this plugin is."""
+    return PluginInfo("rocm_kernels", api=1, description="HIP kernels for AMD GPUs")
+
+
+@hookimpl
+def propolis_ops(device: Device) -> Iterable[OpImpl]:
+    """The kernels of every family, for any AMD GPU: code objects, or hipRTC."""
+    if device.kind == "rocm":
+        for family in FAMILIES:
+            yield from family.OPS
+
+
+@hookimpl
+def propolis_doctor_checks() -> Iterable[DoctorCheck]:
+    """Whether the GPUs of this machine find code objects."""
+    from propolis_rocm_kernels.doctor import code_objects  # noqa: PLC0415  (needs hip-python)
+
+    yield DoctorCheck("rocm_kernels.code-objects", code_objects)
