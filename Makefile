@@ -15,7 +15,7 @@ ORACLES := $(VENV)/.installed-oracles
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim kernels test test-oracles lint fix docs wheels bench clean
+.PHONY: help demo hipsim hipsim-cuda kernels test test-oracles lint fix docs wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm
 
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
+
+hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit)
+	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim cuda
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
