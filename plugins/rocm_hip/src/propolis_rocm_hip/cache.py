@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
 
+    from propolis import Config
+
 FOLDER: Final = "kernels"
 """The cache's name in the folder of caches."""
-
-LIMIT: Final = 512 * 1024 * 1024
-"""Bytes that the entries may take together."""
 
 _SUFFIX: Final = ".co"
 _LOCKS: Final = 16
@@ -93,9 +92,14 @@ class CodeCache:
         limit: bytes that all entries may take together.
     """
 
-    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
+    def __init__(self, folder: Path, limit: int = 512 << 20) -> None:
         self.folder = folder
         self.limit = limit
+
+    @classmethod
+    def of(cls, config: Config) -> CodeCache:
+        """The cache that the settings name."""
+        return cls(config.cache_dir / FOLDER, config.kernel_cache_mib << 20)
 
     def get(self, key: Key, make: Callable[[], bytes]) -> bytes:
         """
@@ -239,4 +243,4 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
     return head, code
 
 
-__all__ = ["FOLDER", "LIMIT", "CodeCache", "Entry", "Key"]
+__all__ = ["FOLDER", "CodeCache", "Entry", "Key"]

@@ -58,9 +58,7 @@ class Context:
             DeviceLostError: the device failed for good, now or earlier.
             DeviceError: the call failed.
         """
-        if self.lost is not None:
-            msg = f"{name}: {self.lost}"
-            raise DeviceLostError(msg) from self.lost
+        self.expect_alive()
         try:
             if not self._alone:
                 _ffi.call(self.id, "hipSetDevice", self.index)
@@ -68,6 +66,17 @@ class Context:
         except DeviceLostError as exc:
             self.lost = exc
             raise
+
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
+
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.lost is not None:
+            msg = f"{self.id} is lost: {self.lost}; only a new process can use it again"
+            raise DeviceLostError(msg) from self.lost
 
     def fail(self, name: str, code: int) -> None:
         """

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from propolis_rocm_hip.context import Context
 
+
 class HipGraph:
     """
     A recorded step.
@@ -64,15 +65,9 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
         # Thread-local: what other threads allocate meanwhile is no concern of the capture.
         mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
         context.call("hipStreamBeginCapture", context.stream, mode)
-        context.capturing = True
-        problem: Exception | None = None
         try:
-            for call in calls:
-                call()
-        except Exception as exc:  # noqa: BLE001  (whatever an implementation raises)
-            problem = exc
+            problem = _run(context, calls)
         finally:
-            context.capturing = False
             graph, ended = _end(context)
         problem = problem or ended
         if isinstance(problem, DeviceLostError):
@@ -88,12 +83,25 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
             context.call("hipGraphDestroy", graph)
 
 
+def _run(context: Context, calls: Sequence[Callable[[], None]]) -> Exception | None:
+    """Run the calls; what one of them raises, without the frames, which hold tensors."""
+    context.capturing = True
+    try:
+        for call in calls:
+            call()
+    except Exception as exc:  # noqa: BLE001  (whatever an implementation raises)
+        return exc.with_traceback(None)
+    finally:
+        context.capturing = False
+    return None
+
+
 def _end(context: Context) -> tuple[object | None, DeviceError | None]:
     """End the capture, which must be ended even when a call failed."""
     try:
         return context.call("hipStreamEndCapture", context.stream), None
     except DeviceError as exc:
-        return None, exc
+        return None, exc.with_traceback(None)
 
 
 __all__ = ["HipGraph", "record"]

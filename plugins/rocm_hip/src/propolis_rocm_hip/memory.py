@@ -82,8 +82,10 @@ class RocmMemory(Memory):
 
         Raises:
             OutOfMemoryError: there is too little.
+            DeviceLostError: the device failed for good.
             DeviceError: a graph is being captured: its memory would be somebody else's at replay.
         """
+        self.context.expect_alive()
         if self.context.capturing:
             msg = (
                 f"{self.context.id}: {nbytes} bytes were asked for while a graph is captured: an "
