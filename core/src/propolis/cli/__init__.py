@@ -4,7 +4,8 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``lock --check``).
+- 1: done, and what was checked is not in order (``conformance``, ``doctor``,
+  ``lock --check``, ``op-matrix --check``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -38,6 +39,7 @@ from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.cli.lock import lock
 from propolis.cli.new_plugin import new_plugin
+from propolis.cli.op_matrix import op_matrix
 from propolis.cli.quarantine import quarantine
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
@@ -157,6 +159,7 @@ for _command in (
     explain,
     lock,
     new_plugin,
+    op_matrix,
     ops,
     plugins,
     quarantine,
