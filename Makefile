@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DISTRIBUTIONS := core $(PLUGIN_FOLDERS) workers
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+COG := $(BIN)/cog -I tools
+PAGES := docs/*.md docs/plugins/*.md
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
@@ -44,13 +46,13 @@ lint: $(DEV) ## Check style, types, import contracts, generated docs and the op 
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/*.md
+	$(COG) --check $(PAGES)
 	$(OP_MATRIX) --check docs/op-matrix.md
 
 fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
-	$(BIN)/cog -r docs/*.md
+	$(COG) -r $(PAGES)
 	$(OP_MATRIX) -o docs/op-matrix.md
 
 conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/reports/ and the op matrix

@@ -62,7 +62,14 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an implementation comes from; stamped by the host, never by the plugin."""
+    """
+    Where an implementation comes from; stamped by the host, never by the plugin.
+
+    Attributes:
+        plugin: the entry point's name.
+        distribution: the name of what was installed.
+        version: its version.
+    """
 
     plugin: str
     distribution: str
@@ -96,6 +103,9 @@ class DeviceProvider(Protocol):
     A provider may also have ``describe()``: the :class:`DeviceProperties` of the hardware
     that its plugin is written for, present or not, one for each architecture.  The op
     matrix asks with them what plugins declare, on machines without any.
+
+    Attributes:
+        kind: the kind users type, ``"rocm"``; no other plugin's, and not ``"cpu"``.
     """
 
     kind: str
