@@ -34,7 +34,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     print_table(
         ("op", "plugin", "version", "device", "reason"),
         (
-            (e.op, e.source.plugin, e.source.version, f"{e.kind} {e.arch}", e.reason)
+            (e.label, e.source.plugin, e.source.version, f"{e.kind} {e.arch}", e.reason)
             for e in entries
         ),
     )
@@ -52,6 +52,6 @@ def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
     wanted = normalize(plugin) if plugin is not None else None
     gone = QuarantineFile(settings(ctx).cache_dir).clear(wanted, op)
     for entry in gone:
-        click.echo(f"let back: {entry.op} of {entry.source} on {entry.kind} {entry.arch}")
+        click.echo(f"let back: {entry.label} of {entry.source} on {entry.kind} {entry.arch}")
     if not gone:
         click.echo("nothing to let back")
