@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import events
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
@@ -80,10 +81,7 @@ class Quarantine:
             return
         entry = Entry(source, impl.op, device.kind, arch, reason)
         self.entries[source.plugin, impl.op, device.kind, arch] = entry
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        get_logger().warning(
-            "op.quarantined",
+        events.OP_QUARANTINED.emit(
             op=impl.op,
             device=device.id,
             plugin=source.plugin,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from propolis import events
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.ladder import Ladder
 from propolis.dispatch.placement import Placement
@@ -22,6 +23,7 @@ from propolis.dispatch.rules import Rules
 from propolis.errors import DeviceLostError
 from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
+from propolis.plugins.loader import describe
 
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class DispatchTable:
         rules: the user's decisions.
         quarantine: implementations that raised.
         lost: what the device failed with for good; None while it works.
+        save: keeps the call at which an implementation raised (see
+            :class:`propolis.drift.failing.Saver`); None where the settings do not ask.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
     """
@@ -72,6 +76,7 @@ class DispatchTable:
         self.rules = rules or Rules()
         self.quarantine = quarantine or Quarantine()
         self.lost: DeviceLostError | None = None
+        self.save: Callable[..., None] | None = None
         self.generation = 0
         self._ladders: list[Ladder] = []
         self.placement = Placement(device, self.fallbacks, metrics)
@@ -177,6 +182,7 @@ class DispatchTable:
         """Mark the device lost: every later call raises the same at once."""
         if self.lost is None:
             self.lost = error
+            events.DEVICE_LOST.emit(device=self.device.id, reason=describe(error))
             self._rebind()
 
     def expect_alive(self) -> None:

@@ -20,6 +20,7 @@ from propolis.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from propolis.device import Device
     from propolis.dtypes import DType
@@ -107,7 +108,18 @@ class Call:
             args: destinations and arguments, as implementations receive them.
             kwargs: the keyword arguments.
         """
-        given = spec.signature.bind(*args[spec.outputs :], **kwargs).arguments
+        return cls.given(spec, args[spec.outputs :], kwargs, args[: spec.outputs])
+
+    @classmethod
+    def given(
+        cls,
+        spec: OpSpec,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Tensor] = (),
+    ) -> Call:
+        """The same from arguments as callers give them, and the destinations if there are any."""
+        given = spec.signature.bind(*args, **kwargs).arguments
         live = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         tensors: dict[str, HostTensor] = {}
         shared: dict[str, str] = {}
@@ -118,7 +130,7 @@ class Call:
                 shared[name] = twin
         into = {
             i: next(name for name, tensor in live.items() if _same(tensor, out))
-            for i, out in enumerate(args[: spec.outputs])
+            for i, out in enumerate(outputs)
             if any(_same(tensor, out) for tensor in live.values())
         }
         return cls(

@@ -50,7 +50,7 @@ def save(call: Call, path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Any] = {}
     for name, tensor in call.tensors.items():
         if name not in call.shared:
             arrays[f"tensor.{name}"] = tensor.raw

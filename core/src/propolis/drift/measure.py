@@ -165,7 +165,7 @@ def _exact(actual: Array, expected: Array, message: str) -> Errors:
 
 def _spacing(size: Array, dtype: DType) -> Array:
     """The distance of neighbours in the dtype, at each magnitude."""
-    info = ml_dtypes.finfo(dtype.numpy)
+    info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
     exponent = np.frexp(size)[1] - 1
     return np.asarray(np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant))
 

@@ -89,7 +89,9 @@ class Drift:
         worst: the worst call of each op, with its arguments.
     """
 
-    def __init__(self, device: Device, oracle: Device, *, sample: float = 1.0, seed: int = 0):
+    def __init__(
+        self, device: Device, oracle: Device, *, sample: float = 1.0, seed: int = 0
+    ) -> None:
         """
         Prepare to watch.
 

@@ -177,9 +177,7 @@ def _print_pieces(generation: Generation) -> None:
     click.echo()
 
 
-def load(
-    ctx: click.Context, options: dict[str, Any], *, quiet: bool
-) -> tuple[LLM, Runtime]:
+def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[LLM, Runtime]:
     """The model and who runs it, with a progress bar while its weights are read."""
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
