@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -42,12 +42,14 @@ def replay(ctx: click.Context, file: Path, device: str | None, as_json: bool) ->
     config = settings(ctx, device=device)
     runtime = Runtime.start(config)
     chosen = device or _home(runtime, call, config.device)
+    if not as_json:
+        click.echo("\n".join(_saved(call)))
+        sys.stdout.flush()  # the call may end the process
     found = run(call, runtime, runtime.device(chosen))
     if as_json:
         print_json(_report(call, found, chosen))
     else:
-        for line in _lines(call, found, chosen):
-            click.echo(line)
+        click.echo("\n".join(_outcome(call, found, chosen)))
     if not found.passed:
         ctx.exit(1)
 
@@ -61,9 +63,8 @@ def _home(runtime: Runtime, call: Call, default: str) -> str:
     return default
 
 
-def _lines(call: Call, found: Replay, device: str) -> list[str]:
-    from propolis.drift.measure import tolerance_text  # noqa: PLC0415
-
+def _saved(call: Call) -> list[str]:
+    """What is in the file."""
     facts = call.facts
     who = facts.get("by") or facts.get("plugin") or "nobody known"
     layer = f", layer {facts['layer']}" if facts.get("layer") else ""
@@ -71,8 +72,14 @@ def _lines(call: Call, found: Replay, device: str) -> list[str]:
     if facts.get("failure"):
         lines.append(f"  failed then: {facts['failure']}")
     lines += [f"  {name}: {_tensor(tensor)}" for name, tensor in call.tensors.items()]
-    lines += [f"  {name} = {value}" for name, value in call.attributes.items()]
-    lines.append(f"ran on {device} by {found.by or 'nobody to the end'}")
+    return lines + [f"  {name} = {value}" for name, value in call.attributes.items()]
+
+
+def _outcome(call: Call, found: Replay, device: str) -> list[str]:
+    """How it went."""
+    from propolis.drift.measure import tolerance_text  # noqa: PLC0415
+
+    lines = [f"ran on {device} by {found.by or 'nobody to the end'}"]
     results = found.call.results if found.by else ()
     lines += [f"  result: {_tensor(tensor)}" for tensor in results]
     if found.differing is not None:
@@ -107,7 +114,7 @@ def _report(call: Call, found: Replay, device: str) -> dict[str, Any]:
         "by": found.by,
         "nbytes": call.nbytes + sum(r.raw.nbytes for r in found.call.results),
         "differing_bytes": found.differing,
-        "errors": asdict(found.errors) if found.errors else None,
+        "errors": found.errors.as_dict() if found.errors else None,
         "problems": found.problems,
         "passed": found.passed,
     }

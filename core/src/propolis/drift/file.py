@@ -97,12 +97,14 @@ def load(path: Path) -> Call:
         FileFormatError: it is no saved call, or a damaged or hostile one.
     """
     try:
-        arrays = _arrays(path)
-        header = json.loads(arrays["header"].tobytes())
-        return _call(header, arrays)
+        raw = path.read_bytes()
     except OSError as exc:
         msg = f"{path} cannot be read: {exc.strerror or exc}"
         raise UsageError(msg) from exc
+    try:
+        arrays = _arrays(raw)
+        header = json.loads(arrays["header"].tobytes())
+        return _call(header, arrays)
     except PropolisError as exc:
         msg = f"{path} is no saved call: {exc}"
         raise FileFormatError(msg) from exc
@@ -114,6 +116,7 @@ def load(path: Path) -> Call:
         EOFError,
         IndexError,
         KeyError,
+        OSError,  # offsets that no file has
         RecursionError,
         RuntimeError,
         TypeError,
@@ -124,9 +127,9 @@ def load(path: Path) -> Call:
         raise FileFormatError(msg) from exc
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays(raw: bytes) -> dict[str, np.ndarray[Any, Any]]:
     found: dict[str, np.ndarray[Any, Any]] = {}
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 msg = f"its member {info.filename!r} is compressed"
@@ -199,6 +202,9 @@ def _expect_fits(spec: OpSpec, call: Call) -> None:
             if not missing:
                 msg = f"{call.op}: {name} is of another kind than the op's"
                 raise FileFormatError(msg)
+    for name in call.tensors.keys() & call.attributes.keys():
+        msg = f"{call.op}: {name} is given twice"
+        raise FileFormatError(msg)
     for name in spec._tensors:  # noqa: SLF001  (the required tensors of the op)
         if name not in call.tensors:
             msg = f"{call.op}: the tensor {name} is missing"

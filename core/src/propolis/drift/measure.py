@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
@@ -35,7 +36,8 @@ class Errors:
     Attributes:
         max_abs: the largest ``|result - truth|``.
         max_rel: the largest of it over ``|truth|``, where that is not 0.
-        ulp: the largest of it in units of the last place of the truth in the result's dtype.
+        ulp: the largest of it in units of the last place of the truth, where that is not 0,
+            in the result's dtype.
         nmse: the sum of squared errors over the sum of squared truths.
         ratio: the largest of it over what the op's tolerance allows there: above 1 is wrong.
         nonfinite: elements where NaN or an infinity is wrong or missing.
@@ -60,6 +62,13 @@ class Errors:
     def passed(self) -> bool:
         """Whether every element is within tolerance."""
         return not self.wrong
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: None."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
 
     def worst(self, other: Errors) -> Errors:
         """The worse of the two in each measure."""
@@ -138,7 +147,7 @@ def measure(
         return Errors(
             float(error.max()),
             float(relative.max()),
-            float((error / _spacing(size, dtype)).max()),
+            float(np.where(size > 0, error / _spacing(size, dtype), 0.0).max()),
             nmse if total else float(error.max() > 0),
             math.inf if odd.any() else float(ratio.max()),
             int(np.count_nonzero(odd)),

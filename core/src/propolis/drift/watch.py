@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -67,13 +65,9 @@ class Cell:
         self.errors = self.errors.worst(other.errors)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity."""
-        errors = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self.errors).items()
-        }
+        """For JSON."""
         counts = {name: getattr(self, name) for name in ("calls", "checked", "unknown", "failed")}
-        return {**counts, "by": self.by, "layer": self.layer, **errors}
+        return {**counts, "by": self.by, "layer": self.layer, **self.errors.as_dict()}
 
 
 class Drift:
