@@ -87,6 +87,11 @@ class Errors:
         )
 
 
+def rank(errors: Errors) -> tuple[bool, float, float, float]:
+    """What makes one call worse than another: beyond tolerance, by how much, then how far off."""
+    return (not errors.passed, errors.ratio, errors.nonfinite, errors.max_abs)
+
+
 def judge(call: Call, oracle: Device) -> Errors:
     """
     A call's results against the truth for its arguments.
@@ -187,4 +192,4 @@ def tolerance_text(spec: OpSpec, dtype: DType) -> str:
     return f"rtol={tolerance.rtol:g} atol={tolerance.atol:g}"
 
 
-__all__ = ["Errors", "expectation", "judge", "measure", "tolerance_text"]
+__all__ = ["Errors", "expectation", "judge", "measure", "rank", "tolerance_text"]

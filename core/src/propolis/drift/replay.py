@@ -21,6 +21,7 @@ from propolis.drift.call import destinations
 from propolis.drift.facts import facts
 from propolis.drift.facts import oracle
 from propolis.drift.measure import judge
+from propolis.drift.measure import rank
 from propolis.errors import DeviceLostError
 from propolis.plugins.loader import describe
 
@@ -84,7 +85,7 @@ def replay(call: Call, runtime: Runtime, device: Device) -> Replay:
     spec, noted = call.spec, Raised()
     device.table.quarantine = runtime.cpu.table.quarantine = noted
     found = Replay(call)
-    runs: list[tuple[HostTensor, ...]] = []
+    runs: list[Call] = []
     for poison in _POISONS:
         tensors = _placed(call, device)
         before = {name: HostTensor.of(tensor) for name, tensor in tensors.items()}
@@ -104,17 +105,17 @@ def replay(call: Call, runtime: Runtime, device: Device) -> Replay:
         if noted.reason_given is not None:
             found.problems = [f"runs: it {noted.reason_given}"]
             return found
-        runs.append(tuple(map(HostTensor.of, outputs)))
         found.by = seen.by
         found.call = call.ended(tuple(outputs), **facts(device, seen.source), by=seen.by)
+        runs.append(found.call)
         found.problems = _changed(spec, call, tensors, before)
         if found.problems:
-            return found
-    found.problems = _unwritten(*runs)
+            break
+    found.problems += _unwritten(runs[0].results, runs[-1].results)
+    _judge(found, runs, oracle(runtime))
     if call.results:
         pairs = zip(call.results, found.call.results, strict=False)
         found.differing = sum(_differing(a.raw, b.raw) for a, b in pairs)
-    _judge(found, runtime)
     return found
 
 
@@ -194,9 +195,10 @@ def _unwritten(first: tuple[HostTensor, ...], second: tuple[HostTensor, ...]) ->
     return found
 
 
-def _judge(found: Replay, runtime: Runtime) -> None:
+def _judge(found: Replay, runs: list[Call], truths: Device) -> None:
+    """The worse of the runs: some kernels are wrong now and then."""
     try:
-        found.errors = judge(found.call, oracle(runtime))
+        found.errors = max((judge(run, truths) for run in runs), key=rank)
     except NoTruthError:
         return
     if not found.errors.passed:

@@ -19,6 +19,7 @@ from propolis.drift.call import destinations
 from propolis.drift.facts import facts
 from propolis.drift.measure import Errors
 from propolis.drift.measure import judge
+from propolis.drift.measure import rank
 
 
 if TYPE_CHECKING:
@@ -165,11 +166,6 @@ class Drift:
             self.worst[call.op] = errors, call
 
 
-def rank(errors: Errors) -> tuple[bool, float, float, float]:
-    """What makes one call worse than another: beyond tolerance, by how much, then how far off."""
-    return (not errors.passed, errors.ratio, errors.nonfinite, errors.max_abs)
-
-
 def _joined(cells: Iterable[tuple[str, Cell]]) -> dict[str, Cell]:
     joined: dict[str, Cell] = defaultdict(Cell)
     for op, cell in cells:
@@ -177,4 +173,4 @@ def _joined(cells: Iterable[tuple[str, Cell]]) -> dict[str, Cell]:
     return dict(sorted(joined.items(), key=lambda item: rank(item[1].errors), reverse=True))
 
 
-__all__ = ["Cell", "Drift", "rank"]
+__all__ = ["Cell", "Drift"]
