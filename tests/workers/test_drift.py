@@ -169,7 +169,7 @@ def test_the_command(propolis):
     done = propolis("drift", PROMPT, "-n", "2")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].split()[:4] == ["op", "calls", "judged", "failed"]
+    assert lines[0].split()[:3] == ["op", "judged", "failed"]
     assert any(line.startswith("attention ") and "cpu_ref" in line for line in lines)
     layers = [line.split("  ")[0] for line in lines if line.startswith("layer ")]
     assert layers == ["layer", "layer 0", "layer 1"]

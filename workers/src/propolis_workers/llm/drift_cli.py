@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from propolis.drift.watch import Cell
 
 PROMPT = "What is the capital of France?"
-_COLUMNS = ("max abs", "max rel", "ulp", "NMSE", "of tolerance", "NaN/inf")
+# The other measures are in --json: this fits a terminal of 100 columns.
+_COLUMNS = ("max abs", "max rel", "NMSE", "of limit")
 
 
 @click.command()
@@ -117,9 +118,16 @@ def drift(
 
 def _print(watch: Drift, prompt: int, drawn: int, seconds: float) -> None:
     print_table(
-        ("op", "calls", "judged", "failed", *_COLUMNS, "worst in", "by"),
+        ("op", "judged", "failed", *_COLUMNS, "worst in", "by"),
         (
-            (op, str(c.calls), str(c.checked), str(c.failed), *_errors(c), _name(c.layer), c.by)
+            (
+                op,
+                f"{c.checked} of {c.calls}",
+                str(c.failed),
+                *_errors(c),
+                _name(c.layer),
+                c.by.partition(" (")[0],  # the version is in --json
+            )
             for op, c in watch.by_op().items()
         ),
     )
@@ -155,8 +163,7 @@ def _errors(cell: Cell) -> tuple[str, ...]:
     e = cell.errors
     if not cell.checked:
         return ("",) * len(_COLUMNS)
-    numbers = (e.max_abs, e.max_rel, e.ulp, e.nmse, e.ratio)
-    return (*(f"{number:.2g}" for number in numbers), str(e.nonfinite))
+    return tuple(f"{number:.2g}" for number in (e.max_abs, e.max_rel, e.nmse, e.ratio))
 
 
 def _save(watch: Drift, folder: Path) -> dict[str, str]:
