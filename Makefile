@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DISTRIBUTIONS := core plugins/cpu_ref workers
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+COG := $(BIN)/cog -I tools
+PAGES := docs/*.md docs/plugins/*.md
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
@@ -36,12 +38,12 @@ lint: $(DEV) ## Check style, types, import contracts and generated docs
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/*.md
+	$(COG) --check $(PAGES)
 
 fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
-	$(BIN)/cog -r docs/*.md
+	$(COG) -r $(PAGES)
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist

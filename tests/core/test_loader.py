@@ -219,6 +219,22 @@ def test_api_ranges_that_overlap(site, api):
     assert loaded(host) == ["good", "cpu_ref"]
 
 
+@pytest.mark.parametrize("api", [1, (0, 1), 2, (1, 2)])
+@pytest.mark.usefixtures("unvetted")
+def test_an_older_api_level_loads_and_is_told(site, monkeypatch, api):
+    """While both levels are supported the plugin works; the log says that it must be upgraded."""
+    monkeypatch.setattr("propolis.plugins.loader.API_LEVEL", 2)
+    site.plugin("older", OPS, api=api)
+    site.plugin("newer", OPS, api=2)
+    with capture_logs() as events:
+        host, _ = load()
+    assert loaded(host)[:2] == ["newer", "older"]
+    told = [e for e in events if e["event"] == "plugin.deprecated" and e["plugin"] == "older"]
+    keys = ("distribution", "version", "api", "current", "remedy")
+    expected = ("fake-older", "1.0", 1, 2, "upgrade fake-older")
+    assert [tuple(e[k] for k in keys) for e in told] == ([] if api in (2, (1, 2)) else [expected])
+
+
 def test_a_probe_that_aborts_or_says_no(site):
     """The plugin is out, this process lives, the others load."""
     site.plugin("aborts", "import os\ndef propolis_probe(): os.abort()")

@@ -18,13 +18,15 @@ from propolis.config import Config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# One shell from its first line to its last: tests/downstream runs it in a fresh environment.
+TUTORIAL = ROOT / "docs/plugins/tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(kind: str) -> list:
     """All fenced blocks of one language, as test parameters named after page and position."""
     found = []
-    for page in PAGES:
+    for page in (page for page in PAGES if page != TUTORIAL):
         for number, match in enumerate(BLOCK.finditer(page.read_text())):
             if match[1] == kind:
                 marks = [pytest.mark.model] if re.search("llm|drift", match[2]) else []

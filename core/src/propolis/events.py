@@ -57,6 +57,13 @@ PLUGIN_REJECTED: Final = Event(
     "an installed plugin cannot be used",
     (*_PLUGIN, "stage", "reason"),
 )
+PLUGIN_DEPRECATED: Final = Event(
+    "plugin.deprecated",
+    "warning",
+    "a plugin is written for an older [API level](plugins/api-levels.md), which a later version "
+    "will not load",
+    (*_PLUGIN, "api", "current", "remedy"),
+)
 DEVICE_OPENED: Final = Event(
     "device.opened",
     "info",

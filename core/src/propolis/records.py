@@ -62,7 +62,14 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an implementation comes from; stamped by the host, never by the plugin."""
+    """
+    Where an implementation comes from; stamped by the host, never by the plugin.
+
+    Attributes:
+        plugin: the entry point's name.
+        distribution: the name of what was installed.
+        version: its version.
+    """
 
     plugin: str
     distribution: str
@@ -90,7 +97,12 @@ class ProbeResult:
 
 
 class DeviceProvider(Protocol):
-    """What ``propolis_devices`` returns: how to find and open devices of one kind."""
+    """
+    What ``propolis_devices`` returns: how to find and open devices of one kind.
+
+    Attributes:
+        kind: the kind users type, ``"rocm"``; no other plugin's, and not ``"cpu"``.
+    """
 
     kind: str
 

@@ -237,6 +237,21 @@ class PluginHost:
             )
         elif normalize(info.name) != name:
             report.reject("name", f"its entry point is {name!r} but it calls itself {info.name!r}")
+        elif newest < API_LEVEL:
+            self._deprecate(report, newest)
+
+    @staticmethod
+    def _deprecate(report: PluginReport, newest: int) -> None:
+        """Tell the user, while it still loads, that a coming version will not load it."""
+        candidate = report.candidate
+        events.PLUGIN_DEPRECATED.emit(
+            plugin=candidate.name,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            api=newest,
+            current=API_LEVEL,
+            remedy=f"upgrade {candidate.distribution}",
+        )
 
     def _forget(self, name: str) -> None:
         plugin = self._plugins.pop(name, None)
