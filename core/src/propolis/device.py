@@ -16,6 +16,7 @@ from typing import ParamSpec
 from typing import Protocol
 from typing import TypeVar
 
+from propolis import events
 from propolis.errors import DeviceLostError
 
 
@@ -178,9 +179,7 @@ class Device:
         if self.failure is not None:
             return
         self.failure = error
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        get_logger().error("device.lost", device=self.id, reason=str(error))
+        events.DEVICE_LOST.emit(device=self.id, reason=str(error))
         if hasattr(self, "table"):  # it may be lost while it is being opened
             self.table.rebind()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from propolis.cli._common import settings
+from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write the report as JSON.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write it for people.")
 @click.option("--expect", type=_FILE, metavar="FILE", help='Known failures: op = "reason".')
+@click.option(
+    "--save-failures",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Save the smallest failing case of each op and dtype there, for `propolis replay`.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
 @click.option(
     "--timeout",
@@ -45,6 +52,7 @@ def conformance(
     as_json: Path | None,
     markdown: Path | None,
     expect: Path | None,
+    save_failures: Path | None,
     seed: int,
     timeout: float,
 ) -> None:
@@ -63,7 +71,14 @@ def conformance(
 
     settings(ctx)
     known = expectations.load(expect) if expect else {}
-    request = Request(plugin, device, seed, quick, timeout)
+    if save_failures is not None:
+        try:
+            save_failures.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            msg = f"--save-failures {save_failures}: it cannot be made: {exc.strerror}"
+            raise UsageError(msg) from exc
+    saved = str(save_failures.absolute()) if save_failures is not None else None
+    request = Request(plugin, device, seed, quick, timeout, saved)
     started = time.monotonic()
     results, facts = run(request, ops)
     results = expectations.apply(results, known)
