@@ -89,7 +89,9 @@ class DeviceProperties:
         arch: its architecture, as implementations declare it (``"gfx1100"``,
             ``"x86_64"``).
         total_memory: bytes of memory, 0 when unknown.
-        extra: further facts for people, for example ``{"compute_units": "96"}``.
+        extra: further facts for people, for example ``{"compute_units": "96"}``.  They
+            are in reports that users publish: nothing that identifies one card or its
+            owner.  An entry ``"simulator"`` says that the device is no hardware.
     """
 
     kind: str

@@ -5,7 +5,7 @@ Exit codes:
 
 - 0: done.
 - 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``drift``,
-  ``lock --check``, ``replay``).
+  ``lock --check``, ``op-matrix --check``, ``replay``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -40,6 +40,7 @@ from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.cli.lock import lock
 from propolis.cli.new_plugin import new_plugin
+from propolis.cli.op_matrix import op_matrix
 from propolis.cli.quarantine import quarantine
 from propolis.cli.replay import replay
 from propolis.errors import PropolisError
@@ -160,6 +161,7 @@ for _command in (
     explain,
     lock,
     new_plugin,
+    op_matrix,
     ops,
     plugins,
     quarantine,

@@ -91,9 +91,15 @@ class PluginHost:
         self._plugins: dict[str, Any] = {}
 
     @classmethod
-    def load(cls, config: Config, *, reprobe: bool = False) -> PluginHost:
+    def load(cls, config: Config, *, reprobe: bool = False, probe: bool = True) -> PluginHost:
         """
         Discover, vet, import, check and register every plugin that the config admits.
+
+        Args:
+            config: the settings.
+            reprobe: ask every plugin's probe again.
+            probe: False to import plugins that this machine cannot run, to read what
+                they declare; importing one must succeed anywhere, running it need not.
 
         Raises:
             ConfigError: the config names plugins that are not installed.
@@ -117,7 +123,7 @@ class PluginHost:
                     "name", f"several distributions claim this name: {owners}; remove one"
                 )
             else:
-                host._admit(report, config, reprobe=reprobe)
+                host._admit(report, config, reprobe=reprobe, probe=probe)
             host._announce(report)
         return host
 
@@ -158,9 +164,9 @@ class PluginHost:
                 self._forget(name)
                 self._announce(report)
 
-    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool) -> None:
+    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool, probe: bool) -> None:
         candidate = report.candidate
-        if not candidate.is_essential:
+        if probe and not candidate.is_essential:
             verdict = vet(
                 candidate,
                 timeout=config.probe_timeout,
