@@ -50,7 +50,7 @@ def traffic(impl: OpImpl, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if place in tables:
             looked += value.nbytes
         else:
-            payload = value.packed.get(impl.provenance.plugin) if impl.provenance else None
+            payload = value.packed.get(impl.prepare) if impl.prepare is not None else None
             nbytes = getattr(payload, "nbytes", None)
             whole.append(nbytes if isinstance(nbytes, int) else value.nbytes)
     return sum(whole) + min(looked, max(whole) * len(tables))
