@@ -149,6 +149,7 @@ def test_explain_shows_the_winner_and_the_broken(cli, site, sources):
         "plugin": "fast",
         "distribution": "fake-fast",
         "version": "1.0",
+        "variant": "",
         "priority": 100,
         "status": "rejected",
         "reason": "a is f16; it takes f32",

@@ -30,6 +30,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write it for people.")
 @click.option("--report", type=_FOLDER, metavar="FOLDER", help="Write both there, well named.")
 @click.option("--expect", type=_FILE, metavar="FILE", help='Known failures: op = "reason".')
+@click.option(
+    "--save-failures",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Save the smallest failing case of each op and dtype there, for `propolis replay`.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
 @click.option(
     "--timeout",
@@ -51,6 +57,7 @@ def conformance(
     markdown: Path | None,
     report: Path | None,
     expect: Path | None,
+    save_failures: Path | None,
     seed: int,
     timeout: float,
 ) -> None:
@@ -68,7 +75,14 @@ def conformance(
 
     settings(ctx)
     known = expectations.load(expect) if expect else {}
-    request = Request(plugin, device, seed, quick, timeout)
+    if save_failures is not None:
+        try:
+            save_failures.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            msg = f"--save-failures {save_failures}: it cannot be made: {exc.strerror}"
+            raise UsageError(msg) from exc
+    saved = str(save_failures.absolute()) if save_failures is not None else None
+    request = Request(plugin, device, seed, quick, timeout, saved)
     progress = _Progress()
     started = time.monotonic()
     results, facts = run(request, ops, progress=progress)

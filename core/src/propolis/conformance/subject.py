@@ -26,6 +26,7 @@ from propolis.runtime import set_default_runtime
 if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.dtypes import DType
+    from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
 
@@ -63,14 +64,14 @@ class Raised(Quarantine):
 
     reason_given: str | None = None
 
-    def reason(self, impl: OpImpl, device: Device) -> str | None:
+    def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
         """Nothing is ever quarantined."""
-        del impl, device
+        del impl, key, device
         return None
 
-    def add(self, impl: OpImpl, device: Device, reason: str) -> None:
+    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
         """Note the reason."""
-        del impl, device
+        del impl, key, device
         self.reason_given = reason
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 import pluggy
 
+from propolis import events
 from propolis import hookspecs
 from propolis.errors import PluginError
 from propolis.plugins.discovery import ESSENTIAL
@@ -248,11 +249,8 @@ class PluginHost:
     @staticmethod
     def _deprecate(report: PluginReport, newest: int) -> None:
         """Tell the user, while it still loads, that a coming version will not load it."""
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
         candidate = report.candidate
-        get_logger().warning(
-            "plugin.deprecated",
+        events.PLUGIN_DEPRECATED.emit(
             plugin=candidate.name,
             distribution=candidate.distribution,
             version=candidate.version,
@@ -267,20 +265,24 @@ class PluginHost:
             self._pm.unregister(plugin)
 
     def _announce(self, report: PluginReport) -> None:
+        it = report.candidate
         if report.status == "loaded":
+            events.PLUGIN_LOADED.emit(
+                plugin=it.name,
+                distribution=it.distribution,
+                version=it.version,
+                hooks=report.hooks,
+            )
             return
-        candidate = report.candidate
-        if report.status == "rejected" and self.strict:
-            msg = f"plugin {candidate}: {report.reason}"
+        rejected = report.status == "rejected"
+        if rejected and self.strict:
+            msg = f"plugin {it}: {report.reason}"
             raise PluginError(msg) from report.exception
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        level = "warning" if report.status == "rejected" else "info"
-        getattr(get_logger(), level)(
-            f"plugin.{report.status}",
-            plugin=candidate.name,
-            distribution=candidate.distribution,
-            version=candidate.version,
+        event = events.PLUGIN_REJECTED if rejected else events.PLUGIN_DISABLED
+        event.emit(
+            plugin=it.name,
+            distribution=it.distribution,
+            version=it.version,
             stage=report.stage,
             reason=report.reason,
         )
