@@ -5,8 +5,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "../common/protocol.h"
 #include "../common/rtc_program.h"
 #include "../common/scratch.h"
+#include "../common/shared_usage.h"
 #include "rtc_scan.h"
 
 namespace hipsim {
@@ -120,19 +122,28 @@ hiprtcResult compile(Program& program, const Words& options) {
   int status = run(preprocess, log, "HIPSIM_CXX");
   if (status == 0) {
     std::string text = register_kernels(read(expanded));
-    for (const std::string& expression : program.expressions)
-      text += "\nstatic const bool hipsim_expression_" +
-              std::to_string(&expression - program.expressions.data()) + " = ::hipsim_register<&" +
-              expression + ">(\"" + expression + "\");";
+    for (std::size_t i = 0; i < program.expressions.size(); ++i)
+      text += "\nstatic const bool hipsim_expression_" + std::to_string(i) +
+              " = ::hipsim_register<&" + program.expressions[i] + ">(\"" + program.expressions[i] +
+              "\", true);";
     write(expanded, text);
     Words build = common;
-    append(build, {"-shared", expanded.string(), "-o", object.string(), "-lm"});
+    append(build,
+           {"-shared", "-Wl,--emit-relocs", expanded.string(), "-o", object.string(), "-lm"});
     status = run(build, log, "HIPSIM_CXX");
   }
   program.log = readable_log(log, {source.parent_path(), headers, scratch.path()});
   if (status != 0) return HIPRTC_ERROR_COMPILATION;
   program.code = read(object);
-  return HIPRTC_SUCCESS;
+  for (const auto& [function, variables] : shared_usage(program.code)) {
+    std::uint64_t bytes = 0;
+    for (const SharedVariable& variable : variables) bytes += variable.bytes;
+    if (bytes <= kMaxSharedBytes) continue;
+    program.log += "error: " + function + " uses " + std::to_string(bytes) +
+                   " bytes of shared memory, a block has " + std::to_string(kMaxSharedBytes) + "\n";
+    program.code.clear();
+  }
+  return program.code.empty() ? HIPRTC_ERROR_COMPILATION : HIPRTC_SUCCESS;
 }
 
 std::pair<int, int> compiler_version() {

@@ -133,12 +133,13 @@ ModuleDescription Engine::load(int descriptor, std::string& error) {
   };
   ModuleRecord module;
   take(module);
-  ModuleDescription description{module.module, module.shared_bytes, {}};
+  ModuleDescription description{module.module, {}};
   for (std::uint32_t i = 0; i < module.kernel_count; ++i) {
     KernelRecord kernel;
     take(kernel);
     KernelDescription& made = description.kernels.emplace_back();
     made.kernel = kernel.kernel;
+    made.shared_bytes = kernel.shared_bytes;
     made.parameters.resize(kernel.parameter_count);
     for (ParameterRecord& parameter : made.parameters) take(parameter);
     made.name.assign(at, kernel.name_bytes);

@@ -22,12 +22,12 @@ struct EngineError : std::runtime_error {
 struct KernelDescription {
   std::string name;
   std::uint64_t kernel;
+  std::uint32_t shared_bytes;
   std::vector<ParameterRecord> parameters;
 };
 
 struct ModuleDescription {
   std::uint64_t module;
-  std::uint32_t shared_bytes;
   std::vector<KernelDescription> kernels;
 };
 
