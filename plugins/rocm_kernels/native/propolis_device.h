@@ -38,8 +38,10 @@
 
 #if defined(HIPSIM_HOST)
 #define PROPOLIS_FN static inline
+#define PROPOLIS_METHOD inline
 #else
-#define PROPOLIS_FN static __device__ __attribute__((always_inline)) inline
+#define PROPOLIS_METHOD __device__ __attribute__((always_inline)) inline
+#define PROPOLIS_FN static PROPOLIS_METHOD
 #endif
 
 // Most kernels run in blocks of this many threads, and are compiled for at most so many.

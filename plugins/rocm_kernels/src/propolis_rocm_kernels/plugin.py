@@ -9,9 +9,13 @@ from propolis import DoctorCheck
 from propolis import PluginInfo
 from propolis import hookimpl
 from propolis_rocm_kernels import ops_affine
+from propolis_rocm_kernels import ops_attention
 from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
 from propolis_rocm_kernels import ops_fill
+from propolis_rocm_kernels import ops_matmul
+from propolis_rocm_kernels import ops_qmatmul
+from propolis_rocm_kernels import ops_quantized
 from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels import ops_unary
 
@@ -24,9 +28,13 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = (
     ops_affine,
+    ops_attention,
     ops_binary,
     ops_cast,
     ops_fill,
+    ops_matmul,
+    ops_qmatmul,
+    ops_quantized,
     ops_ternary,
     ops_unary,
 )
