@@ -13,7 +13,7 @@ ORACLES := $(VENV)/.installed-oracles
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oracles lint fix docs kernels wheels bench clean
+.PHONY: help demo hipsim test test-oracles lint fix docs kernels wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 kernels: $(DEV) ## Compile the HIP kernels for every AMD architecture (needs ROCm or clang >= 19)
 	$(BIN)/python -m propolis_rocm_kernels.builder
 
+hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
+	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
+
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
 	for d in . $(DISTRIBUTIONS); do \
@@ -58,7 +61,7 @@ bench: $(DEV) ## Measure speed and memory; against transformers too where it is 
 	$(BIN)/python benches/llm_cpu.py
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) dist build/hipsim .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Propolis needs Python 3.11 or newer; name one: make PYTHON=python3.12")'

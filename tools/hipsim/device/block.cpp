@@ -1,0 +1,334 @@
+#include "block.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "../common/hipsim_execution.h"
+#include "../common/poison.h"
+
+extern "C" {
+__thread hipsim_thread hipsim_self;
+void* __tls_get_addr(std::size_t*);
+}
+
+namespace hipsim {
+
+namespace {
+constexpr std::size_t kPage = 4096;
+// Dynamic shared memory ends at a multiple of this; what lies between is a canary.
+constexpr std::size_t kSharedAlignment = 16;
+
+template <class F>
+void for_each_lane(std::uint64_t lanes, bool backwards, F f) {
+  while (lanes) {
+    const unsigned lane = backwards ? 63 - std::countl_zero(lanes) : std::countr_zero(lanes);
+    lanes &= ~(std::uint64_t{1} << lane);
+    f(lane);
+  }
+}
+
+void set_thread(unsigned index) {
+  hipsim_thread& self = hipsim_self;
+  self.index = index;
+  self.thread.x = index % self.block_dim.x;
+  self.thread.y = index / self.block_dim.x % self.block_dim.y;
+  self.thread.z = index / self.block_dim.x / self.block_dim.y;
+}
+
+Reply fault_here(Outcome outcome, const char* text) {
+  Reply fault;
+  fault.outcome = outcome;
+  fault.block = {hipsim_self.block.x, hipsim_self.block.y, hipsim_self.block.z};
+  fault.thread = {hipsim_self.thread.x, hipsim_self.thread.y, hipsim_self.thread.z};
+  std::snprintf(fault.text, sizeof fault.text, "%s", text);
+  return fault;
+}
+}  // namespace
+
+bool Site::operator==(const Site& other) const {
+  return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
+}
+
+namespace {
+thread_local Worker* current = nullptr;
+}
+
+Worker* running_worker() { return current && current->launch ? current : nullptr; }
+
+// What every fiber does, over and over: start the next thread of the warp and, as long as
+// none of them stops at a barrier, the ones after it.
+void fiber_body() {
+  Worker& worker = *current;
+  for (;;) {
+    worker.launch->kernel->run(worker.launch->request.parameters);
+    Fiber* self = worker.running_;
+    hipsim_switch(&self->stack_pointer, worker.scheduler_);
+  }
+}
+
+Worker::Worker() : fibers_(fiber_body) {
+  void* memory = mmap(nullptr, kMaxSharedBytes + 2 * kPage, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    std::perror("hipsim: no memory for shared memory");
+    std::abort();
+  }
+  shared_end_ = static_cast<char*>(memory) + kPage + kMaxSharedBytes;
+  mprotect(memory, kPage, PROT_NONE);
+  mprotect(shared_end_, kPage, PROT_NONE);
+}
+
+unsigned Worker::lanes_of(unsigned warp) const {
+  const unsigned left = threads_ - warp * warp_size_;
+  return left < warp_size_ ? left : warp_size_;
+}
+
+void Worker::run(Launch& work) {
+  launch = &work;
+  const LaunchRequest& request = work.request;
+  warp_size_ = work.kernel->module->warp;
+  threads_ = request.block.x * request.block.y * request.block.z;
+  warps_ = (threads_ + warp_size_ - 1) / warp_size_;
+  hipsim_self.block_dim = {request.block.x, request.block.y, request.block.z};
+  hipsim_self.grid_dim = {request.grid.x, request.grid.y, request.grid.z};
+  shared_ = shared_end_ -
+            (request.shared_bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+  hipsim_self.dynamic_shared = shared_;
+  if (sigsetjmp(escape_, 1) != 0) {  // a fault left the kernel in the middle
+    fibers_.reset();
+    launch = nullptr;
+    return;
+  }
+  while (!work.stopped.load(std::memory_order_relaxed)) {
+    const std::uint64_t first = work.next.fetch_add(work.chunk, std::memory_order_relaxed);
+    if (first >= work.blocks) break;
+    const std::uint64_t end = first + work.chunk < work.blocks ? first + work.chunk : work.blocks;
+    for (std::uint64_t i = first; i < end && !work.stopped.load(std::memory_order_relaxed); ++i)
+      run_block(i);
+  }
+  launch = nullptr;
+}
+
+void Worker::run_block(std::uint64_t index) {
+  const Dim& grid = launch->request.grid;
+  hipsim_self.block = {static_cast<unsigned>(index % grid.x),
+                       static_cast<unsigned>(index / grid.x % grid.y),
+                       static_cast<unsigned>(index / grid.x / grid.y)};
+  // A kernel that forgets a barrier must not be right by the luck of one order.
+  backwards_ = (index + launch->request.number) & 1;
+  poison_shared();
+  for (unsigned i = 0; i < warps_; ++i) {
+    const unsigned warp = backwards_ ? warps_ - 1 - i : i;
+    start_warp(warp);
+    settle_warp(warp);
+  }
+  for (;;) {
+    bool waiting = false;
+    for (unsigned warp = 0; warp < warps_; ++warp) waiting |= warps_state_[warp].at_barrier != 0;
+    if (!waiting) break;
+    release_barrier();
+  }
+  check_shared();
+}
+
+void Worker::poison_shared() {
+  const LoadedModule& module = *launch->kernel->module;
+  if (module.tls_bytes) {
+    std::size_t index[2] = {module.tls_module, 0};
+    poison(__tls_get_addr(index), module.tls_bytes, kFresh);
+  }
+  if (shared_ != shared_end_) {
+    poison(shared_, static_cast<std::size_t>(shared_end_ - shared_), kFresh);
+    const std::size_t bytes = launch->request.shared_bytes;
+    write_canary(shared_ + bytes, shared_end_);
+    write_canary(shared_ - kSharedAlignment, shared_);
+  }
+}
+
+void Worker::check_shared() {
+  if (shared_ == shared_end_) return;
+  const char* end = shared_ + launch->request.shared_bytes;
+  const char* damaged = damaged_canary(end, shared_end_);
+  if (!damaged) damaged = damaged_canary(shared_ - kSharedAlignment, shared_);
+  if (!damaged) return;
+  char text[160];
+  std::snprintf(text, sizeof text, "wrote outside dynamic shared memory: byte %td of %u",
+                damaged - shared_, launch->request.shared_bytes);
+  fail(Outcome::shared_overflow, text);
+}
+
+void Worker::enter(Fiber* fiber) {
+  running_ = fiber;
+  suspended_ = false;
+  hipsim_switch(&scheduler_, fiber->stack_pointer);
+}
+
+void Worker::start_warp(unsigned warp) {
+  warps_state_[warp] = {};
+  hipsim_thread& self = hipsim_self;
+  const unsigned lanes = lanes_of(warp);
+  set_thread(warp * warp_size_ + (backwards_ ? lanes - 1 : 0));
+  self.step = backwards_ ? -1u : 1u;
+  self.remaining = lanes - 1;
+  do {
+    Fiber* fiber = fibers_.take();
+    enter(fiber);
+    if (!suspended_) fibers_.give_back(fiber);  // it has run every thread that was left
+  } while (hipsim_next());
+}
+
+// Let the lanes of a warp exchange values until each has finished or waits for the block.
+void Worker::settle_warp(unsigned warp) {
+  Warp& state = warps_state_[warp];
+  while (const std::uint64_t lanes = state.at_exchange | state.at_ballot) {
+    finish_exchange(warp);
+    state.at_exchange = state.at_ballot = 0;
+    resume(warp, lanes);
+  }
+}
+
+void Worker::finish_exchange(unsigned warp) {
+  const Warp& state = warps_state_[warp];
+  Lane* lanes = lanes_ + warp * warp_size_;
+  for_each_lane(state.at_exchange, false, [&](unsigned i) {
+    const int source = lanes[i].source;
+    if (source < 0 || source >= static_cast<int>(warp_size_) ||
+        !(state.at_exchange >> source & 1)) {
+      char text[256];
+      std::snprintf(
+          text, sizeof text,
+          "the shuffle at %s:%d takes the value of lane %d, which is not in it: it has %s",
+          lanes[i].site.file, lanes[i].site.line, source,
+          source >= 0 && source < static_cast<int>(warp_size_) && state.at_barrier >> source & 1
+              ? "gone to a barrier"
+              : "returned, or does not exist");
+      fail_at(warp * warp_size_ + i, Outcome::divergence, text);
+    }
+    lanes[i].result = lanes[source].value;
+  });
+  std::uint64_t votes = 0;
+  for_each_lane(state.at_ballot, false, [&](unsigned i) { votes |= (lanes[i].value & 1) << i; });
+  for_each_lane(state.at_ballot, false, [&](unsigned i) {
+    lanes[i].result = votes;
+    lanes[i].value = state.at_ballot;
+  });
+}
+
+// Every thread that has not finished waits at a barrier: let them on if it is the same one
+// and every thread of the block is there.
+void Worker::release_barrier() {
+  const Lane* first = nullptr;
+  unsigned waiting = 0;
+  for (unsigned warp = 0; warp < warps_; ++warp)
+    waiting += static_cast<unsigned>(std::popcount(warps_state_[warp].at_barrier));
+  for (unsigned warp = 0; warp < warps_; ++warp)
+    for (unsigned lane = 0; lane < lanes_of(warp); ++lane) {
+      const unsigned thread = warp * warp_size_ + lane;
+      const bool there = warps_state_[warp].at_barrier >> lane & 1;
+      char text[256];
+      if (there && !first) first = &lanes_[thread];
+      if (there && !(lanes_[thread].site == first->site)) {
+        std::snprintf(text, sizeof text, "waits at the barrier at %s:%d while others wait at %s:%d",
+                      lanes_[thread].site.file, lanes_[thread].site.line, first->site.file,
+                      first->site.line);
+        fail_at(thread, Outcome::divergence, text);
+      }
+      if (!there) {
+        const Lane* any = first;
+        for (unsigned i = thread; !any; ++i)
+          if (warps_state_[i / warp_size_].at_barrier >> (i % warp_size_) & 1) any = &lanes_[i];
+        std::snprintf(text, sizeof text,
+                      "returned, while %u of %u threads wait at the barrier at %s:%d", waiting,
+                      threads_, any->site.file, any->site.line);
+        fail_at(thread, Outcome::divergence, text);
+      }
+    }
+  for (unsigned i = 0; i < warps_; ++i) {
+    const unsigned warp = backwards_ ? warps_ - 1 - i : i;
+    const std::uint64_t lanes = warps_state_[warp].at_barrier;
+    warps_state_[warp].at_barrier = 0;
+    resume(warp, lanes);
+    settle_warp(warp);
+  }
+}
+
+void Worker::resume(unsigned warp, std::uint64_t lanes) {
+  for_each_lane(lanes, backwards_, [&](unsigned lane) {
+    Fiber* fiber = lanes_[warp * warp_size_ + lane].fiber;
+    hipsim_self.remaining = 0;  // the warp's threads have all started
+    enter(fiber);
+    if (!suspended_) fibers_.give_back(fiber);
+  });
+}
+
+void Worker::suspend(Site site) {
+  const uint3 thread = hipsim_self.thread;
+  const unsigned index = hipsim_self.index;
+  Lane& lane = lanes_[index];
+  lane.fiber = running_;
+  lane.site = site;
+  suspended_ = true;
+  hipsim_switch(&lane.fiber->stack_pointer, scheduler_);
+  hipsim_self.thread = thread;
+  hipsim_self.index = index;
+}
+
+void Worker::barrier(Site site) {
+  const unsigned index = hipsim_self.index;
+  warps_state_[index / warp_size_].at_barrier |= std::uint64_t{1} << (index % warp_size_);
+  suspend(site);
+}
+
+std::uint64_t Worker::exchange(std::uint64_t value, int source, Site site) {
+  const unsigned index = hipsim_self.index;
+  warps_state_[index / warp_size_].at_exchange |= std::uint64_t{1} << (index % warp_size_);
+  lanes_[index].value = value;
+  lanes_[index].source = source;
+  suspend(site);
+  return lanes_[index].result;
+}
+
+std::uint64_t Worker::ballot(int value, std::uint64_t* active, Site site) {
+  const unsigned index = hipsim_self.index;
+  warps_state_[index / warp_size_].at_ballot |= std::uint64_t{1} << (index % warp_size_);
+  lanes_[index].value = static_cast<std::uint64_t>(value);
+  suspend(site);
+  *active = lanes_[index].value;
+  return lanes_[index].result;
+}
+
+void Worker::fail_at(unsigned thread, Outcome outcome, const char* text) {
+  set_thread(thread);
+  fail(outcome, text);
+}
+
+void Worker::fail(Outcome outcome, const char* text, std::uint64_t address) {
+  Reply fault = fault_here(outcome, text);
+  fault.address = address;
+  launch->fail(fault);
+  siglongjmp(escape_, 1);
+}
+
+void run_blocks(Launch& launch) {
+  if (!current) current = new Worker;  // lives as long as its thread: as long as the process
+  current->run(launch);
+}
+
+}  // namespace hipsim
+
+extern "C" {
+// threadIdx.x has left the block's width on either side: carry into y and z.
+void hipsim_wrap() { hipsim::set_thread(hipsim_self.index); }
+void hipsim_barrier(int line, const char* file) { (*hipsim::current).barrier({file, line}); }
+std::uint64_t hipsim_exchange(std::uint64_t value, int source, int line, const char* file) {
+  return (*hipsim::current).exchange(value, source, {file, line});
+}
+std::uint64_t hipsim_ballot(int value, std::uint64_t* active, int line, const char* file) {
+  return (*hipsim::current).ballot(value, active, {file, line});
+}
+void hipsim_trap(const char* what) { (*hipsim::current).fail(hipsim::Outcome::trap, what); }
+}
