@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-DISTRIBUTIONS := core plugins/cpu_ref workers
+DISTRIBUTIONS := core plugins/cpu_ref plugins/rocm_hip workers
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
@@ -26,7 +26,7 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 	$(BIN)/python -m coverage run -m pytest -m "not oracle"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=90 \
-		--include="core/src/*,plugins/cpu_ref/src/*"
+		--include="core/src/*,plugins/*/src/*"
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
@@ -59,6 +59,7 @@ wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 bench: $(DEV) ## Measure speed and memory; against transformers too where it is installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/rocm_launch.py
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) dist build/hipsim .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

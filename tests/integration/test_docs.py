@@ -28,9 +28,31 @@ def blocks(kind: str) -> list:
         for number, match in enumerate(BLOCK.finditer(page.read_text())):
             if match[1] == kind:
                 marks = [pytest.mark.model] if "llm" in match[2] else []
+                if page.name == "rocm.md":
+                    marks.append(pytest.mark.usefixtures("simulated_gpu"))
                 name = f"{page.name}-{number}"
                 found.append(pytest.param(match[2], id=name, marks=marks))
     return found
+
+
+# What the pages show is a machine without the ROCm plugins, save the page about them.
+PLAIN = """
+import importlib_metadata
+real = importlib_metadata.entry_points
+importlib_metadata.entry_points = lambda **wanted: importlib_metadata.EntryPoints(
+    entry for entry in real(**wanted) if not entry.dist.name.startswith("propolis-rocm")
+)
+from propolis.cli import main
+main()
+"""
+ROCM = "from propolis.cli import main; main()"
+
+
+@pytest.fixture
+def simulated_gpu(hipsim: Path, monkeypatch, tmp_path: Path) -> None:
+    """A machine with the simulator's GPU, and a cache of its own."""
+    monkeypatch.setenv("ROCM_PATH", str(hipsim))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize("source", blocks("python"))
@@ -40,8 +62,9 @@ def test_python_blocks_run(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", blocks("console"))
-def test_console_blocks_print_what_they_show(source: str) -> None:
+def test_console_blocks_print_what_they_show(source: str, request: pytest.FixtureRequest) -> None:
     """Each `$ propolis ...` of the docs prints what follows it; `...` stands for anything."""
+    program = ROCM if "simulated_gpu" in request.fixturenames else PLAIN
     commands = re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]
     assert commands
     for command in commands:
@@ -49,7 +72,7 @@ def test_console_blocks_print_what_they_show(source: str) -> None:
         words = shlex.split(line)
         assert words[0] == "propolis"
         done = subprocess.run(
-            [sys.executable, "-c", "from propolis.cli import main; main()", *words[1:]],
+            [sys.executable, "-c", program, *words[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -84,7 +107,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_every_log_event_is_documented() -> None:
     """The event names in the sources are those of docs/logging.md."""
-    sources = "".join(p.read_text() for p in (ROOT / "core" / "src").rglob("*.py"))
+    files = [*(ROOT / "core/src").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
+    sources = "".join(p.read_text() for p in files)
     used = set(re.findall(r"\.(?:debug|info|warning|error)\(\s*\"([a-z_]+\.[a-z_]+)\"", sources))
     used |= {"plugin.rejected", "plugin.disabled"}  # composed from the status
     documented = set(

@@ -39,7 +39,8 @@ def test_a_scaffolded_plugin_works_from_the_first_minute(tmp_path: Path) -> None
     assert 0 == installed.returncode, installed.stderr
     with_it = {"PYTHONPATH": str(site), "PROPOLIS_CACHE_DIR": str(tmp_path / "cache")}
     listed = run(*main, "plugins", **with_it)
-    assert "hive_add   0.1.0     hive-add           loaded" in listed.stdout
+    rows = [line.split()[:4] for line in listed.stdout.splitlines()]
+    assert ["hive_add", "0.1.0", "hive-add", "loaded"] in rows
     explained = run(*main, "explain", "add", "--dtype", "f32", **with_it)
     assert "winner: hive_add (hive-add 0.1.0)" in explained.stdout
     assert "standby: cpu_ref" in explained.stdout

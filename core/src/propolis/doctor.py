@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from propolis.runtime import Runtime
 
 
+_FIRST_PARTY = ("propolis-rocm-hip", "propolis-workers")
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
@@ -97,7 +100,7 @@ def _distributions() -> Iterator[Finding]:
     for name, version in sorted(set(map(identity, importlib_metadata.distributions()))):
         if not name.startswith("propolis-") or name == "propolis-core":
             continue
-        first_party = name in ("propolis-workers", *ESSENTIAL.values())
+        first_party = name in (*_FIRST_PARTY, *ESSENTIAL.values())
         if first_party and version != __version__:
             result = CheckResult(
                 "error",

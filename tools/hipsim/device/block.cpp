@@ -66,7 +66,8 @@ void fiber_body() {
   for (;;) {
     worker.launch->kernel->run(worker.launch->request.parameters);
     Fiber* self = worker.running_;
-    hipsim_switch(&self->stack_pointer, worker.scheduler_);
+    worker.fibers_.give_back(self);
+    worker.leave(&self->stack_pointer);
   }
 }
 
@@ -91,6 +92,7 @@ void Worker::run(Launch& work) {
   launch = &work;
   const LaunchRequest& request = work.request;
   warp_size_ = work.kernel->module->warp;
+  warp_shift_ = std::countr_zero(warp_size_);
   threads_ = request.block.x * request.block.y * request.block.z;
   warps_ = (threads_ + warp_size_ - 1) / warp_size_;
   hipsim_self.block_dim = {request.block.x, request.block.y, request.block.z};
@@ -100,6 +102,8 @@ void Worker::run(Launch& work) {
   hipsim_self.dynamic_shared = shared_;
   if (sigsetjmp(escape_, 1) != 0) {  // a fault left the kernel in the middle
     fibers_.reset();
+    pending_ = 0;
+    waiting_ = 0;
     launch = nullptr;
     return;
   }
@@ -124,14 +128,9 @@ void Worker::run_block(std::uint64_t index) {
   for (unsigned i = 0; i < warps_; ++i) {
     const unsigned warp = backwards_ ? warps_ - 1 - i : i;
     start_warp(warp);
-    settle_warp(warp);
+    finish_warp(warp);
   }
-  for (;;) {
-    bool waiting = false;
-    for (unsigned warp = 0; warp < warps_; ++warp) waiting |= warps_state_[warp].at_barrier != 0;
-    if (!waiting) break;
-    release_barrier();
-  }
+  while (waiting_) release_barrier();
   check_shared();
 }
 
@@ -163,8 +162,23 @@ void Worker::check_shared() {
 
 void Worker::enter(Fiber* fiber) {
   running_ = fiber;
-  suspended_ = false;
   hipsim_switch(&scheduler_, fiber->stack_pointer);
+}
+
+// Leave the running fiber: for the next lane that can go on, else for the scheduler.
+void Worker::leave(void** save) {
+  if (!pending_) {
+    hipsim_switch(save, scheduler_);
+    return;
+  }
+  running_ = lanes_[(pending_warp_ << warp_shift_) + take_pending()].fiber;
+  if (save != &running_->stack_pointer) hipsim_switch(save, running_->stack_pointer);
+}
+
+unsigned Worker::take_pending() {
+  const unsigned lane = backwards_ ? 63 - std::countl_zero(pending_) : std::countr_zero(pending_);
+  pending_ &= ~(std::uint64_t{1} << lane);
+  return lane;
 }
 
 void Worker::start_warp(unsigned warp) {
@@ -175,20 +189,29 @@ void Worker::start_warp(unsigned warp) {
   self.step = backwards_ ? -1u : 1u;
   self.remaining = lanes - 1;
   do {
-    Fiber* fiber = fibers_.take();
-    enter(fiber);
-    if (!suspended_) fibers_.give_back(fiber);  // it has run every thread that was left
+    enter(fibers_.take());
   } while (hipsim_next());
 }
 
-// Let the lanes of a warp exchange values until each has finished or waits for the block.
+// When every lane of the warp that has not finished waits, and some for their warp, give those
+// what they asked for.
 void Worker::settle_warp(unsigned warp) {
   Warp& state = warps_state_[warp];
-  while (const std::uint64_t lanes = state.at_exchange | state.at_ballot) {
-    finish_exchange(warp);
-    state.at_exchange = state.at_ballot = 0;
-    resume(warp, lanes);
-  }
+  const std::uint64_t lanes = state.at_exchange | state.at_ballot;
+  if (!lanes) return;
+  finish_exchange(warp);
+  state.at_exchange = state.at_ballot = 0;
+  pending_ = lanes;
+  pending_warp_ = warp;
+}
+
+// Run the warp's pending lanes, and again those that an exchange sets free, until each lane
+// has finished or waits for the block.
+void Worker::finish_warp(unsigned warp) {
+  do {
+    while (pending_) enter(lanes_[warp * warp_size_ + take_pending()].fiber);
+    settle_warp(warp);
+  } while (pending_);
 }
 
 void Worker::finish_exchange(unsigned warp) {
@@ -218,51 +241,28 @@ void Worker::finish_exchange(unsigned warp) {
   });
 }
 
-// Every thread that has not finished waits at a barrier: let them on if it is the same one
-// and every thread of the block is there.
+// Every thread that has not finished waits at a barrier: let them on if every thread of the
+// block is there. That it is the same barrier, barrier() has seen.
 void Worker::release_barrier() {
-  const Lane* first = nullptr;
-  unsigned waiting = 0;
-  for (unsigned warp = 0; warp < warps_; ++warp)
-    waiting += static_cast<unsigned>(std::popcount(warps_state_[warp].at_barrier));
-  for (unsigned warp = 0; warp < warps_; ++warp)
-    for (unsigned lane = 0; lane < lanes_of(warp); ++lane) {
-      const unsigned thread = warp * warp_size_ + lane;
-      const bool there = warps_state_[warp].at_barrier >> lane & 1;
-      char text[256];
-      if (there && !first) first = &lanes_[thread];
-      if (there && !(lanes_[thread].site == first->site)) {
-        std::snprintf(text, sizeof text, "waits at the barrier at %s:%d while others wait at %s:%d",
-                      lanes_[thread].site.file, lanes_[thread].site.line, first->site.file,
-                      first->site.line);
-        fail_at(thread, Outcome::divergence, text);
-      }
-      if (!there) {
-        const Lane* any = first;
-        for (unsigned i = thread; !any; ++i)
-          if (warps_state_[i / warp_size_].at_barrier >> (i % warp_size_) & 1) any = &lanes_[i];
-        std::snprintf(text, sizeof text,
-                      "returned, while %u of %u threads wait at the barrier at %s:%d", waiting,
-                      threads_, any->site.file, any->site.line);
-        fail_at(thread, Outcome::divergence, text);
-      }
-    }
+  if (waiting_ != threads_) report_absent();
+  waiting_ = 0;
   for (unsigned i = 0; i < warps_; ++i) {
     const unsigned warp = backwards_ ? warps_ - 1 - i : i;
-    const std::uint64_t lanes = warps_state_[warp].at_barrier;
+    pending_ = warps_state_[warp].at_barrier;
+    pending_warp_ = warp;
     warps_state_[warp].at_barrier = 0;
-    resume(warp, lanes);
-    settle_warp(warp);
+    finish_warp(warp);
   }
 }
 
-void Worker::resume(unsigned warp, std::uint64_t lanes) {
-  for_each_lane(lanes, backwards_, [&](unsigned lane) {
-    Fiber* fiber = lanes_[warp * warp_size_ + lane].fiber;
-    hipsim_self.remaining = 0;  // the warp's threads have all started
-    enter(fiber);
-    if (!suspended_) fibers_.give_back(fiber);
-  });
+void Worker::report_absent() {
+  unsigned absent = 0;
+  while (warps_state_[absent >> warp_shift_].at_barrier >> (absent & (warp_size_ - 1)) & 1)
+    ++absent;
+  char text[256];
+  std::snprintf(text, sizeof text, "returned, while %u of %u threads wait at the barrier at %s:%d",
+                waiting_, threads_, barrier_.file, barrier_.line);
+  fail_at(absent, Outcome::divergence, text);
 }
 
 void Worker::suspend(Site site) {
@@ -271,21 +271,29 @@ void Worker::suspend(Site site) {
   Lane& lane = lanes_[index];
   lane.fiber = running_;
   lane.site = site;
-  suspended_ = true;
-  hipsim_switch(&lane.fiber->stack_pointer, scheduler_);
+  // The last lane of its warp to arrive settles the exchange without asking the scheduler.
+  if (!pending_ && hipsim_self.remaining == 0) settle_warp(index >> warp_shift_);
+  leave(&lane.fiber->stack_pointer);
   hipsim_self.thread = thread;
   hipsim_self.index = index;
 }
 
 void Worker::barrier(Site site) {
   const unsigned index = hipsim_self.index;
-  warps_state_[index / warp_size_].at_barrier |= std::uint64_t{1} << (index % warp_size_);
+  if (waiting_++ == 0) barrier_ = site;
+  if (!(site == barrier_)) {
+    char text[256];
+    std::snprintf(text, sizeof text, "waits at the barrier at %s:%d while others wait at %s:%d",
+                  site.file, site.line, barrier_.file, barrier_.line);
+    fail(Outcome::divergence, text);
+  }
+  warps_state_[index >> warp_shift_].at_barrier |= std::uint64_t{1} << (index & (warp_size_ - 1));
   suspend(site);
 }
 
 std::uint64_t Worker::exchange(std::uint64_t value, int source, Site site) {
   const unsigned index = hipsim_self.index;
-  warps_state_[index / warp_size_].at_exchange |= std::uint64_t{1} << (index % warp_size_);
+  warps_state_[index >> warp_shift_].at_exchange |= std::uint64_t{1} << (index & (warp_size_ - 1));
   lanes_[index].value = value;
   lanes_[index].source = source;
   suspend(site);
@@ -294,7 +302,7 @@ std::uint64_t Worker::exchange(std::uint64_t value, int source, Site site) {
 
 std::uint64_t Worker::ballot(int value, std::uint64_t* active, Site site) {
   const unsigned index = hipsim_self.index;
-  warps_state_[index / warp_size_].at_ballot |= std::uint64_t{1} << (index % warp_size_);
+  warps_state_[index >> warp_shift_].at_ballot |= std::uint64_t{1} << (index & (warp_size_ - 1));
   lanes_[index].value = static_cast<std::uint64_t>(value);
   suspend(site);
   *active = lanes_[index].value;

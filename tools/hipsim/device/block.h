@@ -55,8 +55,11 @@ class Worker {
   void settle_warp(unsigned warp);
   void finish_exchange(unsigned warp);
   void release_barrier();
-  void resume(unsigned warp, std::uint64_t lanes);
+  [[noreturn]] void report_absent();
+  void finish_warp(unsigned warp);
   void enter(Fiber* fiber);
+  void leave(void** save);
+  unsigned take_pending();
   void suspend(Site site);
   unsigned lanes_of(unsigned warp) const;
   [[noreturn]] void fail_at(unsigned thread, Outcome outcome, const char* text);
@@ -64,9 +67,12 @@ class Worker {
   FiberPool fibers_;
   void* scheduler_ = nullptr;
   Fiber* running_ = nullptr;
-  bool suspended_ = false;
+  std::uint64_t pending_ = 0;  // lanes of pending_warp_ that can go on
+  unsigned pending_warp_ = 0;
+  unsigned waiting_ = 0;  // threads at the barrier
+  Site barrier_{};        // which one
   sigjmp_buf escape_;
-  unsigned warp_size_ = 32, threads_ = 0, warps_ = 0;
+  unsigned warp_size_ = 32, warp_shift_ = 5, threads_ = 0, warps_ = 0;
   bool backwards_ = false;
   char* shared_ = nullptr;  // dynamic shared memory ends where an unreadable page begins
   char* shared_end_ = nullptr;

@@ -274,7 +274,9 @@ class PluginHost:
             raise PluginError(msg) from report.exception
         from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
 
-        level = "warning" if report.status == "rejected" else "info"
+        # A plugin that says no is as it should be: this machine lacks what it needs.
+        refused = report.stage == "probe" and report.answered
+        level = "warning" if report.status == "rejected" and not refused else "info"
         getattr(get_logger(), level)(
             f"plugin.{report.status}",
             plugin=candidate.name,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import weakref
 from typing import TYPE_CHECKING
-from typing import Final
 
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.log import get_logger
+from propolis_rocm_hip import _ffi
 from propolis_rocm_hip._release import release
 
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis_rocm_hip.context import Context
-
-_THREAD_LOCAL: Final = 1  # hipStreamCaptureModeThreadLocal: other threads may allocate
-
 
 class HipGraph:
     """
@@ -64,7 +61,9 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
         DeviceLostError: the device failed for good.
     """
     with context.lock:
-        context.call("hipStreamBeginCapture", context.stream, _THREAD_LOCAL)
+        # Thread-local: what other threads allocate meanwhile is no concern of the capture.
+        mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
+        context.call("hipStreamBeginCapture", context.stream, mode)
         context.capturing = True
         problem: Exception | None = None
         try:

@@ -77,7 +77,7 @@ def describe(index: int) -> Hardware:
         raise DeviceNotFoundError(msg)
     _ffi.require_modern()
     raw = _ffi.call(f"{KIND}:{index}", "hipGetDeviceProperties", index)
-    full = raw.gcnArchName.decode()
+    full = str(raw.gcnArchName)
     integrated = bool(raw.integrated)
     pci = f"{raw.pciDomainID:04x}:{raw.pciBusID:02x}:{raw.pciDeviceID:02x}.0"
     total, note = (
@@ -91,7 +91,7 @@ def describe(index: int) -> Hardware:
     properties = DeviceProperties(
         kind=KIND,
         index=index,
-        name=raw.name.decode() or full,
+        name=str(raw.name) or full,
         arch=base_arch(full),
         total_memory=total,
         extra={

@@ -82,18 +82,20 @@ class Function:
 
     Attributes:
         name: the kernel's.
+        handle: HIP's, as ctypes passes it.
         struct: packs the arguments as the kernel reads them.
     """
 
     __slots__ = (
         "_buffer",
+        "_bytes",
         "_context",
         "_extra",
-        "_handle",
         "_keep",
         "_launch",
         "_lock",
         "_stream",
+        "handle",
         "name",
         "struct",
     )
@@ -111,10 +113,11 @@ class Function:
             _END,
         )
         self._keep = size
+        self._bytes = memoryview(self._buffer).cast("B")[: self.struct.size]
         self._context = context
         self._lock = context.lock
         self._stream = context.stream_handle
-        self._handle = ctypes.c_void_p(handle)
+        self.handle = ctypes.c_void_p(handle)
         self._launch = _ffi.native("hipModuleLaunchKernel")
 
     def __call__(self, grid: Grid, block: Grid, shared_bytes: int, *arguments: Any) -> None:
@@ -134,7 +137,7 @@ class Function:
         with self._lock:
             self.struct.pack_into(self._buffer, 0, *arguments)
             code = self._launch(
-                self._handle, *grid, *block, shared_bytes, self._stream, None, self._extra
+                self.handle, *grid, *block, shared_bytes, self._stream, None, self._extra
             )
         if code:
             self._fail(grid, block, code)
@@ -154,9 +157,9 @@ class Function:
             ValueError: ``packed`` has another size.
         """
         with self._lock:
-            memoryview(self._buffer).cast("B")[: self.struct.size] = packed
+            self._bytes[:] = packed
             code = self._launch(
-                self._handle, *grid, *block, shared_bytes, self._stream, None, self._extra
+                self.handle, *grid, *block, shared_bytes, self._stream, None, self._extra
             )
         if code:
             self._fail(grid, block, code)

@@ -20,7 +20,7 @@ def probe() -> ProbeResult:
                 f"{name}={os.environ[name]}" for name in hardware.VISIBILITY if name in os.environ
             ]
             because = f" ({', '.join(hidden)} may hide them)" if hidden else ""
-            reason = f"no device: HIP sees no AMD GPU{because}; `propolis doctor` finds out why"
+            reason = f"no device: HIP sees no AMD GPU{because}"
             return ProbeResult(ok=False, reason=reason)
         _ffi.require_modern()
     except DeviceError as exc:
