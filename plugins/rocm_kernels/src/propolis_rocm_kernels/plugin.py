@@ -12,6 +12,9 @@ from propolis_rocm_kernels import ops_affine
 from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
 from propolis_rocm_kernels import ops_fill
+from propolis_rocm_kernels import ops_norm
+from propolis_rocm_kernels import ops_rope
+from propolis_rocm_kernels import ops_softmax
 from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels import ops_unary
 
@@ -27,6 +30,9 @@ FAMILIES: Final = (
     ops_binary,
     ops_cast,
     ops_fill,
+    ops_norm,
+    ops_rope,
+    ops_softmax,
     ops_ternary,
     ops_unary,
 )
