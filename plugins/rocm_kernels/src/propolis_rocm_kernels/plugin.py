@@ -14,8 +14,11 @@ from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
 from propolis_rocm_kernels import ops_fill
 from propolis_rocm_kernels import ops_matmul
+from propolis_rocm_kernels import ops_norm
 from propolis_rocm_kernels import ops_qmatmul
 from propolis_rocm_kernels import ops_quantized
+from propolis_rocm_kernels import ops_rope
+from propolis_rocm_kernels import ops_softmax
 from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels import ops_unary
 
@@ -33,8 +36,11 @@ FAMILIES: Final = (
     ops_cast,
     ops_fill,
     ops_matmul,
+    ops_norm,
     ops_qmatmul,
     ops_quantized,
+    ops_rope,
+    ops_softmax,
     ops_ternary,
     ops_unary,
 )
