@@ -273,9 +273,15 @@ PROPOLIS_FN f32 to_f32(f8e4m3 x) {
 }
 
 PROPOLIS_FN u16 bf16_bits(f32 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+#else
     const u32 u = bits_as<u32>(x);
     if ((u & 0x7fffffff) > 0x7f800000) return (u16)(u >> 16 | 0x40);  // NaN stays NaN
     return (u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+#endif
 }
 
 PROPOLIS_FN u8 f8e4m3_bits(f32 x) {

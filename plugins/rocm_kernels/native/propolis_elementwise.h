@@ -77,8 +77,8 @@ PROPOLIS_FN constexpr int smaller(int a, int b) { return a < b ? a : b; }
 PROPOLIS_FN constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // Elements of a pack: 16 bytes of the largest type.  Functions of many instructions are inlined
-// for each element, so those take fewer.
-PROPOLIS_FN constexpr int pack_of(int largest, bool heavy) { return smaller(16 / largest, heavy ? 4 : 16); }
+// for each element, so those take at most 8.
+PROPOLIS_FN constexpr int pack_of(int largest, bool heavy) { return smaller(16 / largest, heavy ? 8 : 16); }
 PROPOLIS_FN constexpr int packs_of(bool heavy) { return heavy ? 1 : 2; }
 
 // A kernel's loop over i, `step` threads apart: `base` is the first of this thread's `unroll`.

@@ -170,7 +170,9 @@ def _attend(
     )
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor, batch: int, *, ragged: bool) -> tuple[Kernel, int, int]:
+def _choose(
+    q: Tensor, k: Tensor, v: Tensor, batch: int, *, ragged: bool
+) -> tuple[Kernel, int, int]:
     """The kernel, and its blocks and their threads: by shapes alone, never by lengths."""
     rows, total, heads, dim = q.shape
     value_dim, dtype = v.shape[3], q.dtype

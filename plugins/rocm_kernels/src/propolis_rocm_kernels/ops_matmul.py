@@ -73,7 +73,16 @@ def _product(
         b_row = 0
     dtype, device, size = out.dtype, out.device, out.dtype.block_bytes
     at, b_at, out_at = pointer(a), pointer(b), pointer(out)
-    strides = given.m, n, depth, given.row, a_step, b_row, b_step, 0 if bias is None else bias.strides[0]
+    strides = (
+        given.m,
+        n,
+        depth,
+        given.row,
+        a_step,
+        b_row,
+        b_step,
+        0 if bias is None else bias.strides[0],
+    )
     most = rows_for(given.m)
     packed = (
         a_step == b_step == 1
