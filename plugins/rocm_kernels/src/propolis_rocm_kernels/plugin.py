@@ -13,10 +13,13 @@ from propolis_rocm_kernels import ops_attention
 from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
 from propolis_rocm_kernels import ops_fill
+from propolis_rocm_kernels import ops_group_norm
+from propolis_rocm_kernels import ops_indexing
 from propolis_rocm_kernels import ops_matmul
 from propolis_rocm_kernels import ops_norm
 from propolis_rocm_kernels import ops_qmatmul
 from propolis_rocm_kernels import ops_quantized
+from propolis_rocm_kernels import ops_reduce
 from propolis_rocm_kernels import ops_rope
 from propolis_rocm_kernels import ops_softmax
 from propolis_rocm_kernels import ops_ternary
@@ -35,10 +38,13 @@ FAMILIES: Final = (
     ops_binary,
     ops_cast,
     ops_fill,
+    ops_group_norm,
+    ops_indexing,
     ops_matmul,
     ops_norm,
     ops_qmatmul,
     ops_quantized,
+    ops_reduce,
     ops_rope,
     ops_softmax,
     ops_ternary,
