@@ -79,7 +79,7 @@ PROPOLIS_FN constexpr int larger(int a, int b) { return a > b ? a : b; }
 // Elements of a pack: 16 bytes of the largest type.  Functions of many instructions are inlined
 // for each element, so those take at most 8.
 PROPOLIS_FN constexpr int pack_of(int largest, bool heavy) { return smaller(16 / largest, heavy ? 8 : 16); }
-PROPOLIS_FN constexpr int packs_of(bool heavy) { return heavy ? 1 : 2; }
+PROPOLIS_FN constexpr int packs_of(bool heavy) { return heavy ? 1 : 2; }  // of two inputs
 
 // A kernel's loop over i, `step` threads apart: `base` is the first of this thread's `unroll`.
 struct Span {
@@ -96,26 +96,47 @@ PROPOLIS_FN Span span_of(int unroll) {
 template <bool heavy, class Out, class In, class F>
 PROPOLIS_FN void map(i64 n, Out* out, const In* x, F f) {
     constexpr int N = pack_of(larger(sizeof(Out), sizeof(In)), heavy);
-    constexpr int U = packs_of(heavy);
     const i64 packs = aligned<N>(out) && aligned<N>(x) ? n / N : 0;
-    const Span wide_span = span_of(U);
-    for (i64 i = wide_span.first; i < packs; i += wide_span.step) {
-        Pack<In, N> in[U];
+    const Span span = span_of(1);
+    if constexpr (heavy) {
+        // One pack is computed while the next one is on its way; the host sees to it that a
+        // thread of a large tensor has several.
+        i64 i = span.first;
+        if (i < packs) {
+            Pack<In, N> next = load_pack<N>(x + i * N);
+#pragma unroll 1
+            for (bool more = true; more;) {
+                const Pack<In, N> in = next;
+                const i64 at = i;
+                i += span.step;
+                more = i < packs;
+                if (more) next = load_pack<N>(x + i * N);
+                Pack<Out, N> result;
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-            const i64 j = i + u * PROPOLIS_BLOCK;
-            if (j < packs) in[u] = load_pack<N>(x + j * N);
+                for (int k = 0; k < N; ++k) result.at[k] = f(in.at[k]);
+                store_pack<N>(out + at * N, result);
+            }
         }
+    } else {
+        constexpr int U = 2;
+        const Span wide_span = span_of(U);
+        for (i64 i = wide_span.first; i < packs; i += wide_span.step) {
+            Pack<In, N> in[U];
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-            const i64 j = i + u * PROPOLIS_BLOCK;
-            Pack<Out, N> result;
+            for (int u = 0; u < U; ++u) {
+                const i64 j = i + u * PROPOLIS_BLOCK;
+                if (j < packs) in[u] = load_pack<N>(x + j * N);
+            }
 #pragma unroll
-            for (int k = 0; k < N; ++k) result.at[k] = f(in[u].at[k]);
-            if (j < packs) store_pack<N>(out + j * N, result);
+            for (int u = 0; u < U; ++u) {
+                const i64 j = i + u * PROPOLIS_BLOCK;
+                Pack<Out, N> result;
+#pragma unroll
+                for (int k = 0; k < N; ++k) result.at[k] = f(in[u].at[k]);
+                if (j < packs) store_pack<N>(out + j * N, result);
+            }
         }
     }
-    const Span span = span_of(1);
     for (i64 i = packs * N + span.first; i < n; i += span.step) out[i] = f(x[i]);
 }
 

@@ -46,7 +46,7 @@ class Elementwise:
         scalars: letters of further arguments, after the number of elements.
     """
 
-    __slots__ = ("_contiguous", "_pack", "_strided", "_unrolled")
+    __slots__ = ("_contiguous", "_pack", "_strided", "_turns", "_unrolled")
 
     def __init__(
         self,
@@ -61,8 +61,10 @@ class Elementwise:
         letters = "P" * (1 + inputs) + "q" + scalars
         self._contiguous: Kernel = module.kernel(name, letters)
         self._strided: Kernel = module.kernel(f"{name}_strided", f"{letters}{inputs}")
-        self._pack = min(16 // largest, 4 if heavy else 16)
+        self._pack = min(16 // largest, 8 if heavy else 16)
+        # What a thread has at least, and in large tensors: see ``map`` of the header.
         self._unrolled = self._pack * (1 if heavy else 2)
+        self._turns = 4 if heavy and inputs == 1 else 1
 
     def __call__(self, out: Tensor, *inputs: Tensor, scalars: tuple[Any, ...] = ()) -> None:
         """Compute ``out``, contiguous, from inputs that broadcast to its shape."""
@@ -79,6 +81,9 @@ class Elementwise:
                 return
             pointers.append(pointer(x))
         blocks = blocks_for(numel, self._unrolled)
+        enough = 16 * out.device.compute_units
+        if blocks > enough:
+            blocks = max(enough, -(-blocks // self._turns))
         self._contiguous(out.device, blocks, *pointers, numel, *scalars)
 
     def _walk(self, out: Tensor, inputs: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> None:
