@@ -11,6 +11,7 @@ from propolis import hookimpl
 from propolis_rocm_kernels import ops_affine
 from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
+from propolis_rocm_kernels import ops_extreme
 from propolis_rocm_kernels import ops_fill
 from propolis_rocm_kernels import ops_group_norm
 from propolis_rocm_kernels import ops_indexing
@@ -32,6 +33,7 @@ FAMILIES: Final = (
     ops_affine,
     ops_binary,
     ops_cast,
+    ops_extreme,
     ops_fill,
     ops_group_norm,
     ops_indexing,
