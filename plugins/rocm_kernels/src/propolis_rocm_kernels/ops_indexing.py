@@ -172,9 +172,7 @@ def _without(values: Shape, dim: int) -> Shape:
 
 
 OPS: Final = [
-    record(
-        "embedding", embedding, {"ids": tuple(_KINDS), "table": dtypes.PLAIN}, in_place=False
-    ),
+    record("embedding", embedding, {"ids": tuple(_KINDS), "table": dtypes.PLAIN}, in_place=False),
     record("index_select", index_select, {"x": dtypes.PLAIN, "ids": tuple(_KINDS)}, in_place=False),
     record("gather", gather, {"x": dtypes.PLAIN, "ids": tuple(_KINDS)}, in_place=False),
     *(

@@ -68,9 +68,7 @@ def add_rms_norm(
         return
     width = layout.shape[-1]
     outer = layout.shape[:-1]
-    packed, rows, _, starts = walk(
-        outer, (outer, layout.strides[:-1]), (outer, other.strides[:-1])
-    )
+    packed, rows, _, starts = walk(outer, (outer, layout.strides[:-1]), (outer, other.strides[:-1]))
     walk_name, blocks, threads = plan(device, rows, width, dtype.block_bytes)
     kernel, size = _ADD_RMS_NORM[dtype, walk_name], dtype.block_bytes
     steps = layout.strides[-1], other.strides[-1], weight.layout.strides[0]

@@ -1,164 +1,25 @@
-"""Reductions over one or more dimensions."""
+"""Sums over dimensions, and what is made of them."""
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Final
-from typing import NamedTuple
 
 from propolis import dtypes
 from propolis.ops.reduce import over
-from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._elementwise import record
-from propolis_rocm_kernels._kernels import BLOCK
-from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
-from propolis_rocm_kernels._scratch import COUNTERS
-from propolis_rocm_kernels._scratch import PARTIALS
-from propolis_rocm_kernels._scratch import scratch
+from propolis_rocm_kernels._reductions import Reduction
+from propolis_rocm_kernels._reductions import over_dims
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from propolis import OpImpl
     from propolis import Tensor
-    from propolis.dtypes import DType
-    from propolis.layout import Shape
     from propolis.ops.reduce import Dims
-    from propolis_rocm_kernels._kernels import Kernel
 
 MODULE: Final = Module("reduce")
 
-_SPLIT: Final = "PPPqqqqi11"
-_WALKS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT, "packs": _SPLIT}
-
-# Outputs that native/reduce.hip keeps side by side in a block.
-_LANES: Final = 32
-_SHARERS: Final = BLOCK // _LANES
-# Elements that are worth a block of their own.
-_WORTH: Final = 16384
-# Elements of an output that a warp reads alone.
-_FEW: Final = 2048
-
-
-class _Plan(NamedTuple):
-    """How a tensor is reduced: see the arguments of the kernels."""
-
-    walk: str
-    blocks: int | tuple[int, int, int]
-    outputs: int
-    n: int
-    chunk: int
-    splits: int
-    kept: bytes
-    inner: bytes
-    offsets: tuple[tuple[int, int], ...]
-
-
-@lru_cache(maxsize=4096)
-def _plan(shape: Shape, strides: Shape, dims: Shape, size: int, warp: int, units: int) -> _Plan:
-    reduced = sorted(dims)
-    rest = [d for d in range(len(shape)) if d not in dims]
-    own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
-    theirs = tuple(shape[d] for d in reduced), tuple(strides[d] for d in reduced)
-    kept = walk(own[0], own)
-    inner = walk(theirs[0], theirs)
-    n = math.prod(theirs[0])
-    outputs = kept.numel
-    offsets = tuple((i * outputs, start) for i, (start,) in enumerate(kept.starts))
-    wanted = 4 * units  # blocks that fill the device
-    near, far = _innermost(*own), _innermost(*theirs)
-    if near is not None and (far is None or near < far):
-        pack = min(16 // size, 4)
-        whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
-        tiles = -(-outputs // (_LANES * (pack if whole else 1)))
-        most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
-        splits = max(1, most if tiles <= COUNTERS and tiles < wanted // 2 else 1)
-        chunk = -(-n // splits)
-        splits = max(1, -(-n // max(chunk, 1)))
-        blocks = (min(tiles, MAX_BLOCKS), splits, 1)
-        name = "packs" if whole else "columns"
-        return _Plan(name, blocks, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
-    if n <= _FEW and (outputs >= wanted or n <= 8 * warp):
-        blocks_of = min(-(-outputs // (BLOCK // warp)), MAX_BLOCKS)
-        return _Plan("warps", blocks_of, outputs, n, n, 1, kept.packed, inner.packed, offsets)
-    most = min(PARTIALS // outputs, n // _WORTH, -(-wanted // outputs))
-    splits = max(1, most if outputs <= COUNTERS and outputs < wanted // 2 else 1)
-    chunk = -(-n // (splits * 16)) * 16 if splits > 1 else n
-    splits = max(1, -(-n // max(chunk, 1)))
-    total = min(outputs * splits, MAX_BLOCKS)
-    return _Plan("blocks", total, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
-
-
-def _innermost(shape: Shape, strides: Shape) -> int | None:
-    """The distance of neighbours; None where there is but one element, or they repeat."""
-    steps = [abs(s) for n, s in zip(shape, strides, strict=True) if n > 1]
-    return steps[-1] if steps and steps[-1] else None
-
-
-class _Reduction:
-    """The kernels of one op."""
-
-    def __init__(self, name: str, kinds: Collection[DType]) -> None:
-        self._kernels: dict[tuple[DType, str], Kernel] = {
-            (d, w): MODULE.kernel(f"{name}_{d.name}_{w}", letters)
-            for d in kinds
-            for w, letters in _WALKS.items()
-        }
-
-    def __call__(self, out: Tensor, x: Tensor, dims: Shape, extra: int = 0) -> None:
-        if out.layout.numel == 0:
-            return
-        layout, dtype, device = x.layout, x.dtype, out.device
-        size = dtype.block_bytes
-        plan = _plan(
-            layout.shape, layout.strides, dims, size, device.warp_size, device.compute_units
-        )
-        kernel = self._kernels[dtype, plan.walk]
-        to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
-        for first, second in plan.offsets:
-            at = to + first * of_out, start + second * size
-            numbers = plan.outputs, plan.n, extra
-            if plan.walk == "warps":
-                kernel(device, plan.blocks, *at, *numbers, plan.kept, plan.inner)
-                continue
-            kernel(
-                device,
-                plan.blocks,
-                *at,
-                scratch(device) if plan.splits > 1 else 0,
-                *numbers,
-                plan.chunk,
-                plan.splits,
-                plan.kept,
-                plan.inner,
-            )
-
-
-def _implement(name: str, kinds: Collection[DType]) -> OpImpl:
-    reduce = _Reduction(name, kinds)
-
-    def run(out: Tensor, x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> None:
-        del keepdim  # the output has its shape
-        reduce(out, x, over(name, x.layout.shape, dims))
-
-    return record(name, run, kinds, in_place=False)
-
-
-def _implement_arg(name: str) -> OpImpl:
-    reduce = _Reduction(name, dtypes.PLAIN)
-
-    def run(out: Tensor, x: Tensor, /, dim: int = -1) -> None:
-        reduce(out, x, (dim % len(x.layout.shape),))
-
-    return record(name, run, dtypes.PLAIN, in_place=False)
-
-
-_VAR: Final = _Reduction("var", dtypes.FLOATS)
+_VAR: Final = Reduction(MODULE, "var", dtypes.FLOATS)
 
 
 def var(
@@ -170,11 +31,7 @@ def var(
 
 
 OPS: Final = [
-    _implement("sum", dtypes.PLAIN),
-    _implement("mean", dtypes.FLOATS),
-    _implement("min", dtypes.PLAIN),
-    _implement("max", dtypes.PLAIN),
+    over_dims(MODULE, "sum", dtypes.PLAIN),
+    over_dims(MODULE, "mean", dtypes.FLOATS),
     record("var", var, dtypes.FLOATS, in_place=False),
-    _implement_arg("argmax"),
-    _implement_arg("argmin"),
 ]

@@ -12,6 +12,7 @@ from propolis_rocm_kernels import ops_affine
 from propolis_rocm_kernels import ops_attention
 from propolis_rocm_kernels import ops_binary
 from propolis_rocm_kernels import ops_cast
+from propolis_rocm_kernels import ops_extreme
 from propolis_rocm_kernels import ops_fill
 from propolis_rocm_kernels import ops_group_norm
 from propolis_rocm_kernels import ops_indexing
@@ -37,6 +38,7 @@ FAMILIES: Final = (
     ops_attention,
     ops_binary,
     ops_cast,
+    ops_extreme,
     ops_fill,
     ops_group_norm,
     ops_indexing,
