@@ -75,7 +75,7 @@ def plan(lead: Shape, a: Shape, b: Shape) -> Plan:
     if dims[-1][2] == 0:
         m, row, _ = dims.pop()
     sizes, a_strides, b_strides = zip(*dims, strict=True) if dims else ((), (), ())
-    batches = walk(sizes, a_strides, b_strides)
+    batches = walk(sizes, (sizes, a_strides), (sizes, b_strides))
     return Plan(m, row, batches, math.gcd(row, *a_strides), math.gcd(*b_strides))
 
 
@@ -104,7 +104,7 @@ def lanes_for(depth: int, rows: int, warp: int, units: int) -> int:
         units: compute units of the device, that want two blocks each at least.
 
     >>> lanes_for(576, 49152, 32, 60)
-    8
+    16
     >>> lanes_for(576, 576, 32, 60)
     32
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MODULE: Final = Module("matmul")
 
 _ARGUMENTS: Final = "PPPP" + 9 * "q"
-_LARGE: Final = {d: (64, 128) for d in (dtypes.f32, dtypes.f16, dtypes.bf16)}
+_LARGE: Final = dict.fromkeys((dtypes.f32, dtypes.f16, dtypes.bf16), (64, 128))
 _KERNELS: Final = {
     d: Kernels(
         {s: MODULE.kernel(f"tile{s}_{d.name}", f"{_ARGUMENTS}2") for s in _LARGE.get(d, (64,))},
@@ -73,7 +73,16 @@ def _product(
         b_row = 0
     dtype, device, size = out.dtype, out.device, out.dtype.block_bytes
     at, b_at, out_at = pointer(a), pointer(b), pointer(out)
-    strides = given.m, n, depth, given.row, a_step, b_row, b_step, 0 if bias is None else bias.strides[0]
+    strides = (
+        given.m,
+        n,
+        depth,
+        given.row,
+        a_step,
+        b_row,
+        b_step,
+        0 if bias is None else bias.strides[0],
+    )
     most = rows_for(given.m)
     packed = (
         a_step == b_step == 1

@@ -42,7 +42,7 @@ def dequantize(out: Tensor, x: Tensor, /, dtype: DType = dtypes.f32) -> None:
     block = x.dtype.block_size
     shape = (*x.shape[:-1], x.shape[-1] // block)
     strides = (*(s // block for s in x.strides[:-1]), 1)
-    packed, blocks, _, starts = walk(shape, strides)
+    packed, blocks, _, starts = walk(shape, (shape, strides))
     runs = blocks * block // RUN
     kernel = _DEQUANTIZE[x.dtype, dtype]
     for i, (start,) in enumerate(starts):
@@ -58,7 +58,7 @@ def embedding(out: Tensor, ids: Tensor, table: Tensor, /, dtype: DType | None = 
     dtype = dtype or dtypes.f32
     rows, width = table.shape
     row = table.strides[0] // table.dtype.block_size * table.dtype.block_bytes
-    packed, n, _, starts = walk(ids.shape, ids.strides)
+    packed, n, _, starts = walk(ids.shape, (ids.shape, ids.strides))
     kernel = _EMBEDDING[table.dtype, dtype]
     for i, (start,) in enumerate(starts):
         to = pointer(out) + i * n * width * dtype.block_bytes
