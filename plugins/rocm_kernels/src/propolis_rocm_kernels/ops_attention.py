@@ -20,6 +20,7 @@ from propolis_rocm_kernels._product import in_packs
 
 if TYPE_CHECKING:
     from propolis import Tensor
+    from propolis.layout import Shape
     from propolis.ops.attention import Window
     from propolis_rocm_kernels._kernels import Kernel
 
@@ -148,7 +149,7 @@ def _attend(
         v = k
     pages, slots = (0, 0) if table is None else (k.shape[0], k.shape[1])
     capacity = k.shape[1] if table is None else slots * table.shape[1] * (pages > 0)
-    bias_strides = (0, 0, 0, 0)
+    bias_strides: Shape = (0, 0, 0, 0)
     if bias is not None:
         shape = (batch, heads, total, k.shape[1])
         bias_strides = bias.layout.broadcast_to(shape).strides

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MODULE: Final = Module("matmul")
 
 _ARGUMENTS: Final = "PPPP" + 9 * "q"
-_LARGE: Final = {d: (64, 128) for d in (dtypes.f32, dtypes.f16, dtypes.bf16)}
+_LARGE: Final = dict.fromkeys((dtypes.f32, dtypes.f16, dtypes.bf16), (64, 128))
 _KERNELS: Final = {
     d: Kernels(
         {s: MODULE.kernel(f"tile{s}_{d.name}", f"{_ARGUMENTS}2") for s in _LARGE.get(d, (64,))},
