@@ -13,7 +13,7 @@ ORACLES := $(VENV)/.installed-oracles
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim kernels test test-oracles lint fix docs wheels bench clean
+.PHONY: help demo hipsim kernels test conformance test-oracles lint fix docs wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=90 \
 		--include="core/src/*,plugins/*/src/*"
+
+conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
+	for warp in 32 64; do \
+		ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp XDG_CACHE_HOME=$(CURDIR)/build/cache \
+			$(BIN)/propolis conformance rocm_kernels || exit 1; \
+	done
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
@@ -49,7 +55,7 @@ kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
 
-wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
+wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
 	for d in . $(DISTRIBUTIONS); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$d >/dev/null || exit 1; \
