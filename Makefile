@@ -23,7 +23,8 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim hipsim-cuda kernels test test-oracles lint fix conformance-report wheels bench clean
+.PHONY: help demo hipsim hipsim-cuda kernels test conformance test-oracles lint fix conformance-report \
+	wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,12 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=90 \
 		--include="core/src/*,plugins/*/src/*"
+
+conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
+	for warp in 32 64; do \
+		ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp XDG_CACHE_HOME=$(CURDIR)/build/cache \
+			$(BIN)/propolis conformance rocm_kernels || exit 1; \
+	done
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
@@ -69,7 +76,7 @@ hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim cuda
 
-wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
+wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
 	for d in . $(DISTRIBUTIONS); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$d >/dev/null || exit 1; \

@@ -30,8 +30,6 @@ def blocks(kind: str) -> list:
         for number, match in enumerate(BLOCK.finditer(page.read_text())):
             if match[1] == kind:
                 marks = [pytest.mark.model] if re.search("llm|drift", match[2]) else []
-                if page.name == "rocm.md":
-                    marks.append(pytest.mark.usefixtures("simulated_gpu"))
                 name = f"{page.name}-{number}"
                 found.append(pytest.param(match[2], id=name, marks=marks))
     return found
@@ -50,11 +48,14 @@ main()
 ROCM = "from propolis.cli import main; main()"
 
 
-@pytest.fixture
-def simulated_gpu(hipsim: Path, monkeypatch, tmp_path: Path) -> None:
-    """A machine with the simulator's GPU, and a cache of its own."""
-    monkeypatch.setenv("ROCM_PATH", str(hipsim))
+@pytest.fixture(autouse=True)
+def program(request: pytest.FixtureRequest, monkeypatch, tmp_path: Path) -> str:
+    """What runs a command line; for the page about ROCm on a machine with the simulator's GPU."""
+    if "rocm.md" not in request.node.name:
+        return PLAIN
+    monkeypatch.setenv("ROCM_PATH", str(request.getfixturevalue("hipsim")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return ROCM
 
 
 @pytest.mark.parametrize("source", blocks("python"))
@@ -64,11 +65,8 @@ def test_python_blocks_run(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", blocks("console"))
-def test_console_blocks_print_what_they_show(
-    source: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_console_blocks_print_what_they_show(source: str, program: str, tmp_path: Path) -> None:
     """Each `$ propolis ...` of the docs prints what follows it; `...` stands for anything."""
-    program = ROCM if "simulated_gpu" in request.fixturenames else PLAIN
     commands = re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]
     assert commands
     for command in commands:

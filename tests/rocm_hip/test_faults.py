@@ -119,6 +119,21 @@ def test_a_graph_on_a_lost_device(simulate):
     assert all(line.startswith("DeviceLostError: rocm:0") for line in lines)
 
 
+def test_memory_that_is_given_back_during_a_capture(simulate):
+    """With direct allocations it waits until the capture is over; the graph is whole."""
+    code = """
+    x, garbage = upload(np.ones(3, np.float32)), [upload(np.ones(5, np.float32))]
+    run = kernel("scale")
+    def call():
+        garbage.clear()
+        run((1, 1, 1), (64, 1, 1), 0, x.ptr, x.ptr, 3, 2.0)
+    replay = device.record([call])
+    replay()
+    print(x.numpy().tolist(), device.pool.statistics().allocated)
+    """
+    assert simulate(code, PROPOLIS_DIRECT_ALLOCATIONS="1") == "[2.0, 2.0, 2.0] 12"
+
+
 def test_a_replay_that_is_refused(simulate):
     """An error that is not sticky leaves graph and device as they were."""
     code = """
@@ -172,3 +187,27 @@ def test_nothing_leaks(simulate, tmp_path):
     said = report.read_text()
     assert "out of bounds" not in said
     assert "use after free" not in said
+
+
+def test_a_process_that_forks(simulate):
+    """HIP does not survive a fork: the child is told so instead of hanging, the parent works on."""
+    code = """
+    import os
+    x = upload(np.ones(3, np.float32))
+    run = kernel("scale")
+    device.synchronize()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        failure(x.numpy)
+        failure(run, (1, 1, 1), (64, 1, 1), 0, x.ptr, x.ptr, 3, 2.0)
+        del x
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print(x.numpy().tolist())
+    """
+    *child, parent = simulate(code).splitlines()
+    assert len(child) == 2
+    assert all("forked" in line and "'spawn' method" in line for line in child)
+    assert parent == "[1.0, 1.0, 1.0]"

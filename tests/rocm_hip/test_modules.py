@@ -283,12 +283,12 @@ def test_a_graph_keeps_what_it_works_on(device, kernels):
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda d, x: d.empty((4,), dtypes.f32), "4 elements"),
-        (lambda d, x: x.numpy(), "a copy to the host while a graph is captured"),
-        (lambda d, x: x.assign(np.zeros(4, np.float32)), "a copy from the host while a graph"),
-        (lambda d, x: d.synchronize(), "waiting while a graph is captured"),
-        (lambda d, x: d.context.synchronize(), "hipErrorStreamCapture"),
-        (lambda d, x: 1 // 0, "by zero"),
+        (lambda d, _: d.empty((4,), dtypes.f32), "4 elements"),
+        (lambda _, x: x.numpy(), "a copy to the host while a graph is captured"),
+        (lambda _, x: x.assign(np.zeros(4, np.float32)), "a copy from the host while a graph"),
+        (lambda d, _: d.synchronize(), "waiting while a graph is captured"),
+        (lambda d, _: d.context.synchronize(), "hipErrorStreamCapture"),
+        (lambda *_: 1 // 0, "by zero"),
     ],
     ids=["allocation", "copy out", "copy in", "waiting", "waiting in HIP", "an error"],
 )

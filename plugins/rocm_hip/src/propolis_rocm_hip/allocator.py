@@ -44,6 +44,10 @@ class Backend(Protocol):
 
     id: str
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured, so that nothing may be given back."""
+
     def allocate(self, nbytes: int) -> int:
         """The address of fresh memory; raises OutOfMemoryError."""
 
@@ -163,7 +167,6 @@ class CachingAllocator:
         self._small = _Pool()
         self._large = _Pool()
         self._statistics = Statistics()
-        self.held = False
 
     def allocate(self, nbytes: int) -> Block:
         """
@@ -295,10 +298,10 @@ class CachingAllocator:
 
     def _collect(self) -> None:
         """Take back what was released.  The lock is held."""
-        while self._returned and not self.held:
+        if self.direct and self._backend.capturing:
+            return  # HIP frees nothing while a graph is captured
+        while self._returned:
             block = self._returned.popleft()
-            if not block.used:
-                continue
             block.used = False
             self._statistics.allocated -= block.nbytes
             if self.direct:
@@ -343,10 +346,8 @@ def _bytes(count: int) -> str:
     """``1.5 GiB``; below 1 MiB the exact number."""
     if count < MIB:
         return f"{count} bytes"
-    for unit, size in (("GiB", KIB * MIB), ("MiB", MIB)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    raise AssertionError
+    gib = count >= KIB * MIB
+    return f"{count / (KIB * MIB if gib else MIB):.1f} {'GiB' if gib else 'MiB'}"
 
 
 __all__ = ["ALIGNMENT", "Backend", "Block", "CachingAllocator", "Statistics"]

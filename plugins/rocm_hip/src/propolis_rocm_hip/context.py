@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from typing import Any
 from typing import Final
 
@@ -12,6 +14,21 @@ from propolis_rocm_hip import _ffi
 
 
 STREAM_NON_BLOCKING: Final = 1
+
+
+# HIP does not survive a fork: a child that calls it hangs or reads nonsense.
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for context in _contexts:
+        context.lost = DeviceLostError(
+            f"{context.id}: this process was forked from one that uses the GPU: start it with "
+            f"multiprocessing's 'spawn' method"
+        )
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Context:
@@ -46,6 +63,7 @@ class Context:
         self.capturing = False
         self.lost: DeviceLostError | None = None
         self._alone = alone
+        _contexts.add(self)
         stream = self.call("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
         self.stream = int(stream)
         self.stream_handle = ctypes.c_void_p(self.stream)

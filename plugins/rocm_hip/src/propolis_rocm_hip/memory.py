@@ -49,6 +49,11 @@ class Segments:
         self._context = context
         self.id = context.id
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured."""
+        return self._context.capturing
+
     def allocate(self, nbytes: int) -> int:
         """Fresh memory of the device."""
         return int(self._context.call("hipMalloc", nbytes))
