@@ -79,6 +79,7 @@ class Simulator:
         return self.modules[warp]
 
     def script(self, code, timeout, warp, module, environ):
+        """As `run`, with the module that `gpu.Module` loads."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HIPSIM_", "ROCM_"))}
         return subprocess.run(
             [sys.executable, "-c", "import gpu\nfrom gpu import *\n" + textwrap.dedent(code)],
@@ -99,4 +100,11 @@ class Simulator:
 
 @pytest.fixture(scope="session")
 def sim(tree, tmp_path_factory):
+    """Processes that use the simulator."""
     return Simulator(tree, tmp_path_factory.mktemp("hipsim"))
+
+
+@pytest.fixture(params=[32, 64])
+def warp(request):
+    """Each warp size of AMD's GPUs."""
+    return request.param

@@ -37,14 +37,17 @@ def ok(result):
 
 
 def count(what):
+    """How often the simulator has seen something; see tools/hipsim/host/inspect.cpp."""
     return LIBRARY.hipsim_count(what.encode())
 
 
 def last_report():
+    """The last violation that the simulator has reported."""
     return LIBRARY.hipsim_last_report().decode()
 
 
 def alloc(size):
+    """The address of so many bytes of device memory."""
     return int(ok(hip.hipMalloc(size)))
 
 
@@ -57,6 +60,7 @@ def upload(array):
 
 
 def download(address, shape, dtype=np.float32):
+    """What lies at an address of device memory."""
     array = np.empty(shape, dtype)
     ok(hip.hipMemcpy(array, address, array.nbytes, KIND.hipMemcpyDeviceToHost))
     return array
@@ -72,6 +76,7 @@ def pinned(shape, dtype=np.float32):
 
 
 def stream(flags=NON_BLOCKING):
+    """A new stream."""
     return ok(hip.hipStreamCreateWithFlags(flags))
 
 
@@ -105,6 +110,7 @@ class Module:
         self.handle = ok(hip.hipModuleLoadData(code) if code else hip.hipModuleLoad(path))
 
     def function(self, kernel):
+        """The kernel's handle."""
         return ok(hip.hipModuleGetFunction(self.handle, kernel.encode()))
 
     def __getattr__(self, kernel):

@@ -41,9 +41,9 @@ def declared():
 HANDLES = {
     f"hip{word}_t"
     for word in (
-        "Stream Event Module Function Graph GraphNode GraphExec MemPool Library Kernel "
-        "Deviceptr HostFn StreamCallback"
-    ).split()
+        *("Stream", "Event", "Module", "Function", "Graph", "GraphNode", "GraphExec"),
+        *("MemPool", "Library", "Kernel", "Deviceptr", "HostFn", "StreamCallback"),
+    )
 } | {"hiprtcProgram"}
 WORDS = {
     "size_t": "u64",
@@ -60,6 +60,7 @@ WORDS = {
 
 
 def travels(parameter):
+    """How the calling convention passes a parameter of that type."""
     text = parameter.strip().replace("const ", "")
     if "*" in text:
         return "pointer"

@@ -24,6 +24,7 @@ def replay(graph, on=None):
 
 
 def script(text):
+    """The text behind what every script here begins with."""
     return PRELUDE + textwrap.dedent(text)
 
 

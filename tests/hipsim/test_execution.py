@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-
-@pytest.fixture(params=[32, 64])
-def warp(request):
-    return request.param
-
 
 def test_every_thread_knows_where_it_is(sim, warp):
     """Each thread of a 3-D grid of 3-D blocks runs exactly once, at its own place."""
@@ -109,7 +102,8 @@ def test_arguments_of_every_kind(sim):
     s = Strided((i64 * 2)(3, 4), (i64 * 2)(4, 7), 2, 0)
     m = Module()
     y = alloc(24)
-    arguments = [ctypes.c_char(b"A"), ctypes.c_void_p(y), ctypes.c_short(-5), ctypes.c_double(2.5), s, i32(9)]
+    arguments = [ctypes.c_char(b"A"), ctypes.c_void_p(y), ctypes.c_short(-5),
+                 ctypes.c_double(2.5), s, i32(9)]
     print(m.mixed(1, 1, *arguments))
     print(download(y, 6).tolist())
     ok(hip.hipMemset(y, 0, 24))

@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(params=[32, 64])
-def warp(request):
-    return request.param
-
-
 @pytest.mark.parametrize(
     ("launch", "error", "message"),
     [
@@ -160,9 +155,10 @@ def test_function_attributes(sim):
         m = Module()
         A = hip.hipFunction_attribute
         f = m.function("sum")
-        print(ok(hip.hipFuncGetAttribute(A.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, f)),
-              ok(hip.hipFuncGetAttribute(A.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f)),
-              ok(hip.hipFuncGetAttribute(A.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, m.function("fill"))))
+        shared, threads = (A["HIP_FUNC_ATTRIBUTE_" + n] for n in
+                           ("SHARED_SIZE_BYTES", "MAX_THREADS_PER_BLOCK"))
+        print(ok(hip.hipFuncGetAttribute(threads, f)), ok(hip.hipFuncGetAttribute(shared, f)),
+              ok(hip.hipFuncGetAttribute(shared, m.function("fill"))))
         print(ok(hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(f, 256, 0)))
         print(name(hip.hipModuleGetFunction(m.handle, b"absent")))
     """)
@@ -173,9 +169,10 @@ def test_images_that_are_no_modules(sim, tmp_path):
     """What is no module of the simulator is refused before anything of it is loaded."""
     (tmp_path / "short").write_bytes(b"x")
     lines = sim.lines(f"""
-        import struct, sysconfig
+        import struct
         def elf(machine):
-            return b"\\x7fELF\\x02\\x01\\x01" + bytes(9) + struct.pack("<HH", 3, machine) + bytes(100)
+            magic = b"\\x7fELF\\x02\\x01\\x01"
+            return magic + bytes(9) + struct.pack("<HH", 3, machine) + bytes(100)
         for image in (elf(224), b"__CLANG_OFFLOAD_BUNDLE__" + bytes(64), b"CCOB" + bytes(64),
                       bytes(100), elf(62)):
             print(name(hip.hipModuleLoadData(image)))

@@ -165,7 +165,7 @@ def test_pinned_memory_is_read_late(sim):
 
 
 def test_freeing_waits(sim):
-    """hipFree lets what was submitted before it finish."""
+    """A free lets what was submitted before it finish."""
     lines = sim.lines("""
         m = Module()
         y, s = upload(np.zeros(1, np.float32)), stream()
