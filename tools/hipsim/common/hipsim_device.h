@@ -130,15 +130,15 @@ inline T __shfl_up_sync(std::uint64_t, T v, unsigned delta, int width = PROPOLIS
   return __shfl_up(v, delta, width, line, file);
 }
 
-// ---- atomics ---------------------------------------------------------------------------
-
-// T, but not deduced from this argument: atomicAdd(float*, 1) adds 1.0f.
+// std::type_identity_t, which C++17 lacks: an argument that deduces nothing.
 template <class T>
 struct hipsim_identity {
   using type = T;
 };
 template <class T>
-using hipsim_same = typename hipsim_identity<T>::type;
+using hipsim_identity_t = typename hipsim_identity<T>::type;
+
+// ---- atomics ---------------------------------------------------------------------------
 
 template <class T>
 inline T hipsim_load_relaxed(const T* p) {
@@ -158,42 +158,42 @@ inline T hipsim_atomic(T* p, F f) {
 }
 
 template <class T>
-inline T atomicAdd(T* p, hipsim_same<T> v) {
+inline T atomicAdd(T* p, hipsim_identity_t<T> v) {
   if constexpr (std::is_integral_v<T>)
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
   else
     return hipsim_atomic(p, [v](T old) { return static_cast<T>(old + v); });
 }
 template <class T>
-inline T atomicSub(T* p, hipsim_same<T> v) {
+inline T atomicSub(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return static_cast<T>(old - v); });
 }
 template <class T>
-inline T atomicMax(T* p, hipsim_same<T> v) {
+inline T atomicMax(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return old < v ? v : old; });
 }
 template <class T>
-inline T atomicMin(T* p, hipsim_same<T> v) {
+inline T atomicMin(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return v < old ? v : old; });
 }
 template <class T>
-inline T atomicExch(T* p, hipsim_same<T> v) {
+inline T atomicExch(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T) { return v; });
 }
 template <class T>
-inline T atomicAnd(T* p, hipsim_same<T> v) {
+inline T atomicAnd(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_and(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicOr(T* p, hipsim_same<T> v) {
+inline T atomicOr(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_or(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicXor(T* p, hipsim_same<T> v) {
+inline T atomicXor(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_xor(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicCAS(T* p, hipsim_same<T> expected, hipsim_same<T> desired) {
+inline T atomicCAS(T* p, hipsim_identity_t<T> expected, hipsim_identity_t<T> desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
