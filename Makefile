@@ -23,7 +23,7 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oracles lint fix conformance-report hipsim wheels bench clean
+.PHONY: help demo test test-oracles lint fix conformance-report hipsim hipsim-cuda wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/report
 
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
+
+hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit)
+	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim cuda
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist

@@ -12,6 +12,7 @@
 
 namespace hipsim {
 
+hipError_t remember_error(hipError_t error);
 
 // Makes the primary context of the thread's device current; every entry point begins with it.
 int enter();

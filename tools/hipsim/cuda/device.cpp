@@ -12,7 +12,6 @@ namespace {
 
 thread_local int chosen = 0;
 thread_local CUcontext entered = nullptr;
-thread_local int last_error = 0;
 
 std::mutex guard;
 std::vector<CUcontext> contexts;
@@ -52,10 +51,7 @@ int enter() {
     return code;
 }
 
-int record(int code) {
-    if (code) last_error = code;
-    return code;
-}
+int record(int code) { return remember_error(static_cast<hipError_t>(code)); }
 
 }  // namespace hipsim
 
@@ -95,7 +91,7 @@ HIPSIM_API int hipDriverGetVersion(int *version) {
 }
 
 HIPSIM_API int hipRuntimeGetVersion(int *version) {
-    *version = HIPSIM_RUNTIME_VERSION;
+    *version = 60000000;  // the ABI that hip-python loads
     return hipSuccess;
 }
 
@@ -171,19 +167,3 @@ HIPSIM_API int hipDeviceDisablePeerAccess(int peer) {
     if (!context) return record(hipErrorInvalidDevice);
     HIPSIM_FORWARD(cuCtxDisablePeerAccess(context));
 }
-
-HIPSIM_API int hipGetLastError() {
-    int code = last_error;
-    last_error = hipSuccess;
-    return code;
-}
-
-HIPSIM_API int hipPeekAtLastError() { return last_error; }
-
-HIPSIM_API const char *hipGetErrorString(int code) {
-    const char *text = nullptr;
-    cuGetErrorString(static_cast<CUresult>(code), &text);
-    return text ? text : "unknown error";
-}
-
-HIPSIM_API const char *hipGetErrorName(int code) { return hipsim_error_name(code); }

@@ -1,85 +1,20 @@
 // hipRTC of the host flavour: the C++ compiler of this machine makes a shared object.
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <stdexcept>
 
 #include "../common/protocol.h"
 #include "../common/rtc_program.h"
+#include "../common/scratch.h"
 #include "../common/shared_usage.h"
 #include "rtc_scan.h"
-
-extern char** environ;
 
 namespace hipsim {
 
 namespace {
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
-
-// A private directory for one compilation.
-class Scratch {
- public:
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "hipsim-XXXXXX").string();
-    if (!mkdtemp(pattern.data())) throw std::runtime_error(pattern + ": " + std::strerror(errno));
-    path_ = pattern;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-std::string read(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream out(path, std::ios::binary);
-  if (!(out << text) || !out.flush()) throw std::runtime_error("cannot write " + path.string());
-}
-
-// Run a program with its output in a file; its exit status.
-int run(const Words& words, const fs::path& output) {
-  std::vector<char*> arguments;
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t process;
-  const int error =
-      posix_spawnp(&process, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error)
-    throw std::runtime_error("cannot run the C++ compiler " + words[0] +
-                             " (HIPSIM_CXX): " + std::strerror(error));
-  int status;
-  while (waitpid(process, &status, 0) < 0)
-    if (errno != EINTR) throw std::runtime_error(std::string("waitpid: ") + std::strerror(errno));
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 // <tree>/include, beside <tree>/lib where this library lies.
 fs::path header_directory() {
@@ -104,7 +39,7 @@ const Compiler& compiler() {
     const Scratch scratch;
     Words ask = made.command;
     ask.push_back("--version");
-    if (run(ask, scratch / "version") != 0)
+    if (run(ask, scratch / "version", "HIPSIM_CXX") != 0)
       throw std::runtime_error(made.command[0] + " --version fails (HIPSIM_CXX)");
     made.version = read(scratch / "version");
     made.clang = made.version.find("clang") != std::string::npos;
@@ -112,8 +47,6 @@ const Compiler& compiler() {
   }();
   return found;
 }
-
-bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
 // hipRTC's options as the host's compiler takes them; throws std::invalid_argument.
 Words translate(const Words& options) {
@@ -167,16 +100,6 @@ Words target_flags() {
   return flags;
 }
 
-// The text with the user's own names for files, not where they lay for a moment.
-std::string without(std::string text, const std::vector<fs::path>& directories) {
-  for (const fs::path& directory : directories) {
-    const std::string prefix = directory.string() + "/";
-    for (std::size_t at = 0; (at = text.find(prefix, at)) != std::string::npos;)
-      text.erase(at, prefix.size());
-  }
-  return text;
-}
-
 }  // namespace
 
 hiprtcResult compile(Program& program, const Words& options) {
@@ -194,18 +117,12 @@ hiprtcResult compile(Program& program, const Words& options) {
   const fs::path headers = scratch / "headers", source = scratch / "source" / name,
                  expanded = scratch / "expanded.cpp", object = scratch / "module.so",
                  log = scratch / "log";
-  for (const auto& [header, text] : program.headers) {
-    const fs::path relative = fs::path(header).lexically_normal();
-    if (relative.is_absolute() || starts_with(relative.string(), ".."))
-      throw std::runtime_error("header name outside of the program: " + header);
-    write(headers / relative, text);
-  }
-  write(source, program.source + "\n");
+  write_program(program, source, headers);
   const std::vector<fs::path> directories{source.parent_path(), headers, scratch.path()};
   Words preprocess = common;
   append(preprocess, {"-E", "-I", headers.string(), "-I", header_directory().string(), "-include",
                       "hipsim_device.h", source.string(), "-o", expanded.string()});
-  int status = run(preprocess, log);
+  int status = run(preprocess, log, "HIPSIM_CXX");
   if (status == 0) {
     std::string text = without(register_kernels(read(expanded)), directories);
     for (std::size_t i = 0; i < program.expressions.size(); ++i)
@@ -216,10 +133,9 @@ hiprtcResult compile(Program& program, const Words& options) {
     Words build = common;
     append(build,
            {"-shared", "-Wl,--emit-relocs", expanded.string(), "-o", object.string(), "-lm"});
-    status = run(build, log);
+    status = run(build, log, "HIPSIM_CXX");
   }
-  program.log = read(log);
-  program.log = without(program.log, directories);
+  program.log = readable_log(log, directories);
   if (status != 0) return HIPRTC_ERROR_COMPILATION;
   program.code = read(object);
   for (const auto& [function, variables] : shared_usage(program.code)) {
