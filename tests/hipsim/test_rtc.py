@@ -190,7 +190,7 @@ def test_no_compiler(sim):
         HIPSIM_CXX="no-such-compiler",
     )
     assert lines[0].startswith(
-        "HIPRTC_ERROR_INTERNAL_ERROR cannot run the C++ compiler no-such-compiler (HIPSIM_CXX)"
+        "HIPRTC_ERROR_INTERNAL_ERROR cannot run the compiler no-such-compiler (HIPSIM_CXX)"
     )
 
 
