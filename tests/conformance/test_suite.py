@@ -111,7 +111,7 @@ def test_report(install, tmp_path, capsys):
     assert "numpy" in report["libraries"]
     page = text.read_text()
     assert "# Conformance of wrong (wrong-dist 1.0)" in page
-    assert "| add[f32] | failed: values |" in page
+    assert "**add[f32]**: values: 1 of 2 elements wrong" in page
     assert "2 op x dtype: 2 failed" in capsys.readouterr().out
 
 

@@ -421,3 +421,11 @@ def test_a_terminal_without_unicode(python):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "cpu_ref" in done.stdout
+
+
+def test_run_as_a_module():
+    """`python -m propolis` is the command `propolis`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "propolis", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("propolis, version ")

@@ -16,6 +16,7 @@ from typing import ParamSpec
 from typing import Protocol
 from typing import TypeVar
 
+from propolis import events
 from propolis.errors import DeviceLostError
 
 
@@ -88,7 +89,9 @@ class DeviceProperties:
         arch: its architecture, as implementations declare it (``"gfx1100"``,
             ``"x86_64"``).
         total_memory: bytes of memory, 0 when unknown.
-        extra: further facts for people, for example ``{"compute_units": "96"}``.
+        extra: further facts for people, for example ``{"compute_units": "96"}``.  They
+            are in reports that users publish: nothing that identifies one card or its
+            owner.  An entry ``"simulator"`` says that the device is no hardware.
     """
 
     kind: str
@@ -178,9 +181,7 @@ class Device:
         if self.failure is not None:
             return
         self.failure = error
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        get_logger().error("device.lost", device=self.id, reason=str(error))
+        events.DEVICE_LOST.emit(device=self.id, reason=str(error))
         if hasattr(self, "table"):  # it may be lost while it is being opened
             self.table.rebind()
 

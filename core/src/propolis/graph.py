@@ -103,7 +103,8 @@ def capture(device: Device) -> Iterator[Graph]:
     allocated inside it live as long as the graph.  Only this thread's ops are kept.
 
     Raises:
-        DispatchError: this thread is capturing the device already.
+        DispatchError: this thread is capturing the device already, or its calls are
+            being shadowed.
 
     >>> import numpy as np
     >>> from propolis import Tensor, default_runtime, ops
@@ -117,8 +118,12 @@ def capture(device: Device) -> Iterator[Graph]:
     [6.0, 8.0]
     """
     table = device.table
-    if isinstance(table.bound, _Recorder) and get_ident() in table.bound.graphs:
-        msg = f"capture: {device.id} is being captured already: captures do not nest"
+    if isinstance(table.bound, _Recorder):
+        taken = get_ident() in table.bound.graphs
+    else:
+        taken = table.bound is not table.plain
+    if taken:
+        msg = f"capture: {device.id} is being captured or shadowed already: neither nests"
         raise DispatchError(msg)
     graph = Graph()
     with recording(table, graph):

@@ -100,6 +100,10 @@ class DeviceProvider(Protocol):
     """
     What ``propolis_devices`` returns: how to find and open devices of one kind.
 
+    A provider may also have ``describe()``: the :class:`DeviceProperties` of the hardware
+    that its plugin is written for, present or not, one for each architecture.  The op
+    matrix asks with them what plugins declare, on machines without any.
+
     Attributes:
         kind: the kind users type, ``"rocm"``; no other plugin's, and not ``"cpu"``.
     """

@@ -218,7 +218,9 @@ class FakeDevice(Device):
         arch: str = "fake1",
         memory: FakeMemory | None = None,
     ) -> None:
-        properties = DeviceProperties(kind, index, "Fake One", arch=arch)
+        properties = DeviceProperties(
+            kind, index, "Fake One", arch=arch, extra={"simulator": "propolis.testing"}
+        )
         super().__init__(properties, memory or FakeMemory())
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from propolis import events
 from propolis.errors import FallbackError
 from propolis.layout import Layout
 from propolis.tensor import Tensor
@@ -93,9 +94,7 @@ class FallbackLog:
                 counted.calls += 1
                 counted.nbytes += nbytes
         if is_new and self.policy == "warn":
-            from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-            get_logger().warning("op.fallback", op=op, device=device, to="cpu", reason=label)
+            events.OP_FALLBACK.emit(op=op, device=device, to="cpu", reason=label)
 
     def _expect_in_budget(self, op: str, device: str, reason: str, nbytes: int) -> None:
         calls, copied = self.total.calls + 1, self.total.nbytes + nbytes

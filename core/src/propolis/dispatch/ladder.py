@@ -129,6 +129,7 @@ class Ladder:
                 raise first from first.__cause__
             raise exc from first
         for impl, error in failed:
+            self._save(impl, error, args, kwargs)
             self.table.condemn(impl, self.key, f"raised {describe(error)}")
             error.__traceback__ = None  # its frames, and so itself, hold the call's tensors
 
@@ -225,12 +226,26 @@ class Ladder:
         if len(self.chain) == 1 and self.split is None and not self.has_cpu:
             raise exc
         reason = f"raised {describe(exc)}"
+        self._save(impl, exc, args, kwargs, intact=False)
         self.table.condemn(impl, self.key, reason)
         msg = (
             f"{self.spec.name}: {impl.provenance} {reason} and may have overwritten its inputs: "
             f"the call cannot be repeated; others serve the next one"
         )
         raise PluginError(msg) from exc
+
+    def _save(
+        self,
+        impl: OpImpl,
+        exc: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        intact: bool = True,
+    ) -> None:
+        """Keep the call in a file, where the settings ask for it."""
+        if self.table.save is not None:
+            self.table.save(self.spec, impl, exc, args, kwargs, intact)
 
 
 def refusal(

@@ -111,13 +111,7 @@ class Placement:
                 f"fallback: {op} ran on the cpu {tally.calls} times, "
                 f"{_mb(tally.nbytes)} copied ({reason})"
             )
-        for row in self._costs():
-            fell = f", {row['fallbacks']} of them fallbacks" if row["fallbacks"] else ""
-            lines.append(
-                f"metrics: {row['op']} by {row['plugin']} on {row['device']}: {row['calls']} "
-                f"calls{fell}, {_mb(row['nbytes'])}, {row['seconds']:.3f} s"
-            )
-        return lines
+        return [*lines, *_table(self._costs())]
 
     def _costs(self) -> list[dict[str, Any]]:
         if self.metrics is None:
@@ -154,6 +148,27 @@ class Placement:
             ],
             **({"metrics": self._costs()} if self.metrics is not None else {}),
         }
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """The costs of ops in columns; nothing where there are none."""
+    if not rows:
+        return []
+    total = sum(row["seconds"] for row in rows) or 1.0
+    cells = [("op", "plugin", "device", "calls", "fallbacks", "bytes", "seconds", "share")]
+    for row in rows:
+        names = (row["op"], row["plugin"], row["device"], str(row["calls"]), str(row["fallbacks"]))
+        share = f"{row['seconds'] / total:.1%}"
+        cells.append((*names, _mb(row["nbytes"]), f"{row['seconds']:.3f}", share))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for cell in cells:
+        texts = [
+            text.ljust(width) if i < 3 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(cell, widths, strict=True))
+        ]
+        lines.append("metrics: " + "  ".join(texts))
+    return lines
 
 
 def _mb(nbytes: int) -> str:

@@ -20,6 +20,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import events
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
@@ -101,10 +102,7 @@ class Quarantine:
             return
         entry = _entry(source, impl, key, device, reason)
         self.entries[entry.what] = entry
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        get_logger().warning(
-            "op.quarantined",
+        events.OP_QUARANTINED.emit(
             op=entry.op,
             dtypes=",".join(entry.dtypes),
             variant=entry.variant,

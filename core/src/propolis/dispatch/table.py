@@ -51,6 +51,8 @@ class DispatchTable:
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
         quarantine: implementations that raised.
+        save: keeps the call at which an implementation raised (see
+            :class:`propolis.drift.failing.Saver`); None where the settings do not ask.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
         weights: those that implementations prepared.
@@ -73,6 +75,7 @@ class DispatchTable:
         self.fallbacks = fallbacks or FallbackLog()
         self.rules = rules or Rules()
         self.quarantine = quarantine or Quarantine()
+        self.save: Callable[..., None] | None = None
         self.generation = 0
         self._ladders: dict[tuple[str, Key], Ladder] = {}
         self._live: WeakSet[Ladder] = WeakSet()
