@@ -190,7 +190,7 @@ def test_the_truth_is_of_the_inputs_given(fakes, watch):
         fakes.view(out)[...] = fakes.view(a) + fakes.view(b)
         fakes.view(a)[...] = 7
 
-    device = fakes.device(fakes.impl(fn=overwrites))
+    device = fakes.device(fakes.impl(fn=overwrites, in_place=True))
     x, y = on(device, 1, 2), on(device, 3, 4)
     drift = watch(device)
     with drift.watching():
