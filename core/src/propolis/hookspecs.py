@@ -96,10 +96,8 @@ def propolis_devices(config: Config) -> Iterable[DeviceProvider]:  # type: ignor
     >>> from propolis.cpu import CpuMemory
     >>> class Provider:
     ...     kind = "toy"
-    ...
     ...     def enumerate(self):
     ...         yield DeviceProperties("toy", 0, "Toy One", arch="toy1")
-    ...
     ...     def open(self, index):
     ...         return Device(list(self.enumerate())[index], CpuMemory())
     >>> @hookimpl
@@ -139,14 +137,8 @@ def propolis_ops(device: Device) -> Iterable[OpImpl]:  # type: ignore[empty-body
     >>> def fast_add(out, a, b, /): ...
     >>> @hookimpl
     ... def propolis_ops(device):
-    ...     yield OpImpl(
-    ...         op="add",
-    ...         fn=fast_add,
-    ...         device="rocm",
-    ...         dtypes={dtypes.f32},
-    ...         archs=frozenset({"gfx1100"}),
-    ...         priority=Priority.GENERIC,
-    ...     )
+    ...     yield OpImpl(op="add", fn=fast_add, device="rocm", dtypes={dtypes.f32},
+    ...                  archs=frozenset({"gfx1100"}), priority=Priority.GENERIC)
     >>> [impl.op for impl in propolis_ops(None)]
     ['add']
     """
