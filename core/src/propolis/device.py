@@ -23,6 +23,7 @@ from propolis.errors import DeviceLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -158,6 +159,20 @@ class Device:
     def synchronize(self) -> None:
         """Return once all work queued on the device is done."""
         self.guarded(self.memory.synchronize)
+
+    def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:  # noqa: ARG002
+        """
+        Make one launch of many, where the device has graphs of its own.
+
+        Core asks this of calls that it has captured and that all run here by
+        implementations which are capture-safe: called again, they queue work and do
+        nothing else.  What is returned queues the same work at once and keeps what it
+        needs alive; None, the default, leaves the calls to be repeated one by one.
+
+        Raises:
+            DeviceLostError: the device failed for good.
+        """
+        return None
 
     def guarded(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """

@@ -8,7 +8,8 @@ ladder: what a decomposed call, a copied input or a fallback needs is kept too (
 :mod:`propolis.dispatch.site`).  What changes between replays (token ids, positions) is
 therefore data in tensors, never Python numbers.
 
-This is the graph of devices that have none of their own.
+Where the device has graphs of its own (:meth:`propolis.Device.record`), every stretch of
+calls that only queue work becomes one of them, and a replay launches it at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import threading
 from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
@@ -51,11 +54,46 @@ class Graph:
         self._calls: list[partial[None]] = []
         self._sites: list[Site] = []
         self._written: list[Tensor] = []
+        self._steps: list[Callable[[], None]] | None = None
+        self._generation = 0
 
     def replay(self) -> None:
         """Run the captured calls again, over the same tensors."""
-        for call in self._calls:
-            call()
+        if self._steps is not None and self._sites[0].table.generation != self._generation:
+            self._steps = None  # somebody else serves an op now: ask for each call again
+        for step in self._steps or self._calls:
+            step()
+
+    def only_queues(self) -> bool:
+        """Whether every call, as it last ran, queues work on the device and does nothing else."""
+        return all(map(self._queues, self._calls, self._sites))
+
+    def join(self, device: Device) -> None:
+        """
+        Let the device make one launch of each stretch of calls that only queue work.
+
+        Raises:
+            DeviceLostError: the device failed for good.
+        """
+        if not self._calls or device.table.placement.metrics is not None:
+            return  # what is measured runs call by call
+        steps: list[Callable[[], None]] = []
+        queue = map(self._queues, self._calls, self._sites)
+        for only_queues, stretch in groupby(zip(queue, self._calls, strict=True), itemgetter(0)):
+            calls = [call for _, call in stretch]
+            joined = None
+            if only_queues and len(calls) > 1:
+                joined = device.guarded(device.record, calls)
+            if joined is None:
+                steps += calls
+            else:
+                steps.append(partial(device.guarded, joined))
+        self._generation = device.table.generation
+        self._steps = steps
+
+    @staticmethod
+    def _queues(call: partial[None], site: Site) -> bool:
+        return site.only_queues(call.args, call.keywords)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -128,6 +166,7 @@ def capture(device: Device) -> Iterator[Graph]:
     graph = Graph()
     with recording(table, graph):
         yield graph
+    graph.join(device)
 
 
 @contextmanager

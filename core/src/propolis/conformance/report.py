@@ -131,7 +131,7 @@ class Report:
         """Counts in one line."""
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         what = f"{len(self.results)} op x dtype: {counts or 'nothing to judge'}"
-        return f"{what} ({self.cases} cases in {self.seconds:.0f} s)"
+        return f"{what} ({self.seconds:.0f} s, {self.cases} cases)"
 
     def again(self, unit: str) -> str:
         """The command that judges one unit as this run did."""

@@ -77,6 +77,14 @@ class Ladder:
             return first.fn  # nobody to take over, and no hardware to lose
         return self._guarded(first)
 
+    def server(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpImpl | None:
+        """The candidate that takes a call as things stand; None when a lower rung does."""
+        for impl in self.chain:
+            barred = self.table.quarantine.reason(impl, self.key, self.table.device)
+            if (barred or refusal(self.spec, impl, args, kwargs)) is None:
+                return impl
+        return None
+
     def _guarded(self, impl: OpImpl) -> Callable[..., None]:
         fn, walk = impl.fn, self.walk
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.device import Storage
     from propolis.dispatch.fallback import Mirrored
+    from propolis.dispatch.ladder import Ladder
     from propolis.dispatch.table import DispatchTable
     from propolis.graph import Graph
 
@@ -90,7 +91,10 @@ class Site:
             then what it needs is its own, until that call plans for both.
         steps: the parts of its decomposition, recorded when it first ran.
         mirrored: its tensors on the CPU, made when it first fell there.
+        ladder: who may run it; set when it is bound.
     """
+
+    ladder: Ladder
 
     def __init__(self, table: DispatchTable, stock: Stock, *, inner: bool) -> None:
         self.table = table
@@ -123,6 +127,21 @@ class Site:
             theirs = {id(storage_of(tensor)) for tensor in given}
             mine = [t for t in self.written() if id(storage_of(t)) not in theirs]
             self.stock.take_over(mine, self.tensors())
+
+    def only_queues(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call, as it last ran, queues work on the device and does nothing else."""
+        from propolis import ops  # noqa: PLC0415  (ops imports dispatch)
+
+        impl = self.ladder.server(args, kwargs)
+        if impl is None:
+            return self.mirrored is None and self.steps is not None and self.steps.only_queues()
+        servers = [impl]
+        for copy in self._copies.values():
+            winner = self.table.trace(ops.copy, ops.copy.key(copy.dtype)).winner
+            if winner is None:
+                return False
+            servers.append(winner)
+        return all(server.capture_safe for server in servers)
 
     def packed(self, place: int | str, value: Tensor) -> Tensor:
         """

@@ -168,7 +168,7 @@ class DispatchTable:
     def bind_at(self, site: Site, spec: OpSpec, key: Key) -> Callable[..., None]:
         """As :meth:`bind`, for one captured call: what it needs is kept at ``site``."""
         self.device.expect_alive()
-        ladder = self._ladder(spec, key).at(site)
+        ladder = site.ladder = self._ladder(spec, key).at(site)
         self._live.add(ladder)
         return ladder.entry()
 
