@@ -179,7 +179,7 @@ def test_on_a_device_with_its_own_memory(fakes, runtime):
         layouts.append((a.strides, out.storage is a.storage, a.storage is b.storage))
         fakes.view(out)[...] = fakes.view(a) + fakes.view(b)
 
-    device = fakes.device(fakes.impl(fn=add))
+    device = fakes.device(fakes.impl(fn=add, in_place=True))
     x = Tensor.from_numpy(np.float32([[1, 2], [3, 4]]), device)
     ops.add.into(x, x, x)
     y = x.permute(1, 0)

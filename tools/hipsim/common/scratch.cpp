@@ -73,12 +73,17 @@ int run(const Words& words, const fs::path& output, const char* setting) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-std::string readable_log(const fs::path& log, const std::vector<fs::path>& directories) {
-  std::string text = read(log);
-  for (const fs::path& directory : directories)
-    for (std::size_t at; (at = text.find(directory.string() + "/")) != std::string::npos;)
-      text.erase(at, directory.string().size() + 1);
+std::string without(std::string text, const std::vector<fs::path>& directories) {
+  for (const fs::path& directory : directories) {
+    const std::string prefix = directory.string() + "/";
+    for (std::size_t at = 0; (at = text.find(prefix, at)) != std::string::npos;)
+      text.erase(at, prefix.size());
+  }
   return text;
+}
+
+std::string readable_log(const fs::path& log, const std::vector<fs::path>& directories) {
+  return without(read(log), directories);
 }
 
 }  // namespace hipsim

@@ -35,7 +35,8 @@ void write_program(const Program& program, const std::filesystem::path& source,
 // another compiler. Throws std::runtime_error when it cannot be run.
 int run(const Words& words, const std::filesystem::path& output, const char* setting);
 
-// A log with the user's names of files, not with where they lay for a moment.
+// A text with the user's names of files, not with where they lay for a moment; and a log so.
+std::string without(std::string text, const std::vector<std::filesystem::path>& directories);
 std::string readable_log(const std::filesystem::path& log,
                          const std::vector<std::filesystem::path>& directories);
 

@@ -15,7 +15,6 @@ namespace hipsim {
 
 namespace {
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
 
 // <tree>/include, beside <tree>/lib where this library lies.
 fs::path header_directory() {
@@ -82,11 +81,17 @@ Words translate(const Words& options) {
   return made;
 }
 
+void append(Words& words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
 Words target_flags() {
-  Words flags{"-fPIC", "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti",
-              "-fno-math-errno"};
+  Words flags{"-fPIC",           "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti",
+              "-fno-math-errno", "-fstack-clash-protection"};
   if (!compiler().clang)
     flags.push_back("-fno-gnu-unique");  // unique symbols keep modules from being unloaded
+  if (const char* bounds = std::getenv("HIPSIM_BOUNDS"); bounds && *bounds == '1')
+    append(flags, {"-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"});
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c"))
@@ -95,9 +100,6 @@ Words target_flags() {
   return flags;
 }
 
-void append(Words& words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-}
 }  // namespace
 
 hiprtcResult compile(Program& program, const Words& options) {
@@ -116,12 +118,13 @@ hiprtcResult compile(Program& program, const Words& options) {
                  expanded = scratch / "expanded.cpp", object = scratch / "module.so",
                  log = scratch / "log";
   write_program(program, source, headers);
+  const std::vector<fs::path> directories{source.parent_path(), headers, scratch.path()};
   Words preprocess = common;
   append(preprocess, {"-E", "-I", headers.string(), "-I", header_directory().string(), "-include",
                       "hipsim_device.h", source.string(), "-o", expanded.string()});
   int status = run(preprocess, log, "HIPSIM_CXX");
   if (status == 0) {
-    std::string text = register_kernels(read(expanded));
+    std::string text = without(register_kernels(read(expanded)), directories);
     for (std::size_t i = 0; i < program.expressions.size(); ++i)
       text += "\nstatic const bool hipsim_expression_" + std::to_string(i) +
               " = ::hipsim_register<&" + program.expressions[i] + ">(\"" + program.expressions[i] +
@@ -132,13 +135,13 @@ hiprtcResult compile(Program& program, const Words& options) {
            {"-shared", "-Wl,--emit-relocs", expanded.string(), "-o", object.string(), "-lm"});
     status = run(build, log, "HIPSIM_CXX");
   }
-  program.log = readable_log(log, {source.parent_path(), headers, scratch.path()});
+  program.log = readable_log(log, directories);
   if (status != 0) return HIPRTC_ERROR_COMPILATION;
   program.code = read(object);
   for (const auto& [function, variables] : shared_usage(program.code)) {
     std::uint64_t bytes = 0;
     for (const SharedVariable& variable : variables) bytes += variable.bytes;
-    if (bytes <= kMaxSharedBytes) continue;
+    if (bytes <= kMaxSharedBytes || starts_with(function, "_ZN12hipsim_entry")) continue;
     program.log += "error: " + function + " uses " + std::to_string(bytes) +
                    " bytes of shared memory, a block has " + std::to_string(kMaxSharedBytes) + "\n";
     program.code.clear();

@@ -92,6 +92,9 @@ hipError_t report_fault(const Function& function, const Reply& fault) {
     const Device* owner = runtime.owner(address);
     std::string what = "host memory, or no memory at all";
     if (owner) what = owner->memory->describe(fault.address);
+    if (owner && owner != function.module->device)
+      what += ", which device " + std::to_string(function.module->device->id) +
+              " may only touch with peer access";
     if (runtime.pinned->owns(fault.address)) what = runtime.pinned->describe(fault.address);
     report("kernel %s, %s: illegal access of %p: %s", name, where(fault).c_str(), address,
            what.c_str());
