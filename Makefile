@@ -23,7 +23,7 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim test test-oracles lint fix conformance-report wheels bench clean
+.PHONY: help demo test test-oracles lint fix conformance-report hipsim wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -130,6 +130,14 @@ inline T __shfl_up_sync(std::uint64_t, T v, unsigned delta, int width = PROPOLIS
   return __shfl_up(v, delta, width, line, file);
 }
 
+// std::type_identity_t, which C++17 lacks: an argument that deduces nothing.
+template <class T>
+struct hipsim_identity {
+  using type = T;
+};
+template <class T>
+using hipsim_identity_t = typename hipsim_identity<T>::type;
+
 // ---- atomics ---------------------------------------------------------------------------
 
 template <class T>
@@ -150,42 +158,42 @@ inline T hipsim_atomic(T* p, F f) {
 }
 
 template <class T>
-inline T atomicAdd(T* p, std::type_identity_t<T> v) {
+inline T atomicAdd(T* p, hipsim_identity_t<T> v) {
   if constexpr (std::is_integral_v<T>)
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
   else
     return hipsim_atomic(p, [v](T old) { return static_cast<T>(old + v); });
 }
 template <class T>
-inline T atomicSub(T* p, std::type_identity_t<T> v) {
+inline T atomicSub(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return static_cast<T>(old - v); });
 }
 template <class T>
-inline T atomicMax(T* p, std::type_identity_t<T> v) {
+inline T atomicMax(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return old < v ? v : old; });
 }
 template <class T>
-inline T atomicMin(T* p, std::type_identity_t<T> v) {
+inline T atomicMin(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T old) { return v < old ? v : old; });
 }
 template <class T>
-inline T atomicExch(T* p, std::type_identity_t<T> v) {
+inline T atomicExch(T* p, hipsim_identity_t<T> v) {
   return hipsim_atomic(p, [v](T) { return v; });
 }
 template <class T>
-inline T atomicAnd(T* p, std::type_identity_t<T> v) {
+inline T atomicAnd(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_and(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicOr(T* p, std::type_identity_t<T> v) {
+inline T atomicOr(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_or(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicXor(T* p, std::type_identity_t<T> v) {
+inline T atomicXor(T* p, hipsim_identity_t<T> v) {
   return __atomic_fetch_xor(p, v, __ATOMIC_RELAXED);
 }
 template <class T>
-inline T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+inline T atomicCAS(T* p, hipsim_identity_t<T> expected, hipsim_identity_t<T> desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
@@ -334,7 +342,7 @@ struct hipsim_entry<Kernel, void (*)(A...)> {
 };
 
 template <auto Kernel>
-bool hipsim_register(const char* name) {
+bool hipsim_register(const char* name, bool by_expression = false) {
   using Entry = hipsim_entry<Kernel>;
   static const hipsim_kernel kernel = {
       hipsim_kernels,
@@ -342,7 +350,8 @@ bool hipsim_register(const char* name) {
       reinterpret_cast<void (*)()>(Kernel),
       &Entry::run,
       Entry::layout.parameters,
-      sizeof(Entry::layout.parameters) / sizeof(hipsim_parameter) - 1};
+      sizeof(Entry::layout.parameters) / sizeof(hipsim_parameter) - 1,
+      by_expression};
   hipsim_kernels = &kernel;
   return true;
 }
