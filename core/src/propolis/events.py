@@ -57,10 +57,10 @@ PLUGIN_REJECTED: Final = Event(
     "an installed plugin cannot be used",
     (*_PLUGIN, "stage", "reason"),
 )
-PLUGIN_UNSUITED: Final = Event(
-    "plugin.unsuited",
+PLUGIN_UNAVAILABLE: Final = Event(
+    "plugin.unavailable",
     "info",
-    "an installed plugin's probe says that this machine lacks what it needs",
+    "an installed plugin says that this machine lacks what it needs",
     (*_PLUGIN, "stage", "reason"),
 )
 PLUGIN_DEPRECATED: Final = Event(

@@ -302,10 +302,10 @@ class PluginHost:
             msg = f"plugin {it}: {report.reason}"
             raise PluginError(msg) from report.exception
         # A plugin that says no is as it should be: this machine lacks what it needs.
-        unsuited = report.stage == "probe" and report.answered
-        event = events.PLUGIN_DISABLED
-        if rejected:
-            event = events.PLUGIN_UNSUITED if unsuited else events.PLUGIN_REJECTED
+        if rejected and report.stage == "probe" and report.answered:
+            event = events.PLUGIN_UNAVAILABLE
+        else:
+            event = events.PLUGIN_REJECTED if rejected else events.PLUGIN_DISABLED
         event.emit(
             plugin=it.name,
             distribution=it.distribution,

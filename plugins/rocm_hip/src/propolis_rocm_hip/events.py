@@ -1,4 +1,4 @@
-"""Every event that rocm_hip logs; see :mod:`propolis.events`."""
+"""Every event that the HIP plugin logs; see :mod:`propolis.events`."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class Elementwise:
                 return
             pointers.append(pointer(x))
         blocks = blocks_for(numel, self._unrolled)
-        enough = 16 * out.device.compute_units
+        device: Any = out.device
+        enough = 16 * device.compute_units
         if blocks > enough:
             blocks = max(enough, -(-blocks // self._turns))
         self._contiguous(out.device, blocks, *pointers, numel, *scalars)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 from typing import NamedTuple
 
@@ -110,7 +111,8 @@ class Reduction:
     def __call__(self, out: Tensor, x: Tensor, dims: Shape, extra: int = 0) -> None:
         if out.layout.numel == 0:
             return
-        layout, dtype, device = x.layout, x.dtype, out.device
+        layout, dtype = x.layout, x.dtype
+        device: Any = out.device
         size = dtype.block_bytes
         plan = _plan(
             layout.shape, layout.strides, dims, size, device.warp_size, device.compute_units

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 from propolis import dtypes
@@ -53,7 +54,8 @@ def _implement(name: str) -> OpImpl:
         groups: int,
         eps: float = 1e-5,
     ) -> None:
-        layout, dtype, device = x.layout, x.dtype, out.device
+        layout, dtype = x.layout, x.dtype
+        device: Any = out.device
         if layout.numel == 0:
             return
         rows = layout.shape[0] * groups
