@@ -194,7 +194,7 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     PROPOLIS_KERNEL family##_##op##_##T##_packs(                                                  \
         R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,     \
         i32 splits, Strided kept, Strided inner) {                                              \
-        reduce_columns<R<T>, smaller(16 / sizeof(T), 4)>(out, x, scratch, outputs, n, chunk,    \
+        reduce_columns<R<T>, smaller(16 / sizeof(T), 8)>(out, x, scratch, outputs, n, chunk,    \
                                                          extra, splits, kept, inner);           \
     }
 #define REDUCE_FLOATS(family, op, R) \

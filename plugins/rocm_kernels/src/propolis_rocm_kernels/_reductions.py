@@ -39,8 +39,8 @@ _LANES: Final = 32
 _SHARERS: Final = BLOCK // _LANES
 # Elements that are worth a block of their own.
 _WORTH: Final = 16384
-# Elements of an output that a warp reads alone.
-_FEW: Final = 2048
+# Bytes of an output that a warp reads alone.
+_FEW: Final = 8192
 
 
 class _Plan(NamedTuple):
@@ -71,7 +71,7 @@ def _plan(shape: Shape, strides: Shape, dims: Shape, size: int, warp: int, units
     wanted = 4 * units  # blocks that fill the device
     near, far = _innermost(*own), _innermost(*theirs)
     if near is not None and (far is None or near < far):
-        pack = min(16 // size, 4)
+        pack = min(16 // size, 8)
         whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
         tiles = -(-outputs // (_LANES * (pack if whole else 1)))
         most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
@@ -81,7 +81,7 @@ def _plan(shape: Shape, strides: Shape, dims: Shape, size: int, warp: int, units
         blocks = (min(tiles, MAX_BLOCKS), splits, 1)
         name = "packs" if whole else "columns"
         return _Plan(name, blocks, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
-    if n <= _FEW and (outputs >= wanted or n <= 8 * warp):
+    if n * size <= _FEW and (outputs >= wanted or n <= 8 * warp):
         blocks_of = min(-(-outputs // (BLOCK // warp)), MAX_BLOCKS)
         return _Plan("warps", blocks_of, outputs, n, n, 1, kept.packed, inner.packed, offsets)
     most = min(PARTIALS // outputs, n // _WORTH, -(-wanted // outputs))
