@@ -127,6 +127,8 @@ class OpImpl:
             on the way (activations to 8 bits, f32 products in f16 or TF32) says False,
             and is not taken where the user sets ``numerics = "exact"``.
         in_place: ``out`` may be the first input's memory.
+        workspace: the most bytes of the device's memory that a call allocates beside its
+            outputs, or a function of the op's arguments that gives them; None for none.
         notes: one line for ``propolis explain``.
         provenance: stamped by the host.
     """
@@ -144,6 +146,7 @@ class OpImpl:
     deterministic: bool = True
     exact: bool = True
     in_place: bool = False
+    workspace: int | Callable[..., int] | None = None
     notes: str = ""
     provenance: Provenance | None = None
 

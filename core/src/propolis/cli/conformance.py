@@ -19,7 +19,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("plugin")
-@click.option("--quick", is_flag=True, help="Leave the random cases out.")
+@click.option("--quick", is_flag=True, help="Leave random cases, and pairs of dtypes, out.")
 @click.option("--op", "ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
 @click.option("--device", metavar="ID", help="Where: cpu, rocm:0; the first it has ops for.")
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write the report as JSON.")
@@ -34,6 +34,19 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="SECONDS",
     help="A case that takes longer hangs.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long all may take, about; a minute with --quick, else ten.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    metavar="SHARE",
+    help="Of large sizes and random cases, for slow devices; what the device says, or 1.",
+)
+@click.option("--strict", is_flag=True, help="What is declined or not judged fails, too.")
 @click.pass_context
 def conformance(
     ctx: click.Context,
@@ -47,6 +60,9 @@ def conformance(
     expect: Path | None,
     seed: int,
     timeout: float,
+    seconds: float | None,
+    scale: float | None,
+    strict: bool,
 ) -> None:
     """
     Judge every op and dtype of PLUGIN; exit code 1 when something fails.
@@ -63,7 +79,7 @@ def conformance(
 
     settings(ctx)
     known = expectations.load(expect) if expect else {}
-    request = Request(plugin, device, seed, quick, timeout)
+    request = Request(plugin, device, seed, quick, timeout, scale, seconds)
     started = time.monotonic()
     results, facts = run(request, ops)
     results = expectations.apply(results, known)
@@ -76,7 +92,11 @@ def conformance(
         _print(result)
     click.echo("{plugin} ({distribution} {version}) on {device}".format(**facts))
     click.echo(reports.summary(report))
-    if report["counts"]["failed"]:
+    counts = report["counts"]
+    wrong = counts["failed"]
+    if strict:
+        wrong += counts["declined"] + counts["no recipe"] + counts["no truth"] + report["cut"]
+    if wrong:
         ctx.exit(1)
 
 

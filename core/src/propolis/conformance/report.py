@@ -56,6 +56,8 @@ def build(
         "seconds": round(seconds, 1),
         "counts": {status: tally[status] for status in STATUSES},
         "cases": sum(result.cases for result in results),
+        "cut": sum(result.cut for result in results),
+        "scale": request.scale,
         "results": [result.as_dict() for result in results],
     }
 
@@ -97,7 +99,10 @@ def summary(report: Mapping[str, Any]) -> str:
     """Counts in one line."""
     counts = ", ".join(f"{n} {status}" for status, n in report["counts"].items() if n)
     total = len(report["results"])
-    return f"{total} op x dtype: {counts or 'nothing to judge'} ({report['cases']} cases)"
+    said = f"{total} op x dtype: {counts or 'nothing to judge'} ({report['cases']} cases)"
+    if report["cut"]:
+        said += f"; {report['cut']} not to the end: time was up (--seconds)"
+    return said
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
 
 from propolis import dtypes
 from propolis.config import Config
+from propolis.conformance.meter import Meter
 from propolis.conformance.recipes import RECIPES
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
@@ -81,10 +83,13 @@ class Subject:
         units: everything it declares.
         device: where it runs.
         oracle: a CPU with the reference's implementations and no others.
+        meter: what the implementation in use does.
         facts: plugin, distribution, version, device, for the report.
     """
 
-    def __init__(self, plugin: str, device: str | None) -> None:
+    meter: Meter
+
+    def __init__(self, plugin: str, device: str | None, *, quick: bool = True) -> None:
         config = Config.load(fallback="allow")
         runtime = Runtime.start(config)
         set_default_runtime(runtime)
@@ -113,7 +118,7 @@ class Subject:
         self.oracle.table = DispatchTable(self.oracle, reference, self.oracle)
         self._cpu = runtime.cpu
         self._own = own
-        self.units = self._units(own)
+        self.units = self._units(own, quick=quick)
         properties = self.device.properties
         self.facts: dict[str, Any] = {
             "plugin": name,
@@ -131,7 +136,8 @@ class Subject:
         log = FallbackLog("allow")
         cpu = self.device if self.device is self._cpu else self._cpu
         self.raised = Raised()
-        impls = [unit.impl, *same]
+        self.meter = Meter(unit.impl, self.device)
+        impls = [self.meter.impl, *same]
         self.device.table = DispatchTable(self.device, impls, cpu, log, quarantine=self.raised)
         return log
 
@@ -150,12 +156,12 @@ class Subject:
         )
         raise UsageError(msg)
 
-    def _units(self, impls: list[OpImpl]) -> list[Unit]:
+    def _units(self, impls: list[OpImpl], *, quick: bool) -> list[Unit]:
         units: list[Unit] = []
         seen: dict[str, int] = {}
         for impl in impls:
             spec = catalogue()[impl.op]
-            for key in _keys(spec):
+            for key in _keys(spec, quick=quick):
                 if static_refusal(spec, key, self.device, impl) is not None:
                     continue
                 label = f"{spec.name}[{','.join(d.name for d in key)}]"
@@ -169,13 +175,16 @@ def has_recipe(op: str) -> bool:
     return op in RECIPES
 
 
-def _keys(spec: OpSpec) -> list[tuple[DType, ...]]:
+def _keys(spec: OpSpec, *, quick: bool) -> list[tuple[DType, ...]]:
     """
     The keys to judge: each dtype of each parameter, the others at their most usual.
 
-    All pairs of five floats and twelve block formats would say little more.
+    All combinations where there is time: five floats times twelve block formats say
+    little more.
     """
     allowed = [[d for d in dtypes.ALL if d in kinds] for kinds in spec.dtypes.values()]
+    if not quick:
+        return list(itertools.product(*allowed))
     usual = [dtypes.f32 if dtypes.f32 in kinds else kinds[0] for kinds in allowed]
     keys: dict[tuple[DType, ...], None] = {}
     for i, kinds in enumerate(allowed):

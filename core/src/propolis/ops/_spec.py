@@ -23,6 +23,15 @@ from propolis.dtypes import DType
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.layout import Shape
+from propolis.ops._tolerance import DEFAULT_TOLERANCE
+from propolis.ops._tolerance import EXACT
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import Magnitude
+from propolis.ops._tolerance import Tolerance
+from propolis.ops._tolerance import allowed_error
+from propolis.ops._tolerance import of_absolutes
+from propolis.ops._tolerance import of_itself
 from propolis.tensor import Tensor
 
 
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Collection
     from collections.abc import Mapping
+
+    import numpy as np
 
     from propolis.device import Device
 
@@ -40,29 +51,6 @@ Key = DType | tuple[DType, ...]
 
 Meta = tuple[Shape, DType]
 """Shape and dtype of an output."""
-
-
-class Tolerance(NamedTuple):
-    """
-    How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``.
-
-    Where both are 0 (``EXACT``) the result is the truth rounded once to its dtype.
-    """
-
-    rtol: float
-    atol: float
-
-
-EXACT: Final = Tolerance(0.0, 0.0)
-
-# Some ulps of each dtype, for ops that round a few times on the way.
-DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
-    dtypes.f64: Tolerance(1e-12, 1e-13),
-    dtypes.f32: Tolerance(1e-5, 1e-6),
-    dtypes.f16: Tolerance(2e-3, 1e-3),
-    dtypes.bf16: Tolerance(1.6e-2, 1e-3),
-    dtypes.f8e4m3: Tolerance(1.3e-1, 2e-3),
-}
 
 
 class Decomposition(NamedTuple):
@@ -92,6 +80,8 @@ class OpSpec:
         mutates: whether the first argument is the destination (then the op
             allocates nothing and returns that argument).
         tolerance: per output dtype; exact where a dtype is missing.
+        magnitude: how large the terms of a result were, for ops whose terms may cancel;
+            None for others (see :data:`Magnitude`).
         signature: the op's parameters, which implementations repeat.
         decomposed: how it is done with other ops; None where it is not.
     """
@@ -105,6 +95,7 @@ class OpSpec:
         allowed: Mapping[str, Collection[DType]],
         outputs: int,
         tolerance: Mapping[DType, Tolerance],
+        magnitude: Magnitude | None = None,
     ) -> None:
         self.name: Final = infer.__name__
         self.family: Final = infer.__module__.rpartition(".")[2]
@@ -113,6 +104,7 @@ class OpSpec:
         self.outputs: Final = outputs
         self.mutates: Final = outputs == 0
         self.tolerance: Final = tolerance
+        self.magnitude: Final = magnitude
         self.signature: Final = inspect.signature(infer)
         self.__doc__ = inspect.getdoc(infer)
         names = list(self.signature.parameters)
@@ -127,6 +119,30 @@ class OpSpec:
     def summary(self) -> str:
         """The first line of the docstring."""
         return (self.__doc__ or "").strip().partition("\n")[0]
+
+    def allowed(
+        self,
+        dtype: DType,
+        truth: np.ndarray,
+        magnitude: np.ndarray | None = None,
+        *,
+        exact: bool = True,
+    ) -> np.ndarray:
+        """
+        How far each element of a result may be from the truth.
+
+        Args:
+            dtype: the result's.
+            truth: in f64.
+            magnitude: what ``self.magnitude`` gave for it; computed in f32 (f64 for f64), so
+                much may the terms have lost.
+            exact: whether the implementation computes with its inputs as they are.
+
+        Returns:
+            Absolute errors, in f64.
+        """
+        tolerance = self.tolerance.get(dtype, EXACT)
+        return allowed_error(tolerance, dtype, truth, magnitude, exact=exact)
 
     def decomposition(
         self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
@@ -331,6 +347,7 @@ def op(
     *,
     mutates: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
     Declare an op by its inference function.
@@ -340,11 +357,17 @@ def op(
             dtypes it may have.
         mutates: the first parameter is the destination.
         tolerance: how far results may be from the truth, per output dtype.
+        magnitude: see :attr:`OpSpec.magnitude`.
     """
 
     def declare(infer: Callable[P, Meta | None]) -> Op[P]:
-        outputs = 0 if mutates else 1
-        spec: Op[P] = Op(infer, allowed=allowed, outputs=outputs, tolerance=tolerance)
+        spec: Op[P] = Op(
+            infer,
+            allowed=allowed,
+            outputs=0 if mutates else 1,
+            tolerance=tolerance,
+            magnitude=magnitude,
+        )
         _registry[spec.name] = spec
         return spec
 
@@ -355,11 +378,14 @@ def pair_op(
     allowed: Mapping[str, Collection[DType]],
     *,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs; arguments as :func:`op`."""
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, tolerance=tolerance)
+        spec: PairOp[P] = PairOp(
+            infer, allowed=allowed, outputs=2, tolerance=tolerance, magnitude=magnitude
+        )
         _registry[spec.name] = spec
         return spec
 
@@ -374,13 +400,18 @@ def catalogue() -> Mapping[str, OpSpec]:
 __all__ = [
     "DEFAULT_TOLERANCE",
     "EXACT",
+    "RELATIVE",
+    "ROUNDED",
     "Key",
+    "Magnitude",
     "Meta",
     "Op",
     "OpSpec",
     "PairOp",
     "Tolerance",
     "catalogue",
+    "of_absolutes",
+    "of_itself",
     "op",
     "pair_op",
 ]

@@ -8,6 +8,9 @@ captured step can be replayed at any length.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -15,20 +18,47 @@ from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
+from propolis.ops._spec import RELATIVE
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.dtypes import DType
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 Window = tuple[int, int]
 """Keys a query sees to its left and right; -1 for all."""
 
 
-@op({"q": FLOATS})
+def _attention_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> Array:
+    """
+    Weights times values, and what rounding the scores does to the weights.
+
+    A score that is off by ``d`` multiplies its weight by ``exp(d)``; the longest query and
+    key, the largest bias and the farthest position bound all scores.
+    """
+    scale = kwargs.get("scale")
+    longest = [np.linalg.norm(_finite(a), axis=-1).max(initial=0) for a in (q, k)]
+    scores = longest[0] * longest[1] * abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    if kwargs.get("bias") is not None:
+        scores += np.abs(_finite(kwargs["bias"])).max(initial=0)
+    if kwargs.get("alibi") is not None:
+        scores += np.abs(kwargs["alibi"]).max(initial=0) * (q.shape[1] + k.shape[0] * k.shape[1])
+    return np.asarray(f(q, k, np.abs(v), *args, **kwargs) * (1 + scores))
+
+
+def _finite(a: Array) -> Array:
+    return np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@op({"q": FLOATS}, tolerance=RELATIVE, magnitude=_attention_terms)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -90,7 +120,19 @@ def attention(
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 
 
-@pair_op({"q": FLOATS})
+def _attention_lse_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> tuple[Array, Array]:
+    def weighted(*args: Any, **kwargs: Any) -> Array:
+        return np.asarray(f(*args, **kwargs)[0])
+
+    lse = f(q, k, v, *args, **kwargs)[1]
+    ones = np.ones_like(v)
+    scores = _attention_terms(weighted, q, k, ones, *args, **kwargs).max(initial=1)
+    return _attention_terms(weighted, q, k, v, *args, **kwargs), np.abs(lse) + scores
+
+
+@pair_op({"q": FLOATS}, tolerance=RELATIVE, magnitude=_attention_lse_terms)
 def attention_lse(
     q: Tensor,
     k: Tensor,

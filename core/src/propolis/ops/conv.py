@@ -16,7 +16,9 @@ from propolis.errors import ShapeError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
+from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
+from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 Sizes = int | tuple[int, ...]
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def conv1d(
     x: Tensor,
     w: Tensor,
@@ -64,7 +66,7 @@ def conv1d(
     return _conv("conv1d", 1, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def conv2d(
     x: Tensor,
     w: Tensor,
@@ -100,7 +102,7 @@ def conv2d(
     return _conv("conv2d", 2, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def conv_transpose1d(
     x: Tensor,
     w: Tensor,
@@ -139,7 +141,7 @@ def conv_transpose1d(
     return _conv_transpose("conv_transpose1d", 1, x, w, bias, attributes, groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def conv_transpose2d(
     x: Tensor,
     w: Tensor,

@@ -9,7 +9,9 @@ from propolis.dtypes import PLAIN
 from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
+from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
+from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
 from propolis.ops.conv import Sizes
 from propolis.ops.conv import conv_sizes
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def avg_pool2d(
     x: Tensor,
     /,

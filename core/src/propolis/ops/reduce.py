@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -18,11 +21,16 @@ from propolis.layout import Shape
 from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
+from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
+from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -32,7 +40,7 @@ Dims = int | tuple[int, ...] | None
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes)
 def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The sum; of no elements, 0.
@@ -51,7 +59,7 @@ def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("sum", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     """
     The mean; of no elements, NaN.
@@ -71,7 +79,23 @@ def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     return reduced("mean", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS})
+def _deviations(
+    f: Callable[..., Any],
+    x: Array,
+    dims: Dims = None,
+    *,
+    keepdim: bool = False,
+    correction: int = 0,
+) -> Array:
+    """Each deviation is rounded as the element and the mean are, before it is squared."""
+    mean = x.mean(dims, keepdims=True)
+    far = np.abs(x - mean)
+    terms = far * (far + np.abs(mean))
+    # A sample's variance is at most twice the population's, where there is one.
+    return np.asarray((1 + (correction > 0)) * terms.mean(dims, keepdims=keepdim))
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_deviations)
 def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Meta:
     """
     The variance: the sum of squared deviations over ``n - correction``.
@@ -172,7 +196,7 @@ def argmin(x: Tensor, /, dim: int = -1) -> Meta:
     return _arg("argmin", x, dim)
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes)
 def cumsum(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The sums of all elements up to each along one dimension, itself included.
