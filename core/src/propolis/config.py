@@ -152,6 +152,11 @@ class Config(BaseSettings):
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
     )
+    save_failing_calls: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] | None = Field(
+        None,
+        description="Folder that keeps the call at which an implementation raised, with all its "
+        "arguments, for `propolis replay`. None keeps nothing.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning",
         description="The least severe log line that is printed, to standard error.",

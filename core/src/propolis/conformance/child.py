@@ -30,14 +30,15 @@ def main() -> None:
     def answer(**fields: Any) -> None:
         channel.write(json.dumps(fields) + "\n")
 
-    from propolis.conformance.subject import Subject  # noqa: PLC0415  (after sys.path is set)
+    from propolis.conformance.judge import RANDOM  # noqa: PLC0415  (after sys.path is set)
+    from propolis.conformance.subject import Subject  # noqa: PLC0415
 
     try:
         subject = Subject(request["plugin"], request["device"], quick=request["quick"])
     except PropolisError as exc:
         answer(refused=str(exc), exit_code=exc.exit_code)
         return
-    if not request["quick"]:
+    if not request["quick"] and RANDOM:
         import propolis.conformance.search  # noqa: F401, PLC0415  (large, and to be frozen)
     gc.freeze()  # each unit collects garbage, and what is loaded by now is none
     units = {unit.name: unit for unit in subject.units}
@@ -70,7 +71,7 @@ def serve(subject: Any, units: Any, wanted: dict[str, Any], answer: Any) -> None
         answer(case=str(case), encoded=encode(case, unit.spec.name))
 
     if "case" in wanted:
-        rerun(subject, unit, decode(wanted["case"], unit.spec.name))
+        rerun(subject, unit, decode(wanted["case"], unit.spec.name), wanted["save"])
         answer(survived=True)
         return
     result = judge(subject, unit, Plan(**wanted["plan"]), alive)

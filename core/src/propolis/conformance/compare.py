@@ -54,37 +54,55 @@ def difference(
         wrong = np.asarray(actual != expected.astype(actual.dtype))
         return _describe("values", wrong, actual, expected, "exactly")
     with np.errstate(all="ignore"):
-        nearest = rounded(expected, dtype)
-        truth = expected.astype(np.float64)
-        allowed = spec.allowed(dtype, truth, magnitude, exact=exact)
-        found = _floats(actual.astype(np.float64), truth, nearest, allowed, dtype)
-    check, wrong = found
+        values, truth = actual.astype(np.float64), expected.astype(np.float64)
+        off, allowed, odd = deviation(spec, values, expected, dtype, magnitude, exact=exact)
+    if odd.any():
+        return _describe("nan_inf", odd, values, truth, f"rounded to {dtype}")
     rtol, atol = spec.tolerance.get(dtype, EXACT)
-    said = f"within rtol={rtol:g} atol={atol:g}" if check == "values" else f"rounded to {dtype}"
-    if magnitude is not None and check == "values":
+    said = f"within rtol={rtol:g} atol={atol:g}"
+    if magnitude is not None:
         said += " and what its terms may lose"
-    return _describe(check, wrong, actual.astype(np.float64), truth, said)
+    return _describe("values", np.asarray(off > allowed), values, truth, said)
 
 
-def _floats(
-    values: Array, truth: Array, nearest: Array, allowed: Array, dtype: DType
-) -> tuple[str, Array]:
-    """Which elements are wrong, and by which check."""
+def deviation(
+    spec: OpSpec,
+    values: Array,
+    expected: Array,
+    dtype: DType,
+    magnitude: Array | None = None,
+    *,
+    exact: bool = True,
+) -> tuple[Array, Array, Array]:
+    """
+    How far each element of a floating-point result is off.
+
+    Args:
+        spec: whose tolerance holds.
+        values: the result in f64.
+        expected: f64, or exact integers.
+        dtype: the output's.
+        magnitude: of the terms, for ops that have one.
+        exact: whether the implementation is declared so.
+
+    Returns:
+        The distance from the truth (0 where either is not finite), the distance that is
+        allowed, and where NaN or an infinity is wrong or missing.
+    """
+    nearest, truth = rounded(expected, dtype), expected.astype(np.float64)
+    allowed = spec.allowed(dtype, truth, magnitude, exact=exact)
     # At the end of the range an error within tolerance decides between finite and not.
     edge = np.isfinite(truth) & (allowed > 0) & (np.abs(truth) + allowed >= LARGEST[dtype.name])
     beyond = np.isnan(values) if dtype is dtypes.f8e4m3 else np.isinf(values)
-    odd = ~(np.isfinite(nearest) & np.isfinite(values))
     same = (values == nearest) | (np.isnan(values) & np.isnan(nearest)) | (edge & beyond)
+    finite = np.isfinite(nearest) & np.isfinite(values)
+    odd = ~finite & ~same & ~(edge & np.isfinite(values))
     # The nearest number of the dtype is right, however far from the truth that is.
     off = np.minimum(np.abs(values - truth), np.abs(values - nearest))
     # What is rounded to infinity may as well be the largest number, at the edge.
-    odd &= ~(edge & np.isfinite(values))
-    wrong = np.asarray(odd & ~same)
-    if wrong.any():
-        return "nan_inf", wrong
-    close = off <= allowed
-    close |= edge & (np.abs(values - truth) <= allowed + LARGEST[dtype.name] * 2.0**-4)
-    return "values", np.asarray(~odd & ~close)
+    allowed = allowed + np.where(edge, LARGEST[dtype.name] * 2.0**-4, 0.0)
+    judged = finite | (edge & np.isfinite(values))
+    return np.asarray(np.where(judged, off, 0.0)), allowed, np.asarray(odd)
 
 
 def _describe(

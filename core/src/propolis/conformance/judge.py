@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import time
 from dataclasses import asdict
@@ -17,6 +18,8 @@ from propolis.conformance.checks import CheckFailedError
 from propolis.conformance.checks import DeclinedError
 from propolis.conformance.checks import NotValidError
 from propolis.conformance.checks import check_call
+from propolis.conformance.keep import keep
+from propolis.conformance.keep import path_of
 from propolis.conformance.misuse import check_errors
 from propolis.conformance.promises import check_capture
 from propolis.conformance.promises import check_leak
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 SHRINKING: Final = 20.0
 """Seconds after which a failing case is small enough."""
 
+RANDOM: Final = importlib.util.find_spec("hypothesis") is not None
+"""Whether random cases can be drawn: core works without Hypothesis."""
+
 EXAMPLES: Final = 30
 """Random cases of a unit."""
 
@@ -52,12 +58,14 @@ class Plan:
         quick: leave the random cases out.
         scale: of what is large or many; below 1 for slow devices.
         seconds: after which no further case begins.
+        save: folder for the case that fails; None keeps none.
     """
 
     seed: int = 0
     quick: bool = True
     scale: float = 1.0
     seconds: float = math.inf
+    save: str | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +131,8 @@ def judge(subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None
     if result.status == "passed" and not result.cases:
         result.status = "declined" if result.declined else "no recipe"
         result.message = "its supports() took no case" if result.declined else "no case is valid"
+    if plan.save is not None and result.status != "failed":
+        path_of(plan.save, unit.name).unlink(missing_ok=True)
     result.seconds = time.monotonic() - started
     return result
 
@@ -137,6 +147,8 @@ def _run_all(
         alive(case)
         try:
             bench = Bench.set_up(subject, unit, case, subject.use(unit))
+            if plan.save is not None:
+                keep(plan.save, bench, case)
             source = check_call(bench, case)
         except (NotValidError, DeclinedError) as exc:
             result.declined += isinstance(exc, DeclinedError)
@@ -148,6 +160,13 @@ def _run_all(
             promise(bench, case)
         return True
 
+    def fail(case: Case, failure: CheckFailedError) -> None:
+        result.status, result.case = "failed", str(case)
+        result.check, result.message = failure.check, failure.message
+        if plan.save is not None:
+            bench = Bench.set_up(subject, unit, case, subject.use(unit))
+            keep(plan.save, bench, case, f"{failure.check}: {failure.message}")
+
     for case in cases(recipes, plan.seed, scale=plan.scale):
         if result.cases and time.monotonic() > until:
             result.cut = True
@@ -157,22 +176,24 @@ def _run_all(
                 promises = ()
         except CheckFailedError as failure:
             result.cases += 1
-            _fail(result, *_smallest(attempt, case, promises, failure))
+            fail(*_smallest(attempt, case, promises, failure))
             return
-    if not plan.quick and time.monotonic() < until:
+    if not plan.quick and RANDOM and time.monotonic() < until:
         from propolis.conformance.search import search  # noqa: PLC0415  (Hypothesis is large)
 
         examples = max(5, int(EXAMPLES * plan.scale))
         seconds = min(until - time.monotonic(), 1e6)
         found = search(recipes, plan.seed, examples, seconds, attempt)
         if found is not None:
-            _fail(result, *found)
+            fail(*found)
 
 
-def rerun(subject: Subject, unit: Unit, case: Case) -> None:
+def rerun(subject: Subject, unit: Unit, case: Case, save: str | None) -> None:
     """Run a case as it was, to see whether the process survives it."""
     try:
         bench = Bench.set_up(subject, unit, case, subject.use(unit))
+        if save is not None:
+            keep(save, bench, case)
         check_call(bench, case)
         for promise in _PROMISES:
             promise(bench, case)
@@ -204,11 +225,6 @@ def _smallest(
         if fails(case) is not None:
             return shrink(case, failure, fails, SHRINKING)
     return case, failure  # it fails once only
-
-
-def _fail(result: Result, case: Case, failure: CheckFailedError) -> None:
-    result.status, result.case = "failed", str(case)
-    result.check, result.message = failure.check, failure.message
 
 
 def _leak(bench: Bench, case: Case) -> None:

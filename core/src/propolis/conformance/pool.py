@@ -30,6 +30,7 @@ from propolis.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Mapping
     from collections.abc import Sequence
 
     from propolis.conformance.cases import Case
@@ -53,6 +54,7 @@ class Request:
         quick: leave the random cases out, and judge each dtype of a parameter once instead
             of all combinations.
         timeout: seconds without a sign of life until a child counts as hung.
+        save: folder that keeps the smallest failing case of each unit; None for none.
         scale: of what is large or many, above 0; None for what the device says of itself
             (``conformance_scale`` among its properties' extra), or 1.
         seconds: how long all may take, about: a unit that takes far more than its share
@@ -64,6 +66,7 @@ class Request:
     seed: int = 0
     quick: bool = False
     timeout: float = 60.0
+    save: str | None = None
     scale: float | None = None
     seconds: float | None = None
 
@@ -71,6 +74,11 @@ class Request:
     def budget(self) -> float:
         """Seconds for all units together."""
         return self.seconds or (60.0 if self.quick else 600.0)
+
+
+def scale_of(request: Request, facts: Mapping[str, Any]) -> float:
+    """What was asked for, or what the device says of itself, or 1."""
+    return request.scale or float(facts["device_extra"].get("conformance_scale", 1))
 
 
 class ChildEndedError(Exception):
@@ -140,8 +148,14 @@ class Child:
             seconds: after which no further case begins.
         """
         request = self._request
-        scale = request.scale or float(self.facts["device_extra"].get("conformance_scale", 1))
-        plan = {"seed": request.seed, "quick": request.quick, "scale": scale, "seconds": seconds}
+        scale = scale_of(request, self.facts)
+        plan = {
+            "seed": request.seed,
+            "quick": request.quick,
+            "scale": scale,
+            "seconds": seconds,
+            "save": request.save,
+        }
         said: dict[str, Any] = {"case": "", "encoded": None}
         try:
             self._send({"unit": unit, "plan": plan})
@@ -162,12 +176,13 @@ class Child:
         """The smallest case that ends a process the same way, each in a new one if need be."""
         child: Child | None = None
 
-        def ends(smaller: Case) -> ChildEndedError | None:
+        def ends(smaller: Case, save: str | None = None) -> ChildEndedError | None:
             nonlocal child
             if child is None or not child.usable:
                 child = Child(self._request)
             try:
-                child._send({"unit": unit, "case": encode(smaller, unit.partition("[")[0])})
+                encoded = encode(smaller, unit.partition("[")[0])
+                child._send({"unit": unit, "case": encoded, "save": save})
                 child._receive()
             except ChildEndedError as exc:
                 child.close()
@@ -178,6 +193,8 @@ class Child:
             if failure.check == "hung" and self._request.timeout > SHRINKING / 4:
                 return str(case), failure
             smallest, failure = shrink(case, failure, ends, SHRINKING)
+            if self._request.save is not None and smallest != case:
+                ends(smallest, self._request.save)  # what is on disk is the last that ran
             return str(smallest), failure
         finally:
             if child is not None:

@@ -95,11 +95,6 @@ def of_absolutes(f: Callable[..., Any], *arrays: Array, **attributes: Any) -> An
     return f(*(abs(a) if _is_floats(a) else a for a in arrays), **given)
 
 
-def of_itself(f: Callable[..., Any], *arrays: Array, **attributes: Any) -> Any:
-    """The magnitude where nothing cancels: the result's own."""
-    return abs(f(*arrays, **attributes))
-
-
 def _is_floats(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 

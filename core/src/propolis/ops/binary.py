@@ -9,11 +9,11 @@ from propolis.dtypes import PLAIN
 from propolis.ops._infer import broadcast
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import RELATIVE
 from propolis.ops._spec import Meta
 from propolis.ops._spec import Op
 from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _arithmetic(
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="dtype of ``a``")
-    return op({"a": PLAIN}, tolerance=tolerance)(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance=tolerance)(infer)
 
 
 def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
@@ -73,7 +73,7 @@ def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="u8: 1 for true, 0 for false")
-    return op({"a": PLAIN}, tolerance={})(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance={})(infer)
 
 
 add = _arithmetic("add", "``a + b``; integers wrap around.")

@@ -15,9 +15,9 @@ from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": frozenset(dtypes.ALL)}, tolerance=_EXACT)
+@op({"x": frozenset(dtypes.ALL)}, elementwise=True, tolerance=_EXACT)
 def copy(x: Tensor, /) -> Meta:
     """
     A row-major copy.

@@ -19,10 +19,10 @@ from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
-from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from propolis.dtypes import FLOATS
 from propolis.ops._infer import broadcast
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
-from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 from propolis.ops.binary import add
 
 

@@ -12,12 +12,12 @@ from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
-from propolis.ops._spec import RELATIVE
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
-from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _weights(
 ) -> tuple[Array, None]:
     """As for ``softmax``: exponentials lose what their arguments are rounded by."""
     below = logits.max(-1, keepdims=True) - logits.min(-1, keepdims=True)
-    return f(logits, k, renormalize=renormalize)[0] * (1 + below), None
+    return f(logits, k, renormalize=renormalize)[0] * (1 + below / 32), None
 
 
 @pair_op({"logits": FLOATS}, tolerance=RELATIVE, magnitude=_weights)

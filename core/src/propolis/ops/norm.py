@@ -15,10 +15,10 @@ from propolis.dtypes import FLOATS
 from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
-from propolis.ops._spec import RELATIVE
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
 from propolis.ops.binary import add
 from propolis.ops.unary import silu
 
@@ -30,15 +30,25 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS}, tolerance=RELATIVE)
+_ROWS = {
+    "x": "(..., width), a float dtype.",
+    "weight": "(width,), same dtype.",
+    "bias": "(width,), same dtype, or None.",
+    "eps": "added to the mean square.",
+}
+_GROUPS = {
+    "x": "(batch, channels, ...), a float dtype.",
+    "weight": "(channels,), same dtype.",
+    "bias": "(channels,), same dtype.",
+    "groups": "divides the channels.",
+    "eps": "added to the variance.",
+}
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     """
     ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019).
-
-    Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         Shape and dtype of ``x``.
@@ -53,7 +63,7 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     return x.shape, x.dtype
 
 
-@pair_op({"x": FLOATS}, tolerance=RELATIVE)
+@pair_op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -67,10 +77,7 @@ def add_rms_norm(
     ``h`` is rounded to the dtype before it is normalised.
 
     Args:
-        x: (..., width), a float dtype.
         residual: same shape and dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         ``h`` and its norm, each of the shape and dtype of ``x``.
@@ -102,7 +109,7 @@ def _layer_terms(
     return np.asarray(y if bias is None else y + np.abs(bias))
 
 
-@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_layer_terms)
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_layer_terms, shared=_ROWS)
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -114,9 +121,6 @@ def layer_norm(
     ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension (Ba et al. 2016).
 
     Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        bias: (width,), same dtype, or None.
         eps: added to the variance.
 
     Returns:
@@ -149,7 +153,7 @@ def _group_terms(
     return np.asarray(y * np.abs(weight).reshape(across) + np.abs(bias).reshape(across))
 
 
-@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms)
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm(
     x: Tensor,
     weight: Tensor,
@@ -162,11 +166,8 @@ def group_norm(
     Normalise each group of channels over its channels and all positions (Wu, He 2018).
 
     Args:
-        x: (batch, channels, ...), a float dtype.
         weight: (channels,), same dtype: multiplies each channel afterwards.
         bias: (channels,), same dtype: is added to each channel then.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.
@@ -179,7 +180,7 @@ def group_norm(
     return _group_norm("group_norm", x, weight, bias, groups)
 
 
-@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms)
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm_silu(
     x: Tensor,
     weight: Tensor,
@@ -190,13 +191,6 @@ def group_norm_silu(
 ) -> Meta:
     """
     ``silu(group_norm(x, weight, bias, groups, eps))``, rounded once.
-
-    Args:
-        x: (batch, channels, ...), a float dtype.
-        weight: (channels,), same dtype.
-        bias: (channels,), same dtype.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.

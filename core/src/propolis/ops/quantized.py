@@ -11,10 +11,10 @@ from propolis.dtypes import DType
 from propolis.errors import DTypeError
 from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
-from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 from propolis.ops.matmul import linear
 
 

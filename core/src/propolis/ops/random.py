@@ -13,9 +13,9 @@ from typing import Any
 
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
-from propolis.ops._spec import RELATIVE
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from propolis.layout import Shape
 from propolis.layout import normalize_dim
 from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
-from propolis.ops._spec import of_absolutes
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -37,18 +37,23 @@ if TYPE_CHECKING:
 Dims = int | tuple[int, ...] | None
 """One dimension, several, or None for all; negative ones count from the end."""
 
+_REDUCED = {
+    "x": "any shape, any plain dtype.",
+    "dims": "the dimensions to reduce.",
+    "keepdim": "leave them with size 1 instead of dropping them.",
+}
+_SEARCHED = {
+    "x": "rank 1 or more, any plain dtype.",
+    "dim": "the dimension to search; negative counts from the end.",
+}
+
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes)
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The sum; of no elements, 0.
-
-    Args:
-        x: any shape, any plain dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -59,15 +64,13 @@ def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("sum", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     """
     The mean; of no elements, NaN.
 
     Args:
         x: any shape, a float dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -95,15 +98,13 @@ def _deviations(
     return np.asarray((1 + (correction > 0)) * terms.mean(dims, keepdims=keepdim))
 
 
-@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_deviations)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_deviations, shared=_REDUCED)
 def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Meta:
     """
     The variance: the sum of squared deviations over ``n - correction``.
 
     Args:
         x: any shape, a float dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
         correction: 0 for a whole population, 1 for a sample (Bessel).
 
     Returns:
@@ -116,15 +117,13 @@ def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: i
     return reduced("var", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_REDUCED)
 def min(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The smallest element; NaN where any is.
 
     Args:
-        x: any shape, any plain dtype.
         dims: the dimensions to reduce, none of them empty.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -135,15 +134,13 @@ def min(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("min", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_REDUCED)
 def max(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The largest element; NaN where any is.
 
     Args:
-        x: any shape, any plain dtype.
         dims: the dimensions to reduce, none of them empty.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -154,16 +151,12 @@ def max(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("max", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_SEARCHED)
 def argmax(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The index of the largest element along one dimension; of the first, when several are.
 
     NaN counts as larger than any number, as in numpy and torch.
-
-    Args:
-        x: rank 1 or more, any plain dtype.
-        dim: the dimension to search; negative counts from the end.
 
     Returns:
         Shape of ``x`` without that dimension, i64.
@@ -175,16 +168,12 @@ def argmax(x: Tensor, /, dim: int = -1) -> Meta:
     return _arg("argmax", x, dim)
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_SEARCHED)
 def argmin(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The index of the smallest element along one dimension; of the first, when several are.
 
     NaN counts as smaller than any number, as in numpy and torch.
-
-    Args:
-        x: rank 1 or more, any plain dtype.
-        dim: the dimension to search; negative counts from the end.
 
     Returns:
         Shape of ``x`` without that dimension, i64.

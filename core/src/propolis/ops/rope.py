@@ -11,9 +11,9 @@ from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:

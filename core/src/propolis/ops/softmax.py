@@ -9,9 +9,9 @@ import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.layout import normalize_dim
-from propolis.ops._spec import RELATIVE
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def _shares(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:
-    """The argument of an exponential is rounded: relatively, its result loses that much."""
-    return np.asarray(f(x, dim) * (1 + _below(x, dim)))
+    """The argument of an exponential is rounded: its result loses that, relatively."""
+    return np.asarray(f(x, dim) * (1 + _below(x, dim) / 32))
 
 
 def _logarithms(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:

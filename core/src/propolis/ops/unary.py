@@ -21,13 +21,13 @@ from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import DEFAULT_TOLERANCE
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import RELATIVE
-from propolis.ops._spec import ROUNDED
-from propolis.ops._spec import Magnitude
 from propolis.ops._spec import Meta
 from propolis.ops._spec import Op
 from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import Magnitude
 from propolis.ops.binary import mul
 
 
@@ -78,7 +78,7 @@ def _unary(
     # What takes integers too is exact, or one product that f32 or f64 rounds correctly.
     if allowed is PLAIN:
         tolerance = dict.fromkeys(PLAIN, EXACT)
-    return op({"x": allowed}, tolerance=tolerance, magnitude=magnitude)(infer)
+    return op({"x": allowed}, elementwise=True, tolerance=tolerance, magnitude=magnitude)(infer)
 
 
 def _argument(f: Callable[..., Any], x: Array, up: Array | float = 1.0) -> Array:
@@ -126,7 +126,7 @@ ceil = _unary("ceil", "The smallest whole number not below ``x``.", PLAIN)
 round = _unary("round", "The nearest whole number, ties to the even one, as IEEE rounds.", PLAIN)  # noqa: A001
 
 
-@op({"x": FLOATS}, tolerance=RELATIVE)
+@op({"x": FLOATS}, tolerance=RELATIVE, elementwise=True)
 def powf(x: Tensor, /, exponent: float) -> Meta:
     """
     ``x ** exponent``; a negative ``x`` to a fraction is NaN.
@@ -144,7 +144,7 @@ def powf(x: Tensor, /, exponent: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, elementwise=True)
 def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     """
     ``x`` where positive, else ``alpha * (exp(x) - 1)`` (Clevert et al. 2015).
@@ -162,7 +162,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": PLAIN}, tolerance=ROUNDED)
+@op({"x": PLAIN}, tolerance=ROUNDED, elementwise=True)
 def clamp(x: Tensor, /, low: float, high: float) -> Meta:
     """
     ``min(max(x, low), high)``; NaN stays NaN.
@@ -190,7 +190,7 @@ def _affine_terms(f: Callable[..., Any], x: Array, mul: float, add: float) -> Ar
     return np.asarray(np.abs(x * mul) + np.abs(add))
 
 
-@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=_affine_terms)
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=_affine_terms, elementwise=True)
 def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     """
     ``x * mul + add``.
@@ -212,7 +212,7 @@ def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"gate": FLOATS}, tolerance=_SHARE)
+@op({"gate": FLOATS}, tolerance=_SHARE, elementwise=True)
 def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
@@ -231,7 +231,7 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     return _gated("silu_mul", gate, up)
 
 
-@op({"gate": FLOATS}, tolerance=RELATIVE, magnitude=_argument)
+@op({"gate": FLOATS}, tolerance=RELATIVE, magnitude=_argument, elementwise=True)
 def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).

@@ -12,9 +12,9 @@ from propolis.dtypes import PLAIN
 from propolis.errors import OpError
 from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
-from propolis.ops._spec import ROUNDED
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:

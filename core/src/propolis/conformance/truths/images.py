@@ -46,6 +46,12 @@ def _taps(
         )
 
 
+def _channels(weights: Array, x: Array) -> Array:
+    """Channels of each group as products: (g, o, c) times (b, g, c, h, w)."""
+    columns = x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
+    return (weights @ columns).reshape(*x.shape[:2], weights.shape[1], *x.shape[3:])
+
+
 def _conv2d(
     x: Array,
     w: Array,
@@ -60,7 +66,7 @@ def _conv2d(
     weights = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     for i, j, seen in _taps(_padded(x, padding, 0), w.shape[2:], stride, dilation):
         split = seen.reshape(len(x), groups, w.shape[1], *seen.shape[2:])
-        total = total + np.einsum("bgchw,goc->bgohw", split, weights[..., i, j])
+        total = total + _channels(weights[..., i, j], split)
     y = total.reshape(len(x), w.shape[0], *total.shape[3:])
     return np.asarray(y if bias is None else y + bias[:, None, None])
 
@@ -86,7 +92,7 @@ def _conv_transpose2d(
     for i, j in np.ndindex(*kernel):
         rows = slice(i * dh, i * dh + sh * (x.shape[2] - 1) + 1, sh)
         columns = slice(j * dw, j * dw + sw * (x.shape[3] - 1) + 1, sw)
-        y[..., rows, columns] += np.einsum("bgchw,gco->bgohw", split, weights[..., i, j])
+        y[..., rows, columns] += _channels(weights[..., i, j].transpose(0, 2, 1), split)
     y = y[..., ph : whole[0] - ph, pw : whole[1] - pw]
     y = y.reshape(len(x), groups * w.shape[1], *y.shape[3:])
     return np.asarray(y if bias is None else y + bias[:, None, None])
