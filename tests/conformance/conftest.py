@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import textwrap
 
 import pytest
@@ -44,6 +45,7 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
         (info / "RECORD").write_text("wrong_dist,,\n")
         (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = wrong_plugin\n")
+        monkeypatch.delitem(sys.modules, "wrong_plugin", raising=False)  # an earlier test's
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
 

@@ -111,7 +111,7 @@ def test_report(install, tmp_path, capsys):
     assert "numpy" in report["libraries"]
     page = text.read_text()
     assert "# Conformance of wrong (wrong-dist 1.0)" in page
-    assert "| add[f32] | failed: values |" in page
+    assert "**add[f32]**: values: 1 of 2 elements wrong" in page
     assert "2 op x dtype: 2 failed" in capsys.readouterr().out
 
 
@@ -172,3 +172,24 @@ def test_pytest_plugin():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ((), "--propolis-plugin NAME says which plugin to judge"),
+        (("--propolis-plugin=absent",), "no plugin 'absent' is installed; there are: "),
+    ],
+)
+def test_pytest_plugin_without_a_plugin(option, said):
+    """An author reads one sentence, and none of our frames."""
+    plugin = "propolis.conformance.pytest_plugin"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
+    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
+    done = subprocess.run(
+        [*command, *option], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode not in (0, 1)
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "pytest_plugin.py" not in done.stdout

@@ -65,7 +65,7 @@ def tensor_of(raw, block):
 def prepared(x, w, cpu):
     """The weight as a worker has it after loading."""
     weight = cpu.table.prepare(ops.qmatmul, ops.qmatmul.key(x.dtype, w.dtype), w)
-    assert set(weight.packed) == {"cpu_ref"}
+    assert set(weight.packed) == {ops_quantized.prepare}
     return weight
 
 

@@ -163,6 +163,11 @@ class Config(BaseSettings):
         description="Each tensor on a GPU is an allocation of its own and goes back at once, so "
         "that tools which watch memory see where it ends. Slow.",
     )
+    save_failing_calls: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] | None = Field(
+        None,
+        description="Folder that keeps the call at which an implementation raised, with all its "
+        "arguments, for `propolis replay`. None keeps nothing.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning",
         description="The least severe log line that is printed, to standard error.",

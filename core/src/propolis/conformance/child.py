@@ -44,6 +44,7 @@ def main() -> None:
             request["seed"],
             quick=request["quick"],
             alive=lambda case: answer(case=case),
+            save=request["save"],
         )
         answer(result=result.as_dict())
     channel.flush()

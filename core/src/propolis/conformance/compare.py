@@ -57,6 +57,35 @@ def _floats(
     scale: Array | None,
 ) -> tuple[str, str] | None:
     expected = expected.astype(np.float64)
+    off, allowed, odd = deviation(spec, values, expected, dtype, scale)
+    if odd.any():
+        return _describe("nan_inf", odd, values, expected, "rounded to " + dtype.name)
+    tolerance = spec.tolerance.get(dtype, EXACT)
+    said = f"within rtol={tolerance.rtol:g} atol={tolerance.atol:g}"
+    return _describe("values", np.asarray(off > allowed), values, expected, said)
+
+
+def deviation(
+    spec: OpSpec,
+    values: Array,
+    expected: Array,
+    dtype: DType,
+    scale: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """
+    How far each element of a floating-point result is off.
+
+    Args:
+        spec: whose tolerance holds.
+        values: the result in f64.
+        expected: f64.
+        dtype: the output's.
+        scale: the sum of magnitudes, for linear ops.
+
+    Returns:
+        The distance from the truth (0 where either is not finite), the distance that is
+        allowed, and where NaN or an infinity is wrong or missing.
+    """
     rounded = expected.astype(dtype.numpy).astype(np.float64)
     tolerance = spec.tolerance.get(dtype, EXACT)
     # At the end of the range an error within tolerance decides between finite and not.
@@ -64,17 +93,13 @@ def _floats(
     edge &= np.isfinite(expected) & (tolerance.rtol > 0)
     odd = ~(np.isfinite(rounded) & np.isfinite(values)) & ~edge
     same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
-    wrong = np.asarray(odd & ~same)
-    if wrong.any():
-        return _describe("nan_inf", wrong, values, expected, "rounded to " + dtype.name)
     # The nearest number of the dtype is right, however far from the truth that is.
     off = np.minimum(np.abs(values - expected), np.abs(values - rounded))
     allowed = tolerance.atol + tolerance.rtol * np.abs(expected)
-    said = f"within rtol={tolerance.rtol:g} atol={tolerance.atol:g}"
     if scale is not None:
         ulp = 2.0**-53 if dtype is dtypes.f64 else 2.0**-24
         allowed = allowed + _ROUNDINGS * ulp * np.broadcast_to(scale, expected.shape)
-    return _describe("values", np.asarray((off > allowed) & ~odd & ~edge), values, expected, said)
+    return np.asarray(np.where(odd | edge, 0.0, off)), allowed, np.asarray(odd & ~same)
 
 
 def _describe(

@@ -16,6 +16,8 @@ from propolis.conformance.checks import CheckFailedError
 from propolis.conformance.checks import DeclinedError
 from propolis.conformance.checks import NotValidError
 from propolis.conformance.checks import check_call
+from propolis.conformance.keep import keep
+from propolis.conformance.keep import path_of
 from propolis.conformance.promises import check_capture
 from propolis.conformance.promises import check_errors
 from propolis.conformance.promises import check_leak
@@ -72,6 +74,7 @@ def judge(
     *,
     quick: bool,
     alive: Callable[[str], None],
+    save: str | None = None,
 ) -> Result:
     """
     Run every case of a unit, until one fails.
@@ -83,6 +86,7 @@ def judge(
         quick: leave the random cases out.
         alive: told each case before it runs, so that whoever watches knows where a
             crash happened.
+        save: folder for the case that fails; None keeps none.
     """
     result = Result(unit.name)
     started = time.perf_counter()
@@ -95,7 +99,7 @@ def judge(
     for case in cases(recipes, seed, quick=quick):
         alive(str(case))
         try:
-            check, source, bench = _run(subject, unit, case)
+            check, source, bench = _run(subject, unit, case, save)
             if bench is None:
                 result.declined += check is DeclinedError
                 continue
@@ -115,6 +119,9 @@ def judge(
             result.case = str(case)
         except CheckFailedError as failure:
             smallest, failure = _shrink(subject, unit, case, failure, alive)
+            if save is not None:
+                bench = Bench.set_up(subject, unit, smallest, subject.use(unit))
+                keep(save, bench, smallest, f"{failure.check}: {failure.message}")
             result.status = "failed"
             result.cases += 1
             result.check, result.message = failure.check, failure.message
@@ -123,15 +130,19 @@ def judge(
     if result.status == "passed" and not result.cases:
         result.status = "declined" if result.declined else "no recipe"
         result.message = "its supports() took no case" if result.declined else "no case is valid"
+    if save is not None and result.status != "failed":
+        path_of(save, unit.name).unlink(missing_ok=True)
     result.seconds = time.perf_counter() - started
     return result
 
 
 def _run(
-    subject: Subject, unit: Unit, case: Case
+    subject: Subject, unit: Unit, case: Case, save: str | None = None
 ) -> tuple[type[Exception] | None, str, Bench | None]:
     try:
         bench = Bench.set_up(subject, unit, case, subject.use(unit))
+        if save is not None:
+            keep(save, bench, case)
         return None, check_call(bench, case), bench
     except (NotValidError, DeclinedError) as exc:
         return type(exc), "", None

@@ -38,6 +38,7 @@ class Request:
         seed: of all random numbers.
         quick: leave the random cases out.
         timeout: seconds without a sign of life until a child counts as hung.
+        save: folder that keeps the smallest failing case of each unit; None for none.
     """
 
     plugin: str
@@ -45,6 +46,7 @@ class Request:
     seed: int = 0
     quick: bool = False
     timeout: float = 60.0
+    save: str | None = None
 
 
 class ChildEndedError(Exception):
@@ -89,6 +91,7 @@ class Child:
                 "device": request.device,
                 "seed": request.seed,
                 "quick": request.quick,
+                "save": request.save,
             },
         )
         try:

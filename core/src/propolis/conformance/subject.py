@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis import dtypes
 from propolis.config import Config
+from propolis.conformance.keys import keys
+from propolis.conformance.keys import label_of
 from propolis.conformance.recipes import RECIPES
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
@@ -25,6 +26,7 @@ from propolis.runtime import set_default_runtime
 if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.dtypes import DType
+    from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
 
@@ -62,14 +64,14 @@ class Raised(Quarantine):
 
     reason_given: str | None = None
 
-    def reason(self, impl: OpImpl, device: Device) -> str | None:
+    def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
         """Nothing is ever quarantined."""
-        del impl, device
+        del impl, key, device
         return None
 
-    def add(self, impl: OpImpl, device: Device, reason: str) -> None:
+    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
         """Note the reason."""
-        del impl, device
+        del impl, key, device
         self.reason_given = reason
 
 
@@ -123,6 +125,7 @@ class Subject:
             "device_name": properties.name,
             "arch": properties.arch,
             "device_extra": dict(properties.extra),
+            "files": list(report.files),
         }
 
     def use(self, unit: Unit) -> FallbackLog:
@@ -155,10 +158,10 @@ class Subject:
         seen: dict[str, int] = {}
         for impl in impls:
             spec = catalogue()[impl.op]
-            for key in _keys(spec):
+            for key in keys(spec):
                 if static_refusal(spec, key, self.device, impl) is not None:
                     continue
-                label = f"{spec.name}[{','.join(d.name for d in key)}]"
+                label = label_of(spec, key)
                 seen[label] = count = seen.get(label, 0) + 1
                 units.append(Unit(label if count == 1 else f"{label}#{count}", spec, key, impl))
         return units
@@ -167,18 +170,3 @@ class Subject:
 def has_recipe(op: str) -> bool:
     """Whether arguments of the op can be drawn."""
     return op in RECIPES
-
-
-def _keys(spec: OpSpec) -> list[tuple[DType, ...]]:
-    """
-    The keys to judge: each dtype of each parameter, the others at their most usual.
-
-    All pairs of five floats and twelve block formats would say little more.
-    """
-    allowed = [[d for d in dtypes.ALL if d in kinds] for kinds in spec.dtypes.values()]
-    usual = [dtypes.f32 if dtypes.f32 in kinds else kinds[0] for kinds in allowed]
-    keys: dict[tuple[DType, ...], None] = {}
-    for i, kinds in enumerate(allowed):
-        for kind in kinds:
-            keys[*usual[:i], kind, *usual[i + 1 :]] = None
-    return list(keys)

@@ -181,6 +181,9 @@ SCALES: Final[Mapping[str, Callable[..., Array]]] = {
     "group_norm_silu": _group_norm_scale,
 }
 
+# Weighted means of one tensor: what rounding may lose grows with its magnitudes.
+AVERAGED: Final = {"attention": "v"}
+
 # Products with weights in blocks are products with what the blocks stand for.
 DENSE: Final = {"qmatmul": "linear", "moe_qmatmul": "moe_linear"}
 
@@ -223,10 +226,35 @@ def truth(
         if special is not None:
             given = {name: value.wide for name, value in values.items()}
             scale = special(*given.values(), **_present(attributes))
+        elif spec.name in AVERAGED:
+            name = AVERAGED[spec.name]
+            sizes = {**values, name: _magnitude(values[name])}
+            scale = _expected(spec, sizes, attributes, oracle, fixed)[0][0]
+            scale = scale * (1 + _score_reach(values, attributes) / 32)
         elif linear and outputs[0].dtype.kind == "f":
             sizes = {name: _magnitude(value) for name, value in values.items()}
             scale = np.abs(_expected(spec, sizes, attributes, oracle, fixed)[0][0])
     return Truth(outputs, f"{source}, dequantized" if dense else source, scale)
+
+
+def _score_reach(values: Mapping[str, Value], attributes: Mapping[str, Any]) -> Array:
+    """
+    For each query of an attention, a bound on its scores' sums of magnitudes.
+
+    What a score is off by, its weight is off by in proportion.  Short sums, as scores are,
+    lose about one unit of it where the 32 that long ones are allowed would hide half
+    precision.  0 for paged and ragged calls, whose keys lie elsewhere.
+    """
+    if {"q_start", "block_table"} & values.keys():
+        return np.zeros(1)
+    q, k = (np.abs(values[name].wide) for name in "qk")
+    if "kv_len" in values:  # what lies behind is undefined
+        valid = np.arange(k.shape[1]) < values["kv_len"].array[:, None]
+        k = np.where(valid[:, :, None, None], k, 0.0)
+    largest = np.repeat(k.max(1, initial=0.0), q.shape[2] // max(k.shape[2], 1), 1)
+    given = attributes.get("scale")
+    factor = q.shape[-1] ** -0.5 if given is None else abs(given)
+    return np.asarray(np.einsum("bthd,bhd->bth", q, largest)[..., None] * factor)
 
 
 def _magnitude(value: Value) -> Value:

@@ -13,6 +13,7 @@ from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.ops._docs import parameter_docs
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
@@ -54,6 +55,13 @@ def attention(
     It sees keys up to ``p`` when causal, and keys ``p - left`` to ``p + right`` of a
     window.  A query that sees no key gives zeros.
 
+    What lies beyond ``kv_len`` is never part of a result, whatever its bytes: a cache need
+    not be cleared.  A key that ``causal`` or ``window`` hides from a query has weight 0 for
+    it.  Where its value is not finite, the CPU reference still leaves it out; others may
+    give NaN (0 * NaN, as torch's do: in whole, or for the keys of a tile), because a test of
+    every product would cost what matrix units gain.  A ``bias`` of -inf is a score, not a
+    mask: its 0 * NaN is NaN everywhere.
+
     Ragged batches: with ``q_start``, ``q`` is (1, total, heads, head_dim) and sequence
     ``s`` is its rows ``q_start[s]`` to ``q_start[s + 1]``; ``k`` and ``v`` hold a sequence
     a row of their batch dimension, ``kv_len`` keys each.
@@ -90,7 +98,7 @@ def attention(
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 
 
-@pair_op({"q": FLOATS})
+@pair_op({"q": FLOATS}, shared=parameter_docs(attention.__doc__ or ""))
 def attention_lse(
     q: Tensor,
     k: Tensor,
@@ -111,20 +119,6 @@ def attention_lse(
     ``attention`` with the logarithm of each row's sum of exponentials as well.
 
     Two results over disjoint keys can be merged with it, as split-KV decoding does.
-
-    Args:
-        q: as for ``attention``.
-        k: as for ``attention``.
-        v: as for ``attention``.
-        kv_len: as for ``attention``.
-        scale: as for ``attention``.
-        causal: as for ``attention``.
-        window: as for ``attention``.
-        softcap: as for ``attention``.
-        bias: as for ``attention``.
-        alibi: as for ``attention``.
-        q_start: as for ``attention``.
-        block_table: as for ``attention``.
 
     Returns:
         The result of ``attention``, and (batch, heads, tokens) in f32 (f64 for f64):

@@ -61,7 +61,7 @@ def _arithmetic(
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="dtype of ``a``")
-    return op({"a": PLAIN}, tolerance=tolerance)(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance=tolerance)(infer)
 
 
 def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
@@ -73,7 +73,7 @@ def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="u8: 1 for true, 0 for false")
-    return op({"a": PLAIN}, tolerance={})(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance={})(infer)
 
 
 add = _arithmetic("add", "``a + b``; integers wrap around.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": frozenset(dtypes.ALL)}, tolerance=_EXACT)
+@op({"x": frozenset(dtypes.ALL)}, elementwise=True, tolerance=_EXACT)
 def copy(x: Tensor, /) -> Meta:
     """
     A row-major copy.

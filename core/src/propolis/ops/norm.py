@@ -23,15 +23,25 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS})
+_ROWS = {
+    "x": "(..., width), a float dtype.",
+    "weight": "(width,), same dtype.",
+    "bias": "(width,), same dtype, or None.",
+    "eps": "added to the mean square.",
+}
+_GROUPS = {
+    "x": "(batch, channels, ...), a float dtype.",
+    "weight": "(channels,), same dtype.",
+    "bias": "(channels,), same dtype.",
+    "groups": "divides the channels.",
+    "eps": "added to the variance.",
+}
+
+
+@op({"x": FLOATS}, shared=_ROWS)
 def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     """
     ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019).
-
-    Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         Shape and dtype of ``x``.
@@ -46,7 +56,7 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     return x.shape, x.dtype
 
 
-@pair_op({"x": FLOATS})
+@pair_op({"x": FLOATS}, shared=_ROWS)
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -60,10 +70,7 @@ def add_rms_norm(
     ``h`` is rounded to the dtype before it is normalised.
 
     Args:
-        x: (..., width), a float dtype.
         residual: same shape and dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         ``h`` and its norm, each of the shape and dtype of ``x``.
@@ -79,7 +86,7 @@ def add_rms_norm(
     return (x.shape, x.dtype), (x.shape, x.dtype)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, shared=_ROWS)
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -91,9 +98,6 @@ def layer_norm(
     ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension (Ba et al. 2016).
 
     Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        bias: (width,), same dtype, or None.
         eps: added to the variance.
 
     Returns:
@@ -112,7 +116,7 @@ def layer_norm(
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, shared=_GROUPS)
 def group_norm(
     x: Tensor,
     weight: Tensor,
@@ -125,11 +129,8 @@ def group_norm(
     Normalise each group of channels over its channels and all positions (Wu, He 2018).
 
     Args:
-        x: (batch, channels, ...), a float dtype.
         weight: (channels,), same dtype: multiplies each channel afterwards.
         bias: (channels,), same dtype: is added to each channel then.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.
@@ -142,7 +143,7 @@ def group_norm(
     return _group_norm("group_norm", x, weight, bias, groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, shared=_GROUPS)
 def group_norm_silu(
     x: Tensor,
     weight: Tensor,
@@ -153,13 +154,6 @@ def group_norm_silu(
 ) -> Meta:
     """
     ``silu(group_norm(x, weight, bias, groups, eps))``, rounded once.
-
-    Args:
-        x: (batch, channels, ...), a float dtype.
-        weight: (channels,), same dtype.
-        bias: (channels,), same dtype.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.

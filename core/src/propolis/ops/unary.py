@@ -51,7 +51,7 @@ def _unary(name: str, meaning: str, allowed: frozenset[DType] = FLOATS) -> Op[[T
     infer.__doc__ = meaning + _CONTRACT.format(allowed=kinds)
     # What takes integers too is exact, or one product that f32 or f64 rounds correctly.
     tolerance = DEFAULT_TOLERANCE if allowed is FLOATS else dict.fromkeys(PLAIN, EXACT)
-    return op({"x": allowed}, tolerance=tolerance)(infer)
+    return op({"x": allowed}, elementwise=True, tolerance=tolerance)(infer)
 
 
 exp = _unary("exp", "``e ** x``.")
@@ -83,7 +83,7 @@ ceil = _unary("ceil", "The smallest whole number not below ``x``.", PLAIN)
 round = _unary("round", "The nearest whole number, ties to the even one, as IEEE rounds.", PLAIN)  # noqa: A001
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, elementwise=True)
 def powf(x: Tensor, /, exponent: float) -> Meta:
     """
     ``x ** exponent``; a negative ``x`` to a fraction is NaN.
@@ -101,7 +101,7 @@ def powf(x: Tensor, /, exponent: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, elementwise=True)
 def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     """
     ``x`` where positive, else ``alpha * (exp(x) - 1)`` (Clevert et al. 2015).
@@ -119,7 +119,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, elementwise=True)
 def clamp(x: Tensor, /, low: float, high: float) -> Meta:
     """
     ``min(max(x, low), high)``; NaN stays NaN.
@@ -142,7 +142,7 @@ def clamp(x: Tensor, /, low: float, high: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, elementwise=True)
 def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     """
     ``x * mul + add``.
@@ -164,7 +164,7 @@ def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"gate": FLOATS})
+@op({"gate": FLOATS}, elementwise=True)
 def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
@@ -183,7 +183,7 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     return _gated("silu_mul", gate, up)
 
 
-@op({"gate": FLOATS})
+@op({"gate": FLOATS}, elementwise=True)
 def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).

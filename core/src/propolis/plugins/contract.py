@@ -36,8 +36,8 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
 
     Raises:
         PluginError: it is no OpImpl, its op is unknown, its function's parameters
-            differ from the op's, its dtypes are for parameters the op has not, or a
-            field is of the wrong type.
+            differ from the op's, its dtypes are for parameters the op has not, it works
+            in place where the op does not, or a field is of the wrong type.
     """
     if not isinstance(impl, OpImpl):
         msg = f"propolis_ops gave a {type(impl).__name__}, not an OpImpl"
@@ -53,6 +53,12 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
     _check_dtypes(impl, spec)
     if not isinstance(impl.priority, int):
         msg = f"{impl.op}: priority is {impl.priority!r}; it must be a whole number"
+        raise PluginError(msg)
+    if impl.in_place and not spec.elementwise:
+        msg = f"{impl.op}: in_place is True; {impl.op} is not elementwise: its output is apart"
+        raise PluginError(msg)
+    if not isinstance(impl.variant, str):
+        msg = f"{impl.op}: variant is {impl.variant!r}; it must be a string"
         raise PluginError(msg)
     # A string is a collection too: "gfx90" would match every "gfx90a".
     if impl.archs is not None and isinstance(impl.archs, str):

@@ -93,7 +93,7 @@ class Block:
         pool: the pool it returns to.
         before: the piece below it in the segment.
         after: the piece above it.
-        used: whether somebody has it.
+        used: whether somebody has it, or had it lately; others may not join it then.
     """
 
     __slots__ = ("after", "before", "nbytes", "pool", "ptr", "size", "used")
@@ -166,6 +166,9 @@ class CachingAllocator:
         self._returned: deque[Block] = deque()
         self._small = _Pool()
         self._large = _Pool()
+        # Small pieces that came back, by size: a step asks for the same sizes again, and
+        # cutting and joining would cost it more than everything else here.
+        self._recent: dict[int, list[Block]] = {}
         self._statistics = Statistics()
 
     def allocate(self, nbytes: int) -> Block:
@@ -218,8 +221,13 @@ class CachingAllocator:
 
     def _take(self, nbytes: int) -> Block:
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        recent = self._recent.get(size)
+        if recent:
+            return recent.pop()
         pool = self._small if size <= _SMALL else self._large
         block = pool.smallest(size)
+        if block is None and pool is self._small and self._join_recent():
+            block = pool.smallest(size)
         if block is None:
             block = self._grow(size, pool, nbytes)
         else:
@@ -302,15 +310,25 @@ class CachingAllocator:
             return  # HIP frees nothing while a graph is captured
         while self._returned:
             block = self._returned.popleft()
-            block.used = False
             self._statistics.allocated -= block.nbytes
             if self.direct:
                 self._drop(block)
+            elif block.size <= _SMALL:
+                self._recent.setdefault(block.size, []).append(block)
             else:
                 self._join(block)
 
+    def _join_recent(self) -> bool:
+        """Put the pieces that came back into their pool; whether there were any."""
+        recent, self._recent = self._recent, {}
+        for blocks in recent.values():
+            for block in blocks:
+                self._join(block)
+        return bool(recent)
+
     def _join(self, block: Block) -> None:
         """Put a piece into its pool, together with its free neighbours."""
+        block.used = False
         pool = block.pool
         before, after = block.before, block.after
         if after is not None and not after.used:
@@ -329,6 +347,7 @@ class CachingAllocator:
         pool.add(block)
 
     def _trim(self) -> int:
+        self._join_recent()
         freed = 0
         for pool in (self._small, self._large):
             for block in pool.whole_segments():

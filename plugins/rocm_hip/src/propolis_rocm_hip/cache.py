@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
-from propolis.log import get_logger
+from propolis_rocm_hip import events
 
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CodeCache:
                 self._write(path, key, code)
                 self.gc()
             except OSError as exc:
-                get_logger().warning("rocm.cache_not_written", path=str(path), reason=str(exc))
+                events.ROCM_CACHE_NOT_WRITTEN.emit(path=str(path), reason=str(exc))
             return code
 
     def entries(self, *, verify: bool = False) -> list[Entry]:
@@ -182,7 +182,7 @@ class CodeCache:
         return code
 
     def _distrust(self, path: Path, reason: str) -> None:
-        get_logger().warning("rocm.cache_entry_damaged", path=str(path), reason=reason)
+        events.ROCM_CACHE_ENTRY_DAMAGED.emit(path=str(path), reason=reason)
         with suppress(OSError):
             path.unlink()
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
-from propolis.log import get_logger
 from propolis_rocm_hip import _ffi
+from propolis_rocm_hip import events
 from propolis_rocm_hip._release import release
 
 
@@ -73,8 +73,8 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
         if isinstance(problem, DeviceLostError):
             raise problem
         if graph is None or problem is not None:
-            get_logger().warning(
-                "rocm.graph_not_recorded", device=context.id, calls=len(calls), reason=str(problem)
+            events.ROCM_GRAPH_NOT_RECORDED.emit(
+                device=context.id, calls=len(calls), reason=str(problem)
             )
             return None
         try:
