@@ -15,13 +15,14 @@ from propolis_rocm_kernels import _code
 PROJECT = Path(__file__).parents[2] / "plugins" / "rocm_kernels"
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel of this checkout."""
+@pytest.fixture(scope="module", params=["from the checkout", "from the sdist"])
+def wheel(request, tmp_path_factory):
+    """The wheel, as it is built here, and as it is built of what is published beside it."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir"]
-    subprocess.run([*command, str(folder), str(PROJECT)], check=True, capture_output=True)
-    (file,) = folder.iterdir()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
+    kind = ["--wheel"] if request.param == "from the checkout" else []
+    subprocess.run([*command, *kind, str(PROJECT)], check=True, capture_output=True)
+    (file,) = folder.glob("*.whl")
     return file
 
 
