@@ -109,6 +109,7 @@ def record(
     kinds: Collection[DType] | Mapping[str, Collection[DType]],
     *,
     in_place: bool = True,
+    workspace: int | None = None,
 ) -> OpImpl:
     """How this plugin does an op of this kind: at any strides, and within a captured step."""
     fn.__name__ = fn.__qualname__ = name
@@ -120,4 +121,5 @@ def record(
         priority=Priority.GENERIC,
         capture_safe=True,
         in_place=in_place,
+        workspace=workspace,
     )

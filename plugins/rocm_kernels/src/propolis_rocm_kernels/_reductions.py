@@ -15,6 +15,7 @@ from propolis_rocm_kernels._elementwise import record
 from propolis_rocm_kernels._kernels import BLOCK
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._scratch import BYTES
 from propolis_rocm_kernels._scratch import COUNTERS
 from propolis_rocm_kernels._scratch import PARTIALS
 from propolis_rocm_kernels._scratch import scratch
@@ -40,7 +41,7 @@ _SHARERS: Final = BLOCK // _LANES
 # Elements that are worth a block of their own.
 _WORTH: Final = 16384
 # Bytes of an output that a warp reads alone.
-_FEW: Final = 8192
+_FEW: Final = 16384
 
 
 class _Plan(NamedTuple):
@@ -146,4 +147,4 @@ def over_dims(module: Module, name: str, kinds: Collection[DType]) -> OpImpl:
         del keepdim  # the output has its shape
         reduce(out, x, over(name, x.layout.shape, dims))
 
-    return record(name, run, kinds, in_place=False)
+    return record(name, run, kinds, in_place=False, workspace=BYTES)

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 COUNTERS: Final = 4096
 """Counters at its start, ``COUNTERS`` of native/propolis_accumulate.h."""
 
-PARTIALS: Final = 16384
+PARTIALS: Final = 131072
 """Accumulators behind them."""
 
 _ACCUMULATOR: Final = 24
+BYTES: Final = COUNTERS * 4 + PARTIALS * _ACCUMULATOR
+"""All of it: allocated by the first call on a device that needs it, and kept."""
+
 _of: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
@@ -38,6 +41,6 @@ def scratch(device: Any) -> int:
         with _lock:
             tensor = _of.get(device)
             if tensor is None:
-                zeros = np.zeros(COUNTERS * 4 + PARTIALS * _ACCUMULATOR, np.uint8)
+                zeros = np.zeros(BYTES, np.uint8)
                 tensor = _of[device] = Tensor.from_numpy(zeros, device)
     return tensor.storage.ptr

@@ -13,6 +13,7 @@ from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._elementwise import record
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._scalars import letter
+from propolis_rocm_kernels._scratch import BYTES
 from propolis_rocm_kernels._scratch import PARTIALS
 from propolis_rocm_kernels._scratch import scratch
 
@@ -74,7 +75,7 @@ def _implement(name: str) -> OpImpl:
             eps,
         )
 
-    made = record(name, run, dtypes.FLOATS, in_place=False)
+    made = record(name, run, dtypes.FLOATS, in_place=False, workspace=BYTES)
     return dataclasses.replace(made, strided=False, supports=_too_large)
 
 

@@ -11,6 +11,7 @@ from propolis_rocm_kernels._elementwise import record
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._reductions import Reduction
 from propolis_rocm_kernels._reductions import over_dims
+from propolis_rocm_kernels._scratch import BYTES
 
 
 if TYPE_CHECKING:
@@ -33,5 +34,5 @@ def var(
 OPS: Final = [
     over_dims(MODULE, "sum", dtypes.PLAIN),
     over_dims(MODULE, "mean", dtypes.FLOATS),
-    record("var", var, dtypes.FLOATS, in_place=False),
+    record("var", var, dtypes.FLOATS, in_place=False, workspace=BYTES),
 ]
