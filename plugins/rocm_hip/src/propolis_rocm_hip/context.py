@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -9,6 +10,7 @@ import weakref
 from typing import Any
 from typing import Final
 
+from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis_rocm_hip import _ffi
 
@@ -26,6 +28,13 @@ def _forked() -> None:
             f"{context.id}: this process was forked from one that uses the GPU: start it with "
             f"multiprocessing's 'spawn' method"
         )
+
+
+def _destroy(stream: int, process: int) -> None:
+    """Give a stream back, save in a forked process; a lost device has none to give back."""
+    if os.getpid() == process:
+        with contextlib.suppress(DeviceError):
+            _ffi.call("rocm", "hipStreamDestroy", stream)
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -67,6 +76,7 @@ class Context:
         stream = self.call("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
         self.stream = int(stream)
         self.stream_handle = ctypes.c_void_p(self.stream)
+        weakref.finalize(self, _destroy, self.stream, os.getpid())
 
     def call(self, name: str, *args: Any) -> Any:
         """
