@@ -42,7 +42,7 @@ def install(tmp_path, monkeypatch):
     def make(source):
         folder = tmp_path / "site"
         info = folder / "wrong_dist-1.0.dist-info"
-        info.mkdir(parents=True)
+        info.mkdir(parents=True, exist_ok=True)
         (folder / "wrong_plugin.py").write_text(HEAD + textwrap.dedent(source))
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
         (info / "RECORD").write_text("wrong_dist,,\n")

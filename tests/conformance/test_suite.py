@@ -194,3 +194,21 @@ def test_pytest_plugin_without_a_plugin(option, said):
     assert said in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "pytest_plugin.py" not in done.stdout
+
+
+DECLINING = """
+def add(out, a, b, /):
+    out.array[...] = a.array + b.array
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="add", fn=add, dtypes=F32, supports=lambda a, b: "not today")
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [((), 0), (("--strict",), 1)])
+def test_strict(install, capsys, option, code):
+    """What is declined throughout is told; where all must be judged it fails."""
+    install(DECLINING)
+    assert call("conformance", "wrong", "--quick", *option) == code
+    assert "declined: add[f32]: its supports() took no case" in capsys.readouterr().out

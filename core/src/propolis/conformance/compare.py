@@ -93,7 +93,10 @@ def deviation(
     allowed = spec.allowed(dtype, truth, magnitude, exact=exact)
     # At the end of the range an error within tolerance decides between finite and not.
     edge = np.isfinite(truth) & (allowed > 0) & (np.abs(truth) + allowed >= LARGEST[dtype.name])
-    beyond = np.isnan(values) if dtype is dtypes.f8e4m3 else np.isinf(values)
+    if dtype is dtypes.f8e4m3:
+        beyond = np.isnan(values)
+    else:
+        beyond = np.isinf(values) & (np.signbit(values) == np.signbit(truth))
     same = (values == nearest) | (np.isnan(values) & np.isnan(nearest)) | (edge & beyond)
     finite = np.isfinite(nearest) & np.isfinite(values)
     odd = ~finite & ~same & ~(edge & np.isfinite(values))
