@@ -16,6 +16,8 @@ ORACLES := $(VENV)/.installed-oracles
 empty :=
 comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
+# Tests that run on whatever GPU there is; without one `make test` skips them.
+ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py products.py quantized.py walks.py)
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
@@ -41,8 +43,10 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 
 conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
 	for warp in 32 64; do \
-		ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp XDG_CACHE_HOME=$(CURDIR)/build/cache \
-			$(BIN)/propolis conformance rocm_kernels || exit 1; \
+		export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp \
+			XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
+		$(BIN)/propolis conformance rocm_kernels --timeout 300 || exit 1; \
+		$(BIN)/python -m pytest -q $(ON_DEVICE) || exit 1; \
 	done
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
