@@ -98,6 +98,10 @@ class RocmProvider:
         """All that are visible."""
         return hardware.enumerate_gpus()
 
+    def describe(self) -> Iterable[DeviceProperties]:
+        """One of each architecture that the ROCm plugins are written for."""
+        return hardware.described_gpus()
+
     def open(self, index: int) -> RocmDevice:
         """
         One of them.
