@@ -14,7 +14,9 @@ from propolis.conformance import judge
 from propolis.conformance import run
 from propolis.conformance.lay import Lay
 from propolis.conformance.lay import named
+from propolis.conformance.pool import scale_of
 from propolis.conformance.recipes import RECIPES
+from propolis.errors import PluginError
 
 
 ADD = """
@@ -138,6 +140,22 @@ def test_time_is_bounded(install):
     assert time.monotonic() - started < 30
     assert (result.status, result.cut) == ("passed", True)
     assert 0 < result.cases < 20
+
+
+@pytest.mark.parametrize(("said", "scale"), [({}, 1.0), ({"conformance_scale": "0.1"}, 0.1)])
+def test_devices_say_that_they_are_slow(said, scale):
+    """The scale is the user's, or the device's, or 1."""
+    facts = {"device_extra": said, "device": "slow:0", "plugin": "slow"}
+    assert scale_of(Request("slow"), facts) == scale
+    assert scale_of(Request("slow", scale=0.5), facts) == 0.5
+
+
+@pytest.mark.parametrize("said", ["0", "2", "slow"])
+def test_a_scale_that_is_none(said):
+    """What a device says is checked before anything runs by it."""
+    facts = {"device_extra": {"conformance_scale": said}, "device": "s:0", "plugin": "slow"}
+    with pytest.raises(PluginError, match=f"conformance_scale of s:0 is '{said}'; it must be"):
+        scale_of(Request("slow"), facts)
 
 
 def test_scale():

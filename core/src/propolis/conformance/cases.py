@@ -144,7 +144,8 @@ def _values(recipe: Recipe, base: Case, seed: int) -> Iterator[Case]:
     if recipe.extreme:
         yield replace(base, values="extreme")
     if recipe.special:
-        yield replace(base, values="special")
+        for attributes in recipe.attributes:
+            yield replace(base, attributes=attributes, values="special")
         yield replace(base, values="special", layout="permuted", seed=seed + 1)
 
 

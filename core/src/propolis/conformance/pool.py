@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from propolis.conformance.cases import Case
 
+# Seconds that loading a plugin may take, however short a case is allowed to be.
+_START = 60.0
 # Seconds that an idle child has to end by itself, so that tools in it (coverage) do too.
 _PATIENCE = 5.0
 # Most units take far less than their share of the time, so one may take more; and each
@@ -77,8 +79,24 @@ class Request:
 
 
 def scale_of(request: Request, facts: Mapping[str, Any]) -> float:
-    """What was asked for, or what the device says of itself, or 1."""
-    return request.scale or float(facts["device_extra"].get("conformance_scale", 1))
+    """
+    What was asked for, or what the device says of itself, or 1.
+
+    Raises:
+        PluginError: what the device says is no share.
+    """
+    said = facts["device_extra"].get("conformance_scale", "1")
+    try:
+        scale = float(said)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale <= 1:
+        msg = (
+            f"plugin {facts['plugin']}: conformance_scale of {facts['device']} is {said!r}; it "
+            f"must be a number above 0, at most 1"
+        )
+        raise PluginError(msg)
+    return request.scale or scale
 
 
 class ChildEndedError(Exception):
@@ -126,7 +144,7 @@ class Child:
             },
         )
         try:
-            hello = self._receive()
+            hello = self._receive(max(request.timeout, _START))
         except ChildEndedError as exc:
             self.close()
             msg = f"plugin {request.plugin} cannot be judged: loading it {exc}"
@@ -196,6 +214,8 @@ class Child:
             if self._request.save is not None and smallest != case:
                 ends(smallest, self._request.save)  # what is on disk is the last that ran
             return str(smallest), failure
+        except (PluginError, UsageError):  # the crash left nothing that could be loaded again
+            return str(case), failure
         finally:
             if child is not None:
                 child.close()
@@ -230,12 +250,13 @@ class Child:
         except BrokenPipeError:
             return  # it died; the answer will say how
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self, patience: float | None = None) -> dict[str, Any]:
+        patience = patience or self._request.timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(self._request.timeout):
-                    msg = f"gave no sign of life for {self._request.timeout:g} s"
+                if not selector.select(patience):
+                    msg = f"gave no sign of life for {patience:g} s"
                     raise ChildEndedError("hung", msg)
                 more = os.read(self._channel, 65536)
                 if not more:

@@ -7,6 +7,7 @@ asked for, and an op that no recipe names is reported as such.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -208,15 +209,17 @@ _add(
         {"g": 2, "n": 3, "p": 7, "t": 5},
     ),
     # NaN and infinities: in what is compared, and in what is weighted.
-    Recipe({**_WHOLE, "v": T("b s h e", domain="finite")}, sizes=_SIZES_A, nonempty="dh"),
-    Recipe(
-        {
-            "q": T("b t h*2 d", domain="finite"),
-            "k": T("b s h d", domain="finite"),
-            "v": _WHOLE["v"],
-        },
-        sizes=_SIZES_A,
-        nonempty="dh",
+    *(
+        Recipe(
+            {
+                name: replace(t, domain="values" if name in odd else "finite")
+                for name, t in _WHOLE.items()
+            },
+            _RULES[:6],
+            _SIZES_A,
+            nonempty="dh",
+        )
+        for odd in ("qk", "v")
     ),
 )
 

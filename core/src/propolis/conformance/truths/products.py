@@ -99,7 +99,13 @@ def _attend(
     shift = np.where(top == -np.inf, 0, top)
     weights = np.exp(scores - shift)
     total = weights.sum(-1, keepdims=True)
-    y = weights @ v.transpose(1, 0, 2) / np.where(total == 0, 1, total)
+    v = v.transpose(1, 0, 2)
+    if np.isfinite(v).all():
+        y = weights @ v
+    else:  # a hidden key adds nothing, not even 0 * NaN
+        terms = weights[..., None] * v[:, None]
+        y = np.where(hidden[None, :, :, None], 0, terms).sum(2)
+    y = y / np.where(total == 0, 1, total)
     lse = np.log(total) + shift
     return y.transpose(1, 0, 2), lse[..., 0]
 
