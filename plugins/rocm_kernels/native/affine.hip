@@ -41,7 +41,9 @@ struct clamp {
 struct powf {
     template <class T>
     PROPOLIS_FN T apply(T x, Scalar<T> exponent) {
-        return narrow<T>(math::pow(wide(x), exponent));
+        // One half is the square root, as in numpy and torch: NaN for -inf, where IEEE's pow has inf.
+        const auto y = wide(x);
+        return narrow<T>(exponent == 0.5f ? math::sqrt(y) : math::pow(y, exponent));
     }
 };
 

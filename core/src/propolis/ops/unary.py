@@ -131,6 +131,8 @@ def powf(x: Tensor, /, exponent: float) -> Meta:
     """
     ``x ** exponent``; a negative ``x`` to a fraction is NaN.
 
+    To one half it is the square root, as numpy and torch have it.
+
     Args:
         x: any shape, a float dtype.
         exponent: the power.

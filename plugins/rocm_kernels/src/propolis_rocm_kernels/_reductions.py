@@ -59,7 +59,10 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _plan(shape: Shape, strides: Shape, dims: Shape, size: int, warp: int, units: int) -> _Plan:
+def _plan(
+    shape: Shape, strides: Shape, dims: Shape, size: int, start: int, warp: int, units: int
+) -> _Plan:
+    """``start`` is what the first element's address is past a multiple of 16."""
     reduced = sorted(dims)
     rest = [d for d in range(len(shape)) if d not in dims]
     own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
@@ -74,6 +77,7 @@ def _plan(shape: Shape, strides: Shape, dims: Shape, size: int, warp: int, units
     if near is not None and (far is None or near < far):
         pack = min(16 // size, 8)
         whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
+        whole = whole and start % (pack * size) == 0 and len(offsets) == 1
         tiles = -(-outputs // (_LANES * (pack if whole else 1)))
         most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
         splits = max(1, most if tiles <= COUNTERS and tiles < wanted // 2 else 1)
@@ -115,11 +119,10 @@ class Reduction:
         layout, dtype = x.layout, x.dtype
         device: Any = out.device
         size = dtype.block_bytes
-        plan = _plan(
-            layout.shape, layout.strides, dims, size, device.warp_size, device.compute_units
-        )
-        kernel = self._kernels[dtype, plan.walk]
         to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
+        units = device.compute_units
+        plan = _plan(layout.shape, layout.strides, dims, size, start % 16, device.warp_size, units)
+        kernel = self._kernels[dtype, plan.walk]
         for first, second in plan.offsets:
             at = to + first * of_out, start + second * size
             numbers = plan.outputs, plan.n, extra
