@@ -101,6 +101,11 @@ constexpr std::size_t kStride = FiberPool::kStackBytes + kPage;
 std::size_t colour(std::size_t i) { return i % 31 * 128; }
 }  // namespace
 
+FiberPool::~FiberPool() {
+  for (Fiber* fiber : all_) delete fiber;
+  for (void* batch : batches_) munmap(batch, kBatch * kStride);
+}
+
 void FiberPool::grow() {
   void* memory = mmap(nullptr, kBatch * kStride, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -108,6 +113,7 @@ void FiberPool::grow() {
     std::perror("hipsim: no memory for fiber stacks");
     std::abort();
   }
+  batches_.push_back(memory);
   for (std::size_t i = 0; i < kBatch; ++i) {
     char* guard = static_cast<char*>(memory) + i * kStride;
     mprotect(guard, kPage, PROT_NONE);
