@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -158,19 +159,21 @@ def elementwise(b: Bench) -> Iterator[Case]:
         )
         row, trow = b.pair(1024, dtype=dtype)
         wide, wide_out = x.reshape(-1, 1024), out.reshape(-1, 1024)
+        t_wide, t_wide_out = tx.view(-1, 1024), tout.view(-1, 1024)
         yield Case(
             f"add a row {dtype}",
             two,
             lambda o=wide_out, x=wide, r=row: ops.add.into(o, x, r),
-            lambda o=tout.view(-1, 1024), t=tx.view(-1, 1024), r=trow: torch.add(t, r, out=o),
+            lambda o=t_wide_out, t=t_wide, r=trow: torch.add(t, r, out=o),
         )
-        turned, t_turned = wide.permute(1, 0), tx.view(-1, 1024).t()
+        turned, t_turned = wide.permute(1, 0), t_wide.t()
+        t_flat_out = tout.view(1024, -1)
         flat_out = out.reshape(1024, -1)
         yield Case(
             f"copy transposed {dtype}",
             two,
             lambda o=flat_out, x=turned: ops.copy.into(o, x),
-            lambda o=tout.view(1024, -1), t=t_turned: o.copy_(t),
+            lambda o=t_flat_out, t=t_turned: o.copy_(t),
         )
     n = 16 * MIB
     for a, c in (("f32", "f16"), ("f16", "f32"), ("f32", "bf16"), ("bf16", "f32")):
@@ -294,16 +297,20 @@ def products(b: Bench) -> Iterator[Case]:
 def main() -> int:
     """Measure, print, and say which memory-bound kernels miss the target."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
-    parser.add_argument("--markdown")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
     parser.add_argument("--only", default="", help="cases whose name begins so")
     arguments = parser.parse_args()
 
     bench = Bench()
     size = 256 * MIB
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
-    bandwidth = 2 * size / statistics.median(
-        bench.theirs(lambda: target.copy_(source), REPEATS) for _ in range(ROUNDS)
+    bandwidth = (
+        2
+        * size
+        / statistics.median(
+            bench.theirs(lambda: target.copy_(source), REPEATS) for _ in range(ROUNDS)
+        )
     )
     lines = [
         f"copy bandwidth (256 MiB, read and written): {bandwidth / 1e6:.2f} TB/s",
@@ -335,11 +342,10 @@ def main() -> int:
     lines += ["", f"{missed} memory-bound kernels miss the target."]
     print(lines[-1])
     if arguments.markdown:
-        with open(arguments.markdown, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+        arguments.markdown.write_text("\n".join(lines) + "\n")
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"copy_bytes_per_us": bandwidth, "kernels": results}, file, indent=1)
+        report = {"copy_bytes_per_us": bandwidth, "kernels": results}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -70,20 +70,21 @@ def test_every_recipe_is_valid():
     subject = Subject("cpu_ref", "cpu")
     for unit in {unit.spec.name: unit for unit in subject.units}.values():
         for recipe in RECIPES[unit.spec.name]:
-            every = cases((recipe,), 0, quick=True)
+            every = cases((recipe,), 0)
             for case, _ in zip(every, recipe.attributes, strict=False):
                 Bench.set_up(subject, unit, case, subject.use(unit))
 
 
 def test_no_recipe_is_reported(install, monkeypatch):
     """An op that the suite cannot draw arguments for is never a pass."""
+    from propolis.conformance.judge import Plan
     from propolis.conformance.judge import judge
     from propolis.conformance.subject import Subject
 
     install(WRONG)
     monkeypatch.delitem(RECIPES, "add")
     subject = Subject("wrong", None)
-    result = judge(subject, subject.units[0], 0, quick=True, alive=lambda _: None)
+    result = judge(subject, subject.units[0], Plan(), lambda _: None)
     assert result.status == "no recipe"
 
 
@@ -193,3 +194,21 @@ def test_pytest_plugin_without_a_plugin(option, said):
     assert said in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "pytest_plugin.py" not in done.stdout
+
+
+DECLINING = """
+def add(out, a, b, /):
+    out.array[...] = a.array + b.array
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="add", fn=add, dtypes=F32, supports=lambda a, b: "not today")
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [((), 0), (("--strict",), 1)])
+def test_strict(install, capsys, option, code):
+    """What is declined throughout is told; where all must be judged it fails."""
+    install(DECLINING)
+    assert call("conformance", "wrong", "--quick", *option) == code
+    assert "declined: add[f32]: its supports() took no case" in capsys.readouterr().out

@@ -154,3 +154,24 @@ def test_no_implementation_at_all():
     """The hook must give records."""
     with pytest.raises(PluginError, match="propolis_ops gave a dict, not an OpImpl"):
         check_impl({"op": "add"}, SOURCE)
+
+
+@pytest.mark.parametrize("workspace", [None, 0, 1 << 20, lambda a, b: 4, lambda *args: 0])
+def test_workspaces_that_fit(workspace):
+    """Bytes, or a function of the op's arguments; None for none."""
+    assert check_impl(made(workspace=workspace), SOURCE).workspace is workspace
+
+
+@pytest.mark.parametrize(
+    ("workspace", "said"),
+    [
+        (-1, "workspace is -1; it must be a number of bytes"),
+        ("1 MiB", "workspace is '1 MiB'; it must be a number of bytes"),
+        (1.5, "workspace is 1.5; it must be a number of bytes"),
+        (lambda out, a, b: 0, r"its workspace\(\) takes .*op's arguments are"),
+    ],
+)
+def test_workspaces_that_do_not_fit(workspace, said):
+    """Anything else is refused when the plugin loads, with what it should be."""
+    with pytest.raises(PluginError, match=rf"^add: .*{said}"):
+        check_impl(made(workspace=workspace), SOURCE)

@@ -225,3 +225,37 @@ def test_the_command_with_wrong_settings(cli, monkeypatch):
     done = cli("doctor", "--json")
     assert done.code == 1
     assert json.loads(done.out)[-1]["name"] == "settings"
+
+
+REFUSES = """
+def propolis_probe(): return ProbeResult(False, "no card")
+@hookimpl
+def propolis_doctor_checks():
+    yield DoctorCheck("shy.card", lambda: CheckResult("error", "the slot is empty", "plug it in"))
+"""
+
+
+def test_a_plugin_that_says_no_is_asked_why(site):
+    """Its own checks run although it is not loaded: they know best what is missing."""
+    site.plugin("shy", REFUSES)
+    found = findings()
+    assert status(found, "shy.card") == ("error", "the slot is empty", "plug it in")
+    assert status(found, "plugin.shy")[1] == "rejected at probe: no card"
+
+
+def test_a_plugin_that_crashed_is_not_imported(site, tmp_path):
+    """Nor is one that says no but gives checks that fail: its reason is said already."""
+    mark = tmp_path / "imported"
+    crash = f"""
+    import os
+    open({str(mark)!r}, "a").write("once;")
+    def propolis_probe(): os.abort()
+    """
+    site.plugin("crash", textwrap.dedent(crash) + REFUSES.replace("shy", "crash").split("\n", 2)[2])
+    site.plugin("liar", REFUSES.replace("    yield", "    1/0; yield").replace("shy", "liar"))
+    site.plugin("terse", "def propolis_probe(): return ProbeResult(False, 'no')")
+    found = findings()
+    assert "crash.card" not in found
+    assert "liar.card" not in found
+    assert mark.read_text() == "once;"
+    assert status(found, "plugin.terse")[1] == "rejected at probe: no"

@@ -1,4 +1,4 @@
-"""The events of the sources are those of the registry, each with all its fields."""
+"""The events of the sources are those of the registries, each with all its fields."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from propolis import events
+from propolis_rocm_hip import events as rocm_events
 
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(p for p in ROOT.glob("*/src") if p.is_dir()) + sorted(ROOT.glob("plugins/*/src"))
-CONSTANTS = {name: value for name, value in vars(events).items() if isinstance(value, events.Event)}
+REGISTRIES = (events, rocm_events)
+CONSTANTS = {
+    name: value
+    for registry in REGISTRIES
+    for name, value in vars(registry).items()
+    if isinstance(value, events.Event)
+}
 
 
 def emitted() -> list[tuple[str, str, tuple[str, ...]]]:
@@ -63,18 +70,21 @@ def test_nothing_else_logs():
 
 def test_names_are_dotted_and_unique():
     """A constant is named after its event."""
-    names = [event.name for event in events.ALL]
+    names = [event.name for registry in REGISTRIES for event in registry.ALL]
     assert len(set(names)) == len(names) == len(CONSTANTS)
     for constant, event in CONSTANTS.items():
         assert re.fullmatch(r"[a-z]+\.[a-z_]+", event.name)
         assert constant == event.name.upper().replace(".", "_")
 
 
-def test_the_docs_list_them():
-    """Each has its row in docs/logging.md, with level and fields, and no row is of none."""
-    text = (ROOT / "docs" / "logging.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "registry"), [("logging.md", events), ("rocm.md", rocm_events)], ids=["core", "rocm"]
+)
+def test_the_docs_list_them(page, registry):
+    """Each has its row on its page, with level and fields, and no row is of none."""
+    text = (ROOT / "docs" / page).read_text()
     rows = re.findall(r"^\| `([a-z_.]+)` \| (\w+) \| .* \| ([^|]*) \|$", text, re.MULTILINE)
-    assert rows == [(e.name, e.level, ", ".join(e.fields)) for e in events.ALL]
+    assert rows == [(e.name, e.level, ", ".join(e.fields)) for e in registry.ALL]
 
 
 def test_an_event_is_one_line():

@@ -229,6 +229,13 @@ def test_empty_batches(run_pair, draw):
     out, lse = run_pair(ops.attention_lse, q, k, k, i32(0, 0), block_table=table)
     assert not out.any()
     assert np.isneginf(lse).all()
+    page = Tensor.from_numpy(np.empty((3, 2, 1, 0), np.float32))
+    keys = Tensor.from_numpy(draw((3, 2, 1, 8), dtypes.f32))
+    out, lse = run_pair(
+        ops.attention_lse, q, keys, page, i32(3, 0), block_table=i32([1, 2], [0, 0])
+    )
+    assert (2, 3, 2, 0) == out.shape
+    assert np.isfinite(lse[0]).all()
     nobody = Tensor.from_numpy(np.empty((0, 4, 1, 8), np.float32))
     out, _ = run_pair(ops.attention_lse, none, nobody, nobody, q_start=i32(0))
     assert (1, 0, 2, 8) == out.shape

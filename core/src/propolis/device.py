@@ -92,7 +92,9 @@ class DeviceProperties:
         total_memory: bytes of memory, 0 when unknown.
         extra: further facts for people, for example ``{"compute_units": "96"}``.  They
             are in reports that users publish: nothing that identifies one card or its
-            owner.  An entry ``"simulator"`` says that the device is no hardware.
+            owner.  An entry ``"simulator"`` says that the device is no hardware.  A
+            device far slower than its kind says ``"conformance_scale": "0.1"``: the suite then
+            draws smaller sizes and fewer random cases.
     """
 
     kind: str

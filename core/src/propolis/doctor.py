@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from dataclasses import field
+from itertools import chain
 from typing import TYPE_CHECKING
 from typing import get_args
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from propolis.config import Config
     from propolis.plugins.discovery import Candidate
     from propolis.runtime import Runtime
+
+
+_FIRST_PARTY = ("propolis-rocm-hip", "propolis-workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def _distributions() -> Iterator[Finding]:
     for name, version in sorted(set(map(identity, importlib_metadata.distributions()))):
         if not name.startswith("propolis-") or name == "propolis-core":
             continue
-        first_party = name in ("propolis-workers", *ESSENTIAL.values())
+        first_party = name in (*_FIRST_PARTY, *ESSENTIAL.values())
         if first_party and version != __version__:
             result = CheckResult(
                 "error",
@@ -178,7 +182,8 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     except PropolisError as exc:
         yield Finding(2, "plugins.load", CheckResult("error", str(exc), "see the message"))
         return
-    for source, checks in runtime.plugins.each("propolis_doctor_checks"):
+    host = runtime.plugins
+    for source, checks in chain(host.each("propolis_doctor_checks"), host.refused_checks()):
         for check in checks:
             yield _run(check, source.plugin)
     yield Finding(2, "devices", _devices(runtime))

@@ -57,6 +57,12 @@ PLUGIN_REJECTED: Final = Event(
     "an installed plugin cannot be used",
     (*_PLUGIN, "stage", "reason"),
 )
+PLUGIN_UNAVAILABLE: Final = Event(
+    "plugin.unavailable",
+    "info",
+    "an installed plugin says that this machine lacks what it needs",
+    (*_PLUGIN, "stage", "reason"),
+)
 PLUGIN_DEPRECATED: Final = Event(
     "plugin.deprecated",
     "warning",

@@ -89,11 +89,14 @@ class ProbeResult:
         reason: why not, and the remedy; empty when it can.
         files: native libraries the answer depends on: it is asked again when one
             of them changes.
+        answered: it is the plugin's own answer; the host says False where the child
+            process crashed or hung.
     """
 
     ok: bool
     reason: str = ""
     files: tuple[str, ...] = ()
+    answered: bool = True
 
 
 class DeviceProvider(Protocol):
@@ -149,6 +152,8 @@ class OpImpl:
         in_place: ``out`` may be the memory of any input that has its shape, dtype size and
             strides.  Only of ops that work element by element (``OpSpec.elementwise``);
             for an implementation that cannot, core copies that input first.
+        workspace: the most bytes of the device's memory that a call allocates beside its
+            outputs, or a function of the op's arguments that gives them; None for none.
         notes: one line for ``propolis explain``.
         provenance: stamped by the host.
     """
@@ -167,6 +172,7 @@ class OpImpl:
     deterministic: bool = True
     exact: bool = True
     in_place: bool = False
+    workspace: int | Callable[..., int] | None = None
     notes: str = ""
     provenance: Provenance | None = None
 

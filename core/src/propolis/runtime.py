@@ -136,7 +136,7 @@ class Runtime:
             provider = self._device_providers().get(kind)
             if provider is None or wanted not in known:
                 near = difflib.get_close_matches(wanted, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "`propolis doctor` finds out why"
+                hint = f"did you mean {near[0]}?" if near else self._why_absent()
                 msg = f"no device {name!r}; present: {', '.join(known)}; {hint}"
                 raise DeviceNotFoundError(msg)
             device = _open(wanted, int(index or 0), *provider)
@@ -150,6 +150,12 @@ class Runtime:
                 plugin=provider[0].plugin,
             )
         return self._opened[wanted]
+
+    def _why_absent(self) -> str:
+        """What plugins say that cannot be used here, and who knows more."""
+        refused = [r for r in self.plugins.reports if r.status == "rejected"]
+        said = [f"{r.candidate.name}: {r.reason}" for r in refused]
+        return "; ".join([*said, "`propolis doctor` finds out why"])
 
     def _resolve(self, device: Device) -> None:
         impls = self._impls(device)

@@ -33,19 +33,24 @@ def ask(value: str) -> dict[str, Any]:
         plugin = load_object(value)
         probe = getattr(plugin, "propolis_probe", None)
         if probe is None:
-            return {"ok": True, "reason": "", "files": []}
+            return {"ok": True, "reason": "", "files": [], "answered": True}
         result = probe()
         if not isinstance(result, ProbeResult):
             kind = type(result).__name__
             return _no(f"propolis_probe() returned a {kind}, not a ProbeResult")
         files = [_absolute(os.fsdecode(file)) for file in result.files]
-        return {"ok": bool(result.ok), "reason": str(result.reason), "files": files}
+        return {
+            "ok": bool(result.ok),
+            "reason": str(result.reason),
+            "files": files,
+            "answered": True,
+        }
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
         return _no(describe(exc))
 
 
 def _no(reason: str) -> dict[str, Any]:
-    return {"ok": False, "reason": reason, "files": []}
+    return {"ok": False, "reason": reason, "files": [], "answered": False}
 
 
 def _absolute(library: str) -> str:

@@ -56,6 +56,7 @@ class PluginReport:
         description: what it says of itself.
         hooks: the hooks it implements.
         files: native libraries that its probe named.
+        answered: its probe gave an answer, so that importing it is safe.
         exception: what it raised, for ``--debug``.
     """
 
@@ -66,6 +67,7 @@ class PluginReport:
     description: str = ""
     hooks: list[str] = field(default_factory=list)
     files: tuple[str, ...] = ()
+    answered: bool = True
     exception: BaseException | None = None
 
     def reject(self, stage: Stage, reason: str, exception: BaseException | None = None) -> None:
@@ -151,6 +153,26 @@ class PluginHost:
             for answer in answers:
                 yield source, answer
 
+    def refused_checks(self) -> Iterator[tuple[Provenance, Any]]:
+        """
+        The doctor checks of plugins whose probe said no: they know best what is missing.
+
+        A plugin whose probe crashed is not imported; one that cannot give its checks
+        has its reason said already.
+        """
+        for report in self.reports:
+            if report.status != "rejected" or report.stage != "probe" or not report.answered:
+                continue
+            candidate = report.candidate
+            try:
+                plugin = load_object(candidate.value)
+                if "propolis_doctor_checks" not in self._implemented(plugin):
+                    continue
+                checks = list(plugin.propolis_doctor_checks())
+            except (Exception, SystemExit):  # noqa: BLE001, S112  (a stranger's code, refused anyway)
+                continue
+            yield Provenance(candidate.name, candidate.distribution, candidate.version), checks
+
     def reject(self, name: str, reason: str, exception: BaseException | None = None) -> None:
         """
         Take a loaded plugin out that broke its contract with core.
@@ -173,6 +195,7 @@ class PluginHost:
                 cache_dir=config.cache_dir,
                 fresh=reprobe,
             )
+            report.answered = verdict.answered
             if not verdict.ok:
                 report.reject("probe", verdict.reason)
                 return
@@ -278,7 +301,11 @@ class PluginHost:
         if rejected and self.strict:
             msg = f"plugin {it}: {report.reason}"
             raise PluginError(msg) from report.exception
-        event = events.PLUGIN_REJECTED if rejected else events.PLUGIN_DISABLED
+        # A plugin that says no is as it should be: this machine lacks what it needs.
+        if rejected and report.stage == "probe" and report.answered:
+            event = events.PLUGIN_UNAVAILABLE
+        else:
+            event = events.PLUGIN_REJECTED if rejected else events.PLUGIN_DISABLED
         event.emit(
             plugin=it.name,
             distribution=it.distribution,

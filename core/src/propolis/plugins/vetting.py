@@ -86,7 +86,8 @@ def vet(
     try:
         result, lasting = _ask_child(candidate, timeout)
     except OSError as exc:  # no processes, no memory, no folder for temporary files
-        return ProbeResult(ok=False, reason=f"its probe cannot be started: {exc}")
+        reason = f"its probe cannot be started: {exc}"
+        return ProbeResult(ok=False, reason=reason, answered=False)
     if lasting:
         cache.put(key, result)
     return result
@@ -113,7 +114,7 @@ def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]
                 child.communicate(json.dumps(request).encode(), timeout=timeout)
             except subprocess.TimeoutExpired:
                 reason = f"its probe hung: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
-                return ProbeResult(ok=False, reason=reason), True
+                return ProbeResult(ok=False, reason=reason, answered=False), True
             finally:
                 # The whole group: a probe may have started processes of its own.
                 with contextlib.suppress(ProcessLookupError):
@@ -127,15 +128,22 @@ def _judge(code: int, answer: bytes, last_line: str) -> tuple[ProbeResult, bool]
     if code < 0:
         reason = f"its probe killed the process ({_signal_name(-code)}){last_line}"
         lasting = -code not in _FROM_OUTSIDE
-        return ProbeResult(ok=False, reason=reason + _AGAIN if lasting else reason), lasting
+        reason = reason + _AGAIN if lasting else reason
+        return ProbeResult(ok=False, reason=reason, answered=False), lasting
     try:
         said: dict[str, Any] = json.loads(answer)
-        result = ProbeResult(bool(said["ok"]), str(said["reason"]), tuple(said["files"]))
+        result = _result(said)
     except (ValueError, KeyError, TypeError):
         reason = f"its probe ended with exit code {code} and no answer{last_line}"
-        return ProbeResult(ok=False, reason=reason), False
+        return ProbeResult(ok=False, reason=reason, answered=False), False
     # A plain "no" may be cured by means we cannot see (a group, a driver): ask again.
     return result, result.ok
+
+
+def _result(said: dict[str, Any]) -> ProbeResult:
+    """A result from its JSON fields."""
+    files = tuple(said["files"])
+    return ProbeResult(bool(said["ok"]), str(said["reason"]), files, bool(said["answered"]))
 
 
 def _signal_name(number: int) -> str:
@@ -222,7 +230,7 @@ class _Cache:
         try:
             if entry is None or [stamp(f) for f in entry["files"]] != entry["stamps"]:
                 return None
-            return ProbeResult(bool(entry["ok"]), str(entry["reason"]), tuple(entry["files"]))
+            return _result(entry)
         except (KeyError, TypeError):
             return None
 
@@ -234,6 +242,7 @@ class _Cache:
             "ok": result.ok,
             "reason": result.reason,
             "files": list(result.files),
+            "answered": result.answered,
             "stamps": [stamp(f) for f in result.files],
         }
         with contextlib.suppress(OSError):  # a read-only home costs a probe per start

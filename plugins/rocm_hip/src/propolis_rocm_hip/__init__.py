@@ -1,0 +1,6 @@
+"""AMD GPUs as Propolis devices.  Importing this loads no ROCm library."""
+
+from __future__ import annotations
+
+
+__all__: list[str] = []

@@ -1,0 +1,149 @@
+// What both attention kernels share: which keys a query sees, where they lie, and what becomes of
+// a score.  Semantics: core's propolis/ops/attention.py.
+#pragma once
+
+#include "propolis_reduce.h"
+#include "propolis_runs.h"
+
+// Positions of tokens are 32 bits wide, as kv_len is; strides are 64.
+struct AttentionShape {
+    i64 q[4], k[4], v[4], bias[4];  // strides; of pages: page, row, head, element
+    i64 table[2];
+    i64 kv_len, alibi, q_start;
+    f64 scale, softcap;
+    i32 batch;        // sequences
+    i32 total;        // rows of q's token dimension
+    i32 heads;        // of queries
+    i32 group;        // query heads of a key-value head
+    i32 dim;          // of queries and keys
+    i32 value_dim;
+    i32 capacity;     // keys of a sequence, at most
+    i32 left, right;  // keys seen on either side of the query's own; negative: all
+    i32 page_size, pages;
+    i32 reserved;
+};
+
+template <class T>
+struct Attention {
+    T* out;                // (batch, tokens, heads, value_dim), contiguous
+    Compute<T>* lse;       // (batch, heads, tokens), contiguous, or null
+    const T *q, *k, *v;
+    const i32* kv_len;     // these may be null
+    const T* bias;
+    const f32* alibi;
+    const i32* q_start;
+    const i32* block_table;
+};
+
+#define ATTENTION_ARGUMENTS(T)                                                              \
+    T *out, Compute<T>*lse, const T *q, const T *k, const T *v, const i32 *kv_len,          \
+        const T *bias, const f32 *alibi, const i32 *q_start, const i32 *block_table,        \
+        AttentionShape shape
+#define ATTENTION(T) \
+    Attention<T> { out, lse, q, k, v, kv_len, bias, alibi, q_start, block_table }
+
+// A sequence: which rows of q are its queries, and how many keys it has.
+struct Sequence {
+    i32 index;
+    i32 row;    // in q's batch dimension
+    i32 first;  // of its queries, in q's token dimension
+    i32 tokens;
+    i32 valid;
+};
+
+// Where the queries of a sequence of a ragged batch begin; within q, whatever is said there.
+template <class T>
+PROPOLIS_FN i32 start_at(const Attention<T>& a, const AttentionShape& s, i32 index) {
+    const i32 told = a.q_start[index * s.q_start];
+    return told < 0 ? 0 : told < s.total ? told : s.total;
+}
+
+template <class T>
+PROPOLIS_FN Sequence sequence_at(const Attention<T>& a, const AttentionShape& s, i32 index) {
+    Sequence found{index, index, 0, s.total, s.capacity};
+    if (a.q_start) {
+        found.row = 0;
+        found.first = start_at(a, s, index);
+        found.tokens = start_at(a, s, index + 1) - found.first;
+    }
+    if (a.kv_len) {
+        // Whatever it says, memory outside the cache is not touched.
+        const i32 told = a.kv_len[index * s.kv_len];
+        found.valid = told < 0 ? 0 : told < s.capacity ? told : s.capacity;
+    }
+    return found;
+}
+
+// Keys or values of a sequence and a head: row j is that of key j.  Where `packed`, all runs of
+// it may be loaded in packs.
+template <class T, bool packed>
+struct CacheRows {
+    const T* at;       // of key 0, or of page 0
+    const i32* table;  // pages of this sequence, or null
+    i64 row, step, page, table_step;
+    i32 rows;   // keys from here on are not read
+    i32 depth;  // elements
+    i32 page_size, pages;
+
+    typedef Compute<T> C;
+    PROPOLIS_METHOD CacheRows(const Attention<T>& a, const AttentionShape& s, const T* from,
+                              const i64 (&strides)[4], i32 depth, const Sequence& sequence,
+                              i32 head)
+        : row(strides[1]), step(strides[3]), rows(sequence.valid), depth(depth) {
+        at = from + head * strides[2];
+        table = nullptr;
+        table_step = s.table[1];
+        page = strides[0];
+        page_size = s.page_size;
+        pages = s.pages;
+        if (a.block_table) {
+            table = a.block_table + sequence.index * s.table[0];
+        } else {
+            at += sequence.index * page;
+        }
+    }
+    PROPOLIS_METHOD const T* key(i32 j) const {
+        if (!table) return at + j * row;
+        const i32 place = (i32)((u32)j / (u32)page_size);
+        i32 which = table[place * table_step];
+        which = which < 0 ? 0 : which < pages ? which : pages - 1;
+        return at + which * page + (j - place * page_size) * row;
+    }
+    PROPOLIS_METHOD bool across() const { return false; }
+    PROPOLIS_METHOD void fetch(i64 j, i64 e, C (&run)[RUN]) const {
+        const bool inside = j < rows && e < depth;
+        const T* from = key(inside ? (i32)j : 0);
+        if constexpr (packed) {
+            load_run(from + (inside ? e : 0), run);
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) run[i] = inside ? run[i] : (C)0;
+        } else {
+            load_some(from + (inside ? e * step : 0), step, inside ? depth - e : 0, run);
+        }
+    }
+};
+
+// The keys [first, end) that the queries at positions from `low` to `high` see, or some of them.
+struct Range {
+    i32 first, end;
+};
+PROPOLIS_FN Range seen(const AttentionShape& s, i32 valid, i32 low, i32 high) {
+    Range keys{0, valid};
+    // Differences cannot overflow: positions and reaches are within 31 bits, and lengths too.
+    if (s.left >= 0 && low > s.left) keys.first = low - s.left;
+    if (s.right >= 0 && high < valid - 1 - s.right) keys.end = high + s.right + 1;
+    return keys;
+}
+
+template <class C>
+PROPOLIS_FN C capped(C score, C cap) {
+    return math::tanh(score / cap) * cap;
+}
+
+PROPOLIS_FN i32 distance(i32 a, i32 b) { return a < b ? b - a : a - b; }
+
+// What exponentials of scores up to `top` are taken of: not of -inf, less which is NaN.
+template <class C>
+PROPOLIS_FN C finite_top(C top) {
+    return top == -(C)PROPOLIS_INF ? (C)0 : top;
+}

@@ -1,0 +1,253 @@
+// The GGUF block formats: eight neighbouring weights of a block at a time, exactly as ggml's
+// dequantize_row_* gives them.  Layouts of the blocks: plugins/cpu_ref's _blocks.py and
+// _blocks_k.py.  Products of a scale, a group's scale and a quant are exact in f32 in every
+// format, so it does not matter whether the minimum is added in the same instruction.
+#pragma once
+
+#include "propolis_runs.h"
+
+// -- what lies at an address ---------------------------------------------------------------------
+
+PROPOLIS_FN u32 word_at(const u8* at) { return *(const u32*)at; }  // of 4-byte alignment
+
+// Of 2-byte alignment: AMD loads it at once all the same.
+PROPOLIS_FN u32 halves_at(const u8* at) {
+#if defined(PROPOLIS_AMD)
+    typedef u32 Word __attribute__((aligned(2)));
+    return *(const Word*)at;
+#else
+    return ((const u16*)at)[0] | (u32)((const u16*)at)[1] << 16;
+#endif
+}
+
+PROPOLIS_FN f32 f16_at(const u8* at) { return to_f32(f16{*(const u16*)at}); }
+
+// The four bytes of a word, less the same number: exact.
+PROPOLIS_FN void bytes_less(u32 word, f32 less, f32* to) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#if defined(__CUDACC__)
+        // The byte as the last of a number of 2**23: conversions are slow there.
+        const u32 bits = __byte_perm(word, 0x4b000000, 0x7440 | i);
+        to[i] = bits_as<f32>(bits) - (8388608.0f + less);
+#else
+        to[i] = (f32)(word >> 8 * i & 0xff) - less;  // one instruction each
+#endif
+    }
+}
+
+PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Weights<f32>& w) {
+    bytes_less(low, less, w.q);
+    bytes_less(high, less, w.q + 4);
+}
+
+// Signed bytes, made unsigned by 128 more.
+PROPOLIS_FN void set_signed(u32 low, u32 high, Weights<f32>& w) {
+    set_quants(low ^ 0x80808080, high ^ 0x80808080, 128.0f, w);
+}
+
+// Bit i of the four becomes bit 4 of byte i.
+PROPOLIS_FN u32 spread_fifth(u32 four) { return (four * 0x00204081 & 0x01010101) << 4; }
+
+// -- formats of 32 weights -----------------------------------------------------------------------
+
+// Nibbles: weights 0 to 15 are the low ones of 16 bytes, 16 to 31 the high ones.
+PROPOLIS_FN u32 nibbles(u32 word, int run) { return word >> run / 2 * 4 & 0x0f0f0f0f; }
+
+// Of run r (0 to SIZE / 8 - 1) of the block: weights 8 r to 8 r + 7.
+struct Q4_0 {
+    static constexpr int SIZE = 32, BYTES = 18;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 2 + run % 2 * 8;
+        set_quants(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), 8.0f, w);
+        w.scale = f16_at(block);
+    }
+};
+
+struct Q4_1 {
+    static constexpr int SIZE = 32, BYTES = 20;
+    static constexpr bool shifted = true;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 4 + run % 2 * 8;
+        set_quants(nibbles(word_at(qs), run), nibbles(word_at(qs + 4), run), 0.0f, w);
+        const u32 both = word_at(block);
+        w.scale = to_f32(f16{(u16)both});
+        w.shift = to_f32(f16{(u16)(both >> 16)});
+    }
+};
+
+struct Q5_0 {
+    static constexpr int SIZE = 32, BYTES = 22;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 6 + run % 2 * 8;
+        const u32 fifth = halves_at(block + 2) >> 8 * run;
+        const u32 low = nibbles(halves_at(qs), run) | spread_fifth(fifth & 15);
+        const u32 high = nibbles(halves_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
+        set_quants(low, high, 16.0f, w);
+        w.scale = f16_at(block);
+    }
+};
+
+struct Q5_1 {
+    static constexpr int SIZE = 32, BYTES = 24;
+    static constexpr bool shifted = true;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 8 + run % 2 * 8;
+        const u32 fifth = word_at(block + 4) >> 8 * run;
+        const u32 low = nibbles(word_at(qs), run) | spread_fifth(fifth & 15);
+        const u32 high = nibbles(word_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
+        set_quants(low, high, 0.0f, w);
+        w.scale = f16_at(block);
+        w.shift = f16_at(block + 2);
+    }
+};
+
+struct Q8_0 {
+    static constexpr int SIZE = 32, BYTES = 34;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 2 + run * 8;
+        set_signed(halves_at(qs), halves_at(qs + 4), w);
+        w.scale = f16_at(block);
+    }
+};
+
+struct Q8_1 {
+    static constexpr int SIZE = 32, BYTES = 36;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 4 + run * 8;
+        set_signed(word_at(qs), word_at(qs + 4), w);
+        w.scale = f16_at(block);
+    }
+};
+
+// -- formats of 256 weights ----------------------------------------------------------------------
+
+// Pairs of bits: of weight 128 h + 32 k + l, bits 2 k of byte 32 h + l.
+PROPOLIS_FN int pairs_byte(int run) { return run / 16 * 32 + run % 4 * 8; }
+PROPOLIS_FN u32 pairs(u32 word, int run) { return word >> run / 4 % 4 * 2 & 0x03030303; }
+
+struct Q2_K {
+    static constexpr int SIZE = 256, BYTES = 84;
+    static constexpr bool shifted = true;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 16 + pairs_byte(run);
+        set_quants(pairs(word_at(qs), run), pairs(word_at(qs + 4), run), 0.0f, w);
+        const u32 both = block[run / 2];
+        w.scale = f16_at(block + 80) * (f32)(both & 15);
+        w.shift = -(f16_at(block + 82) * (f32)(both >> 4));
+    }
+};
+
+struct Q3_K {
+    static constexpr int SIZE = 256, BYTES = 110;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 32 + pairs_byte(run);
+        const u8* mask = block + run % 4 * 8;
+        const int bit = run / 4;
+        const u32 third = halves_at(mask) >> bit & 0x01010101;
+        const u32 fourth = halves_at(mask + 4) >> bit & 0x01010101;
+        set_quants(pairs(halves_at(qs), run) | third << 2,
+                   pairs(halves_at(qs + 4), run) | fourth << 2, 4.0f, w);
+        const int group = run / 2;
+        const u8* scales = block + 96;
+        const int low = scales[group % 8] >> group / 8 * 4 & 15;
+        const int high = scales[8 + group % 4] >> group / 4 * 2 & 3;
+        w.scale = f16_at(block + 108) * (f32)((low | high << 4) - 32);
+    }
+};
+
+// Scale and minimum of 6 bits of each group of 32, as q4_k and q5_k have them.
+PROPOLIS_FN void six_bit_pair(const u8* block, int group, Weights<f32>& w) {
+    const u8* scales = block + 4;
+    const u32 first = scales[group & 3], second = scales[4 + (group & 3)];
+    const u32 rest = scales[8 + (group & 3)];
+    const bool early = group < 4;
+    const u32 scale = early ? first & 63 : (rest & 15) | first >> 6 << 4;
+    const u32 least = early ? second & 63 : rest >> 4 | second >> 6 << 4;
+    const u32 both = word_at(block);
+    w.scale = to_f32(f16{(u16)both}) * (f32)scale;
+    w.shift = -(to_f32(f16{(u16)(both >> 16)}) * (f32)least);
+}
+
+// Nibbles of two groups: the low ones of 32 bytes, then the high ones.
+PROPOLIS_FN int nibbles_byte(int run) { return run / 8 * 32 + run % 4 * 8; }
+PROPOLIS_FN u32 group_nibbles(u32 word, int run) { return word >> run / 4 % 2 * 4 & 0x0f0f0f0f; }
+
+struct Q4_K {
+    static constexpr int SIZE = 256, BYTES = 144;
+    static constexpr bool shifted = true;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 16 + nibbles_byte(run);
+        set_quants(group_nibbles(word_at(qs), run), group_nibbles(word_at(qs + 4), run), 0.0f, w);
+        six_bit_pair(block, run / 4, w);
+    }
+};
+
+struct Q5_K {
+    static constexpr int SIZE = 256, BYTES = 176;
+    static constexpr bool shifted = true;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 48 + nibbles_byte(run);
+        const u8* fifth = block + 16 + run % 4 * 8;
+        const int bit = run / 4;
+        const u32 low = (word_at(fifth) >> bit & 0x01010101) << 4;
+        const u32 high = (word_at(fifth + 4) >> bit & 0x01010101) << 4;
+        set_quants(group_nibbles(word_at(qs), run) | low, group_nibbles(word_at(qs + 4), run) | high,
+                   0.0f, w);
+        six_bit_pair(block, run / 4, w);
+    }
+};
+
+struct Q6_K {
+    static constexpr int SIZE = 256, BYTES = 210;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const int k = run / 4 % 4;
+        const u8* ql = block + run / 16 * 64 + k % 2 * 32 + run % 4 * 8;
+        const u8* qh = block + 128 + pairs_byte(run);
+        const u32 low = halves_at(ql) >> k / 2 * 4 & 0x0f0f0f0f;
+        const u32 high = halves_at(ql + 4) >> k / 2 * 4 & 0x0f0f0f0f;
+        set_quants(low | pairs(halves_at(qh), run) << 4, high | pairs(halves_at(qh + 4), run) << 4,
+                   32.0f, w);
+        w.scale = f16_at(block + 208) * (f32)(i8)block[192 + run / 2];
+    }
+};
+
+struct Q8_K {
+    static constexpr int SIZE = 256, BYTES = 292;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 4 + run * 8;
+        set_signed(word_at(qs), word_at(qs + 4), w);
+        w.scale = bits_as<f32>(word_at(block));
+    }
+};
+
+#define PROPOLIS_EACH_FORMAT(DO) \
+    DO(q4_0, Q4_0)               \
+    DO(q4_1, Q4_1)               \
+    DO(q5_0, Q5_0)               \
+    DO(q5_1, Q5_1)               \
+    DO(q8_0, Q8_0)               \
+    DO(q8_1, Q8_1)               \
+    DO(q2_k, Q2_K)               \
+    DO(q3_k, Q3_K)               \
+    DO(q4_k, Q4_K)               \
+    DO(q5_k, Q5_K)               \
+    DO(q6_k, Q6_K)               \
+    DO(q8_k, Q8_K)
+
+// The value of each weight, in f32.
+template <class Format>
+PROPOLIS_FN void dequantized(const Weights<f32>& w, f32 (&run)[RUN]) {
+#pragma unroll
+    for (int e = 0; e < RUN; ++e) {
+        run[e] = w.scale * w.q[e];
+        if constexpr (Format::shifted) run[e] += w.shift;
+    }
+}

@@ -1,0 +1,102 @@
+// Whole products out = a @ b.T + bias, a of (m, depth) and b of (n, depth): large ones in tiles,
+// those of few rows of `a` with each weight read once, as fast as memory gives it.
+#pragma once
+
+#include "propolis_elementwise.h"
+#include "propolis_reduce.h"
+#include "propolis_tile.h"
+
+// Everything about a product but the weights.  Batches are walked by a Strided2: a, b.
+template <class T>
+struct Product {
+    T* out;  // (batch, m, n), contiguous
+    const T* a;
+    const T* bias;  // or null
+    i64 m, n, depth;
+    i64 a_row, a_step, bias_step;
+    i64 first;  // block of this launch
+};
+
+// W has at(offset): the same weights, the start moved.
+template <int SIDE, class T, class W>
+PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const Strided2& batches) {
+    typedef Compute<T> C;
+    __shared__ __attribute__((aligned(16))) C left[SIDE * DEPTH<SIDE>];
+    __shared__ __attribute__((aligned(16))) C right[SIDE * DEPTH<SIDE>];
+    const i64 down = (p.m + SIDE - 1) / SIDE;
+    const i64 along = (p.n + SIDE - 1) / SIDE;
+    // Neighbours share weights: those are more.
+    const i64 tile = p.first + block_x();
+    const i64 batch = tile / (down * along);
+    const i64 within = tile - batch * (down * along);
+    const i64 i0 = within % down * SIDE;
+    const i64 j0 = within / down * SIDE;
+    const Offsets<2> at = locate(batches, batch);
+    const PlainRows<T> a(p.a + at.at[0], p.m, p.depth, p.a_row, p.a_step);
+    C sum[SIDE / 16][SIDE / 16] = {};
+    tile_product<SIDE>(a, weights.at(at.at[1]), i0, j0, p.depth, left, right, sum);
+    store_tile<SIDE>(p.out + batch * p.m * p.n, p.bias, p.bias_step, p.m, p.n, i0, j0, sum);
+}
+
+// `lanes` neighbours (a power of two) of a warp work on R rows of weights and up to M rows of
+// `a`.  Runs of both may be loaded in packs, and depth is a multiple of RUN.
+template <int M, int R, class T, class W>
+PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const Strided2& batches,
+                                 int lanes) {
+    typedef Compute<T> C;
+    const int lane = (int)thread_x() & (lanes - 1);
+    const int group = (int)thread_x() / lanes;
+    const i64 rows = (i64)(PROPOLIS_BLOCK / lanes) * R;  // of a block
+    const i64 along = (p.n + rows - 1) / rows;
+    const i64 tile = p.first + block_x();
+    const i64 batch = tile / along;
+    const i64 column = (tile - batch * along) * rows + (i64)group * R;
+    const Offsets<2> at = locate(batches, batch);
+    const W w = weights.at(at.at[1]);
+    const T* a = p.a + at.at[0];
+    C sum[R][M] = {};
+#pragma unroll 2
+    for (i64 k = (i64)lane * RUN; k < p.depth; k += (i64)lanes * RUN) {
+        Weights<C> own[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {  // beyond the last row, that row once more
+            w.weights(column + r < p.n ? column + r : p.n - 1, k, own[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < M; ++i) {
+            C x[RUN];
+            load_run(a + (i < p.m ? i : p.m - 1) * p.a_row + k, x);
+            C total = 0;
+            if constexpr (W::shifted) {
+#pragma unroll
+                for (int e = 0; e < RUN; ++e) total += x[e];
+            }
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                C dot = 0;
+#pragma unroll
+                for (int e = 0; e < RUN; ++e) dot += own[r].q[e] * x[e];
+                if constexpr (W::scaled) dot *= own[r].scale;
+                if constexpr (W::shifted) dot += own[r].shift * total;
+                sum[r][i] += dot;
+            }
+        }
+    }
+    T* out = p.out + batch * p.m * p.n + column;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int i = 0; i < M; ++i) {
+            for (int mask = lanes / 2; mask > 0; mask >>= 1) {
+                sum[r][i] += warp_shfl_xor(sum[r][i], mask);
+            }
+        }
+        if (lane == 0 && column + r < p.n) {
+            const C bias = p.bias ? wide(p.bias[(column + r) * p.bias_step]) : (C)0;
+#pragma unroll
+            for (int i = 0; i < M; ++i) {
+                if (i < p.m) out[i * p.n + r] = narrow<T>(sum[r][i] + bias);
+            }
+        }
+    }
+}

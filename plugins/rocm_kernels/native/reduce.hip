@@ -1,0 +1,6 @@
+// Sums and what is made of them.  Semantics: core's propolis/ops/reduce.py.
+#include "propolis_reductions.h"
+
+REDUCE_ALL(reduce, sum, Sum)
+REDUCE_FLOATS(reduce, mean, Mean)
+REDUCE_FLOATS(reduce, var, Var)

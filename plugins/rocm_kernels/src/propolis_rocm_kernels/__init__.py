@@ -1,0 +1,1 @@
+"""HIP kernels for AMD GPUs: every op that needs no vendor library."""

@@ -1,0 +1,135 @@
+"""Layouts as kernels take them: dimensions collapsed, divisions prepared, all by value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import NamedTuple
+
+from propolis_rocm_kernels._signature import MAX_RANK
+from propolis_rocm_kernels._signature import strided
+
+
+if TYPE_CHECKING:
+    from propolis.layout import Shape
+
+MAX_RUN: Final = 16
+
+View = tuple["Shape", "Shape"]
+"""Shape and strides of a tensor, in elements."""
+
+
+class Walk(NamedTuple):
+    """
+    Tensors of one shape, walked together in row-major order.
+
+    Attributes:
+        packed: the ``StridedOf<K>`` of the header.
+        numel: the elements that it covers.
+        run: so many neighbours, a power of two, lie in one row wherever a pack starts.
+        starts: where it is to begin, an offset in elements for each tensor: once, but for
+            layouts of more dimensions than the kernels know.
+    """
+
+    packed: bytes
+    numel: int
+    run: int
+    starts: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=4096)
+def walk(shape: Shape, *views: View) -> Walk:
+    """
+    How tensors are walked together that broadcast to one shape.
+
+    Args:
+        shape: the common one.
+        views: shape and strides, in elements, of each tensor.
+
+    >>> walk((2, 3, 4), ((2, 3, 4), (12, 4, 1)), ((4,), (1,))).run
+    4
+    """
+    strides = tuple(_broadcast(shape, *view) for view in views)
+    dims = collapse(shape, strides)
+    outer, inner = dims[:-MAX_RANK], dims[-MAX_RANK:]
+    steps = (range(size) for size, *_ in outer)
+    starts = tuple(
+        tuple(
+            sum(i * s for i, s in zip(index, column, strict=True))
+            for column in _columns(outer, len(strides))
+        )
+        for index in itertools.product(*steps)
+    )
+    run = _run(inner)
+    return Walk(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
+
+
+def _broadcast(shape: Shape, own: Shape, strides: Shape) -> Shape:
+    """Strides under the common shape: 0 where the tensor repeats."""
+    missing = len(shape) - len(own)
+    repeats = (0 if size == 1 else stride for size, stride in zip(own, strides, strict=True))
+    return (*((0,) * missing), *repeats)
+
+
+def collapse(shape: Shape, strides: tuple[Shape, ...]) -> list[tuple[int, ...]]:
+    """
+    (size, stride of each tensor) of as few dimensions as walk the same elements in order.
+
+    >>> collapse((2, 3, 1, 4), ((12, 4, 4, 1), (4, 0, 0, 1)))
+    [(2, 12, 4), (3, 4, 0), (4, 1, 1)]
+    """
+    dims: list[tuple[int, ...]] = []
+    for size, *steps in zip(shape, *strides, strict=True):
+        if size == 1:
+            continue
+        if dims and all(
+            last == step * size for last, step in zip(dims[-1][1:], steps, strict=True)
+        ):
+            dims[-1] = (dims[-1][0] * size, *steps)
+        else:
+            dims.append((size, *steps))
+    return dims or [(1, *(0 for _ in strides))]
+
+
+def _columns(dims: list[tuple[int, ...]], tensors: int) -> list[list[int]]:
+    return [[d[1 + k] for d in dims] for k in range(tensors)]
+
+
+def _run(dims: list[tuple[int, ...]]) -> int:
+    """The largest power of two, at most MAX_RUN, that rows and what lies between them allow."""
+    size, *steps = dims[-1]
+    rows = [d[1 + k] for d in dims[:-1] for k, step in enumerate(steps) if step == 1]
+    return math.gcd(MAX_RUN, size, *rows)
+
+
+def _pack(dims: list[tuple[int, ...]], tensors: int, run: int) -> bytes:
+    missing = [0] * (MAX_RANK - len(dims))
+    sizes = [d[0] for d in dims]
+    magic, shifts = zip(*map(_reciprocal, sizes), strict=True)
+    strides = [s for column in _columns(dims, tensors) for s in (*column, *missing)]
+    return struct.pack(
+        strided(tensors),
+        *(*sizes, *missing),
+        *(*magic, *missing),
+        *strides,
+        *(*shifts, *missing),
+        len(dims),
+        run,
+    )
+
+
+def _reciprocal(size: int) -> tuple[int, int]:
+    """
+    (magic, shift) with ``i // size == (i * magic >> 64) >> shift`` for 0 <= i < 2**63.
+
+    Granlund and Montgomery, "Division by invariant integers using multiplication" (1994):
+    63-bit dividends need a multiplier of 64 bits.  A size of 1 is never divided by.
+    """
+    if size < 2:
+        return 0, 0
+    bits = (size - 1).bit_length()
+    return (1 << 63 + bits) // size + 1, bits - 1

@@ -1,0 +1,149 @@
+"""Launches of matrix products ``a @ b.T``: which kernel, over how many blocks."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._kernels import MAX_BLOCKS
+from propolis_rocm_kernels._layouts import collapse
+from propolis_rocm_kernels._layouts import walk
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis_rocm_kernels._kernels import Kernel
+    from propolis_rocm_kernels._layouts import Walk
+
+RUN: Final = 8
+"""Elements that a thread fetches at once, ``RUN`` of the header."""
+
+ROWS: Final = {1: 1, 2: 2, 4: 2, 8: 2}
+"""Up to how many rows of ``a`` a mat-vec kernel takes: rows of weights a group of lanes has."""
+
+
+class Kernels(NamedTuple):
+    """
+    The kernels of one kind of product.
+
+    Attributes:
+        tiles: by the side of a tile.
+        rows: by the most rows of ``a``: each weight is read once.
+    """
+
+    tiles: Mapping[int, Kernel]
+    rows: Mapping[int, Kernel]
+
+
+class Plan(NamedTuple):
+    """
+    A product whose leading dimensions are collapsed.
+
+    Attributes:
+        m: rows of ``a`` that share one ``b``.
+        row: between them, in elements of ``a``.
+        batches: the walk over what is left, of ``a`` and ``b``.
+        step: divides every stride between rows and batches of ``a``.
+        b_step: and between batches of ``b``.
+    """
+
+    m: int
+    row: int
+    batches: Walk
+    step: int
+    b_step: int
+
+
+@lru_cache(maxsize=4096)
+def plan(lead: Shape, a: Shape, b: Shape) -> Plan:
+    """
+    Collapse the leading dimensions of the output, given the strides of both operands there.
+
+    >>> plan((2, 3), (12, 4), (0, 0))[:2]
+    (6, 4)
+    """
+    dims = collapse(lead, (a, b))
+    m, row = 1, 0
+    if dims[-1][2] == 0:
+        m, row, _ = dims.pop()
+    sizes, a_strides, b_strides = zip(*dims, strict=True) if dims else ((), (), ())
+    batches = walk(sizes, (sizes, a_strides), (sizes, b_strides))
+    return Plan(m, row, batches, math.gcd(row, *a_strides), math.gcd(*b_strides))
+
+
+def in_packs(address: int, dtype: DType, step: int) -> bool:
+    """Whether runs may be loaded at once that start at multiples of RUN elements of such rows."""
+    pack = min(16, RUN * dtype.block_bytes)
+    return address % pack == 0 and step * dtype.block_bytes % pack == 0
+
+
+def rows_for(m: int) -> int:
+    """The mat-vec kernel for so many rows; 0 where tiles are better."""
+    return next((most for most in ROWS if m <= most), 0)
+
+
+@lru_cache(maxsize=4096)
+def lanes_for(depth: int, rows: int, warp: int, units: int) -> int:
+    """
+    How many lanes of a warp work on a row of weights.
+
+    All of them while rows are few; fewer where many would idle at the row's end.
+
+    Args:
+        depth: elements of a row.
+        rows: groups of rows that there are.
+        warp: threads of a warp.
+        units: compute units of the device, that want two blocks each at least.
+
+    >>> lanes_for(576, 49152, 32, 60)
+    16
+    >>> lanes_for(576, 576, 32, 60)
+    32
+    """
+    runs = -(-depth // RUN)
+    lanes = warp
+    while lanes > RUN and rows * lanes // 2 >= 2 * units * BLOCK:
+        if runs >= 0.85 * lanes * -(-runs // lanes):
+            break
+        lanes //= 2
+    return lanes
+
+
+def launch_rows(
+    kernel: Kernel, device: Any, most: int, given: Plan, n: int, depth: int, values: tuple[Any, ...]
+) -> None:
+    """Queue the kernel that reads each weight once; ``values`` go before ``first``."""
+    groups = -(-n // ROWS[most]) * given.batches.numel
+    lanes = lanes_for(depth, groups, device.warp_size, device.compute_units)
+    along = -(-n // (BLOCK // lanes * ROWS[most]))
+    _launch(kernel, device, along * given.batches.numel, values, (lanes, given.batches.packed))
+
+
+def launch_tiles(
+    kernels: Mapping[int, Kernel], device: Any, given: Plan, n: int, values: tuple[Any, ...]
+) -> None:
+    """Queue the tiled kernel, of large tiles where these are enough for all compute units."""
+    side = min(kernels)
+    for larger in kernels:
+        if _tiles(larger, given, n) >= device.compute_units and given.m > side < n:
+            side = max(side, larger)
+    _launch(kernels[side], device, _tiles(side, given, n), values, (given.batches.packed,))
+
+
+def _tiles(side: int, given: Plan, n: int) -> int:
+    return -(-given.m // side) * -(-n // side) * given.batches.numel
+
+
+def _launch(
+    kernel: Kernel, device: Any, blocks: int, values: tuple[Any, ...], rest: tuple[Any, ...]
+) -> None:
+    for first in range(0, blocks, MAX_BLOCKS):
+        kernel(device, min(blocks - first, MAX_BLOCKS), *values, first, *rest)

@@ -1,0 +1,153 @@
+"""How tensors are reduced: what native/propolis_reductions.h is launched with."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+from propolis.ops.reduce import over
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._kernels import MAX_BLOCKS
+from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._scratch import BYTES
+from propolis_rocm_kernels._scratch import COUNTERS
+from propolis_rocm_kernels._scratch import PARTIALS
+from propolis_rocm_kernels._scratch import scratch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from propolis import OpImpl
+    from propolis import Tensor
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis.ops.reduce import Dims
+    from propolis_rocm_kernels._kernels import Kernel
+    from propolis_rocm_kernels._kernels import Module
+
+_SPLIT: Final = "PPPqqqqi11"
+_WALKS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT, "packs": _SPLIT}
+
+# Outputs that native/reduce.hip keeps side by side in a block.
+_LANES: Final = 32
+_SHARERS: Final = BLOCK // _LANES
+# Elements that are worth a block of their own.
+_WORTH: Final = 16384
+# Bytes of an output that a warp reads alone.
+_FEW: Final = 16384
+
+
+class _Plan(NamedTuple):
+    """How a tensor is reduced: see the arguments of the kernels."""
+
+    walk: str
+    blocks: int | tuple[int, int, int]
+    outputs: int
+    n: int
+    chunk: int
+    splits: int
+    kept: bytes
+    inner: bytes
+    offsets: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    shape: Shape, strides: Shape, dims: Shape, size: int, start: int, warp: int, units: int
+) -> _Plan:
+    """``start`` is what the first element's address is past a multiple of 16."""
+    reduced = sorted(dims)
+    rest = [d for d in range(len(shape)) if d not in dims]
+    own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
+    theirs = tuple(shape[d] for d in reduced), tuple(strides[d] for d in reduced)
+    kept = walk(own[0], own)
+    inner = walk(theirs[0], theirs)
+    n = math.prod(theirs[0])
+    outputs = kept.numel
+    offsets = tuple((i * outputs, start) for i, (start,) in enumerate(kept.starts))
+    wanted = 4 * units  # blocks that fill the device
+    near, far = _innermost(*own), _innermost(*theirs)
+    if near is not None and (far is None or near < far):
+        pack = min(16 // size, 8)
+        whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
+        whole = whole and start % (pack * size) == 0 and len(offsets) == 1
+        tiles = -(-outputs // (_LANES * (pack if whole else 1)))
+        most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
+        splits = max(1, most if tiles <= COUNTERS and tiles < wanted // 2 else 1)
+        chunk = -(-n // splits)
+        splits = max(1, -(-n // max(chunk, 1)))
+        blocks = (min(tiles, MAX_BLOCKS), splits, 1)
+        name = "packs" if whole else "columns"
+        return _Plan(name, blocks, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
+    if n * size <= _FEW and (outputs >= wanted or n <= 8 * warp):
+        blocks_of = min(-(-outputs // (BLOCK // warp)), MAX_BLOCKS)
+        return _Plan("warps", blocks_of, outputs, n, n, 1, kept.packed, inner.packed, offsets)
+    most = min(PARTIALS // outputs, n // _WORTH, -(-wanted // outputs))
+    splits = max(1, most if outputs <= COUNTERS and outputs < wanted // 2 else 1)
+    chunk = -(-n // (splits * 16)) * 16 if splits > 1 else n
+    splits = max(1, -(-n // max(chunk, 1)))
+    total = min(outputs * splits, MAX_BLOCKS)
+    return _Plan("blocks", total, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
+
+
+def _innermost(shape: Shape, strides: Shape) -> int | None:
+    """The distance of neighbours; None where there is but one element, or they repeat."""
+    steps = [abs(s) for n, s in zip(shape, strides, strict=True) if n > 1]
+    return steps[-1] if steps and steps[-1] else None
+
+
+class Reduction:
+    """The kernels of one op."""
+
+    def __init__(self, module: Module, name: str, kinds: Collection[DType]) -> None:
+        self._kernels: dict[tuple[DType, str], Kernel] = {
+            (d, w): module.kernel(f"{name}_{d.name}_{w}", letters)
+            for d in kinds
+            for w, letters in _WALKS.items()
+        }
+
+    def __call__(self, out: Tensor, x: Tensor, dims: Shape, extra: int = 0) -> None:
+        if out.layout.numel == 0:
+            return
+        layout, dtype = x.layout, x.dtype
+        device: Any = out.device
+        size = dtype.block_bytes
+        to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
+        units = device.compute_units
+        plan = _plan(layout.shape, layout.strides, dims, size, start % 16, device.warp_size, units)
+        kernel = self._kernels[dtype, plan.walk]
+        for first, second in plan.offsets:
+            at = to + first * of_out, start + second * size
+            numbers = plan.outputs, plan.n, extra
+            if plan.walk == "warps":
+                kernel(device, plan.blocks, *at, *numbers, plan.kept, plan.inner)
+                continue
+            kernel(
+                device,
+                plan.blocks,
+                *at,
+                scratch(device) if plan.splits > 1 else 0,
+                *numbers,
+                plan.chunk,
+                plan.splits,
+                plan.kept,
+                plan.inner,
+            )
+
+
+def over_dims(module: Module, name: str, kinds: Collection[DType]) -> OpImpl:
+    """An op over any dimensions."""
+    reduce = Reduction(module, name, kinds)
+
+    def run(out: Tensor, x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> None:
+        del keepdim  # the output has its shape
+        reduce(out, x, over(name, x.layout.shape, dims))
+
+    return record(name, run, kinds, in_place=False, workspace=BYTES)

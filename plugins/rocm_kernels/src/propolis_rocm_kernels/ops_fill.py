@@ -1,0 +1,169 @@
+"""Copies, constants and sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import dtypes
+from propolis_rocm_kernels._elementwise import blocks_for
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._scalars import bits
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis.layout import Layout
+    from propolis_rocm_kernels._layouts import View
+
+MODULE: Final = Module("fill")
+
+_SIZES: Final = (1, 2, 4, 8)
+_COPY: Final = {
+    n: (MODULE.kernel(f"copy_b{n}", "PPq"), MODULE.kernel(f"copy_b{n}_strided", "PPq2"))
+    for n in _SIZES
+}
+_FILL: Final = {
+    n: (MODULE.kernel(f"fill_b{n}", "PqQ"), MODULE.kernel(f"fill_b{n}_strided", "PqQ1"))
+    for n in _SIZES
+}
+_ARANGE: Final = {
+    d: MODULE.kernel(f"arange_{d.name}", "PqQQq1" if d.is_integer else "Pqddq1")
+    for d in dtypes.PLAIN
+}
+_KV_APPEND: Final = {
+    (n, p): MODULE.kernel(f"kv_append_b{n}_{p.name}", "PPPqqq3")
+    for n in _SIZES
+    for p in (dtypes.i32, dtypes.i64)
+}
+_U64: Final = (1 << 64) - 1
+
+
+def copy(out: Tensor, x: Tensor, /) -> None:
+    """A row-major copy, of block formats too."""
+    if x.layout.numel == 0:
+        return
+    if x.layout.is_contiguous:
+        _copy_bytes(out, x)
+    elif x.dtype.is_block:
+        _copy_walk(out, x, _halves(out), _halves(x), 2)
+    else:
+        _copy_walk(out, x, _view(out), _view(x), x.dtype.block_bytes)
+
+
+def assign(target: Tensor, source: Tensor, /) -> None:
+    """Overwrite every element of ``target`` with the source, broadcast to its shape."""
+    to, layout = target.layout, source.layout
+    if to.numel == 0:
+        return
+    if to.is_contiguous and layout.is_contiguous and layout.shape == to.shape:
+        _copy_bytes(target, source)
+        return
+    _copy_walk(target, source, _view(target), _view(source), target.dtype.block_bytes)
+
+
+def _copy_bytes(out: Tensor, x: Tensor) -> None:
+    """Both contiguous: as the largest elements that fill the tensor and fit its addresses."""
+    nbytes = x.nbytes
+    to, start = out.ptr, x.ptr
+    size = 8
+    while (nbytes | to | start) % size:
+        size //= 2
+    blocks = blocks_for(nbytes, 32)
+    _COPY[size][0](out.device, blocks, to, start, nbytes // size)
+
+
+def _copy_walk(out: Tensor, x: Tensor, to: View, start: View, size: int) -> None:
+    """Any strides, counted in elements of ``size`` bytes."""
+    packed, numel, run, starts = walk(to[0], to, start)
+    pack = 16 // size
+    blocks = blocks_for(numel, pack if run >= pack else 1)
+    for first, second in starts:
+        pointers = out.ptr + first * size, x.ptr + second * size
+        _COPY[size][1](out.device, blocks, *pointers, numel, packed)
+
+
+def _view(tensor: Tensor) -> View:
+    return tensor.layout.shape, tensor.layout.strides
+
+
+def _halves(tensor: Tensor) -> View:
+    """Shape and strides of blocks as 2-byte elements: every block has an even number of bytes."""
+    layout: Layout = tensor.layout
+    in_halves = [tensor.dtype.nbytes(s) // 2 for s in (layout.shape[-1], *layout.strides[:-1])]
+    return (*layout.shape[:-1], in_halves[0]), (*in_halves[1:], 1)
+
+
+def fill(target: Tensor, /, value: float) -> None:
+    """Set every element to one value."""
+    layout, size = target.layout, target.dtype.block_bytes
+    if layout.numel == 0:
+        return
+    contiguous, strided = _FILL[size]
+    element = bits(value, target.dtype)
+    at = pointer(target)
+    if layout.is_contiguous:
+        blocks = blocks_for(layout.numel, 16 // size)
+        contiguous(target.device, blocks, at, layout.numel, element)
+        return
+    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
+    for (start,) in starts:
+        strided(target.device, blocks_for(numel, 1), at + start * size, numel, element, packed)
+
+
+def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
+    """``start + i * step``, in row-major order."""
+    layout, dtype = target.layout, target.dtype
+    if layout.numel == 0:
+        return
+    if dtype.is_integer:
+        start, step = int(start) & _U64, int(step) & _U64
+    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
+    for i, (offset,) in enumerate(starts):
+        at = pointer(target) + offset * dtype.block_bytes
+        blocks = blocks_for(numel, 1)
+        _ARANGE[dtype](target.device, blocks, at, numel, start, step, i * numel, packed)
+
+
+def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
+    """``cache[b, positions[b, t]] = x[b, t]``; positions outside the cache write nothing."""
+    shape = x.layout.shape
+    if x.layout.numel == 0:
+        return
+    batch, position, head, element = cache.layout.strides
+    size = cache.dtype.block_bytes
+    packed, numel, run, _ = walk(
+        shape,
+        (shape, (batch, 0, head, element)),
+        (shape, x.layout.strides),
+        (shape, (*positions.layout.strides, 0, 0)),
+    )
+    pack = 16 // size
+    _KV_APPEND[size, positions.dtype](
+        cache.device,
+        blocks_for(numel, pack if run >= pack else 1),
+        pointer(cache),
+        pointer(x),
+        pointer(positions),
+        numel,
+        position,
+        cache.layout.shape[1],
+        packed,
+    )
+
+
+OPS: Final = [
+    record("copy", copy, dtypes.ALL, in_place=False),
+    record("assign", assign, dtypes.PLAIN, in_place=False),
+    record("fill", fill, dtypes.PLAIN, in_place=False),
+    record("arange", arange, dtypes.PLAIN, in_place=False),
+    record(
+        "kv_append",
+        kv_append,
+        {"cache": dtypes.PLAIN, "positions": (dtypes.i32, dtypes.i64)},
+        in_place=False,
+    ),
+]

@@ -1,0 +1,107 @@
+"""Products of plain matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import dtypes
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._product import ROWS
+from propolis_rocm_kernels._product import RUN
+from propolis_rocm_kernels._product import Kernels
+from propolis_rocm_kernels._product import in_packs
+from propolis_rocm_kernels._product import launch_rows
+from propolis_rocm_kernels._product import launch_tiles
+from propolis_rocm_kernels._product import plan
+from propolis_rocm_kernels._product import rows_for
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis.layout import Shape
+
+MODULE: Final = Module("matmul")
+
+_ARGUMENTS: Final = "PPPP" + 9 * "q"
+_LARGE: Final = dict.fromkeys((dtypes.f32, dtypes.f16, dtypes.bf16), (64, 128))
+_KERNELS: Final = {
+    d: Kernels(
+        {s: MODULE.kernel(f"tile{s}_{d.name}", f"{_ARGUMENTS}2") for s in _LARGE.get(d, (64,))},
+        {m: MODULE.kernel(f"rows{m}_{d.name}", f"{_ARGUMENTS}q2") for m in ROWS},
+    )
+    for d in dtypes.FLOATS
+}
+
+
+def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
+    """``a @ b``; operands of any strides, batches broadcast."""
+    *batch, m, n = out.shape
+    k = a.shape[-1]
+    *a_lead, a_step = a.layout.broadcast_to((*batch, m, k)).strides
+    *b_lead, b_step, b_row = b.layout.broadcast_to((*batch, k, n)).strides
+    _product(out, a, b, None, (*a_lead, a_step), (*b_lead, 0), (b_row, b_step))
+
+
+def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
+    """``x @ w.T + bias``; the bias joins before the sum is rounded."""
+    _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides)
+
+
+def _product(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    a_strides: Shape,
+    b_lead: Shape,
+    b_strides: Shape,
+) -> None:
+    """Of ``a`` (leading dimensions, k) and ``b``, seen as (leading dimensions, n, k)."""
+    if out.numel == 0:
+        return
+    *lead, n = out.shape
+    depth = a.shape[-1]
+    given = plan(tuple(lead), a_strides[:-1], b_lead)
+    # Of one element, the distance to the next is what suits.
+    a_step, (b_row, b_step) = a_strides[-1], b_strides
+    if depth <= 1:
+        a_step = b_step = 1
+    if n == 1:
+        b_row = 0
+    dtype, device, size = out.dtype, out.device, out.dtype.block_bytes
+    at, b_at, out_at = pointer(a), pointer(b), pointer(out)
+    strides = (
+        given.m,
+        n,
+        depth,
+        given.row,
+        a_step,
+        b_row,
+        b_step,
+        0 if bias is None else bias.strides[0],
+    )
+    most = rows_for(given.m)
+    packed = (
+        a_step == b_step == 1
+        and depth % RUN == 0
+        and in_packs(at, dtype, given.step)
+        and in_packs(b_at, dtype, b_row)
+        and in_packs(b_at, dtype, given.b_step)
+    )
+    bias_at = 0 if bias is None else pointer(bias)
+    for i, (a_start, b_start) in enumerate(given.batches.starts):
+        start = out_at + i * given.batches.numel * given.m * n * size
+        values = (start, at + a_start * size, b_at + b_start * size, bias_at, *strides)
+        if most and packed:
+            launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
+        else:
+            launch_tiles(_KERNELS[dtype].tiles, device, given, n, values)
+
+
+OPS: Final = [
+    record("matmul", matmul, dtypes.FLOATS, in_place=False),
+    record("linear", linear, dtypes.FLOATS, in_place=False),
+]

@@ -1,0 +1,152 @@
+"""Attention on a device, against the same call in f64 on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_rocm_kernels.ops_attention import supports
+
+
+TOLERANCE = {dtypes.f32: 2e-6, dtypes.f16: 1e-3, dtypes.bf16: 8e-3, dtypes.f64: 1e-14}
+
+
+@pytest.fixture
+def check(rocm, runtime):
+    """Attention of given arrays, on the device and on the CPU; the largest difference is judged."""
+
+    def run(dtype, q, k, v, *args, kv_view=lambda t: t, **options):
+        kinds = {n: a.dtype for n, a in options.items() if isinstance(a, np.ndarray)}
+        q, k, v = (a.astype(dtype.numpy) for a in (q, k, v))
+        if "bias" in kinds:
+            options["bias"] = options["bias"].astype(dtype.numpy)
+
+        def call(device, arrays, extra, view):
+            tensors = [Tensor.from_numpy(np.ascontiguousarray(a), device) for a in arrays]
+            tensors[1:] = [view(t) for t in tensors[1:]]
+            given = {
+                n: Tensor.from_numpy(x, device) if isinstance(x, np.ndarray) else x
+                for n, x in extra.items()
+            }
+            rest = [Tensor.from_numpy(a, device) for a in args]
+            return [t.numpy() for t in ops.attention_lse(*tensors, *rest, **given)]
+
+        wide = {n: x.astype(np.float64) if n == "bias" else x for n, x in options.items()}
+        expected = call(runtime.cpu, [a.astype(np.float64) for a in (q, k, v)], wide, kv_view)
+        actual = call(rocm, (q, k, v), options, kv_view)
+        for a, e in zip(actual, expected, strict=True):
+            assert a.shape == e.shape
+            finite = np.isfinite(e)
+            assert (np.isneginf(a.astype(np.float64)) == np.isneginf(e)).all()
+            off = np.abs(a[finite].astype(np.float64) - e[finite])
+            assert off.max(initial=0) <= TOLERANCE[dtype] * max(1, np.abs(e[finite]).max(initial=0))
+
+    return run
+
+
+def normal(*shape, seed=0):
+    """Random numbers."""
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def i32(*values):
+    """An index array."""
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.f64], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (32, 32), (80, 80), (128, 64), (256, 256), (40, 130)])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_head_sizes(check, dtype, dims, tokens) -> None:
+    """Decode and prefill kernels of each width give what the CPU gives, causal and grouped."""
+    dim, value_dim = dims
+    q = normal(2, tokens, 4, dim)
+    k, v = normal(2, 90, 2, dim, seed=1), normal(2, 90, 2, value_dim, seed=2)
+    check(dtype, q, k, v, i32(90, 77), causal=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 65])
+def test_a_cache_of_heads_first(check, tokens) -> None:
+    """A worker's cache, (b, h, capacity, d) seen as (b, capacity, h, d), is read where it lies."""
+    q, k, v = normal(1, tokens, 9, 64), normal(1, 3, 300, 64, seed=1), normal(1, 3, 300, 64, seed=2)
+    k[:, :, 201:] = np.nan
+    v[:, :, 201:] = np.nan
+    check(dtypes.f32, q, k, v, i32(201), causal=True, kv_view=lambda t: t.permute(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("tokens", [2, 66])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (5, 0)},
+        {"window": (-1, 3)},
+        {"window": (17, 2), "causal": True},
+        {"window": (0, 0)},
+        {"softcap": 2.0},
+        {"scale": 0.5},
+        {"alibi": np.array([0.5, 0.25, 0.125, 0.0625], np.float32), "causal": True},
+        {"bias": normal(1, 4, 1, 150, seed=9)},
+        {"bias": np.where(normal(2, 1, 1, 150, seed=9) > 0, -np.inf, 1.0)},
+    ],
+    ids="+".join,
+)
+def test_options(check, tokens, options) -> None:
+    """Windows, soft caps, biases and ALiBi, for few queries and for many."""
+    q, k, v = normal(2, tokens, 4, 64), normal(2, 150, 2, 64, seed=1), normal(2, 150, 2, 64, seed=2)
+    check(dtypes.f32, q, k, v, i32(150, 131), **options)
+
+
+@pytest.mark.parametrize("tokens", [3, 66])
+def test_what_sees_nothing_is_zero(check, tokens) -> None:
+    """No valid key, more causal queries than keys, and a bias of -inf: zeros, and lse -inf."""
+    q, k, v = normal(2, tokens, 2, 64), normal(2, 80, 2, 64, seed=1), normal(2, 80, 2, 64, seed=2)
+    check(dtypes.f32, q, k, v, i32(0, 1), causal=True)
+    bias = np.full((1, 1, tokens, 1), -np.inf)
+    bias[:, :, ::2] = 0
+    check(dtypes.f32, q, k, v, bias=bias)
+
+
+@pytest.mark.parametrize("starts", [(0, 1, 2, 2, 3), (0, 70, 71, 71, 200), (0, 0, 5, 64, 129)])
+@pytest.mark.parametrize("paged", [False, True])
+def test_ragged_batches(check, starts, paged) -> None:
+    """Sequences of any number of queries, none too, over plain and over paged caches."""
+    q = normal(1, starts[-1], 4, 64)
+    lengths, options = i32(150, 80, 33, 149), {}
+    if paged:
+        k, v = normal(16, 16, 2, 64, seed=1), normal(16, 16, 2, 64, seed=2)
+        order = np.random.default_rng(0).permutation(16)
+        table = np.resize(order, (4, 10)).astype(np.int32)
+        table[1, 5:] = 999  # beyond its keys: anything
+        options["block_table"] = table
+    else:
+        k, v = normal(4, 150, 2, 64, seed=1), normal(4, 150, 2, 64, seed=2)
+    check(dtypes.f32, q, k, v, lengths, q_start=i32(*starts), causal=True, **options)
+
+
+def test_large_scores_do_not_overflow(check) -> None:
+    """Scores far apart, in any order, are weighed against the largest."""
+    q, k, v = normal(1, 1, 1, 64) * 60, normal(1, 700, 1, 64, seed=1) * 60, normal(1, 700, 1, 64)
+    check(dtypes.f64, q, k, v)
+    for tokens in (1, 64):
+        given = np.repeat(q, tokens, 1)
+        check(dtypes.f32, given, np.sort(k, 1), v)
+
+
+def test_heads_that_are_too_wide_are_declined() -> None:
+    """What the kernels cannot hold is left to others, with a reason."""
+
+    def shaped(*shape):
+        return SimpleNamespace(shape=shape)
+
+    q, k = shaped(1, 8, 2, 64), shaped(1, 9, 2, 64)
+    assert supports(q, k, k) is None
+    assert "head_dim 512 and value_dim 64: up to 256 each" == supports(shaped(1, 8, 2, 512), k, k)
+    assert "head_dim 64 and value_dim 320: up to 256 each" == supports(q, k, shaped(1, 9, 2, 320))
+    many = shaped(1 << 20, 8, 2, 64)
+    assert "1048576 keys" not in str(supports(many, k, k))
+    assert "too many" in str(supports(many, k, k))

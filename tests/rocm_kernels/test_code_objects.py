@@ -1,0 +1,120 @@
+"""What is compiled ahead of time: for the right architectures, lean, and up to date."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+
+import pytest
+
+from propolis_rocm_hip import codeobject
+from propolis_rocm_hip.modules import check_signatures
+from propolis_rocm_kernels import _code
+from propolis_rocm_kernels._archs import ARCHS
+
+
+# Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
+# is used, and nobody's inference computes the error function in f64.
+COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
+COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
+# What would trade IEEE, or our right to know what is in a code object, for speed.
+FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
+
+
+@pytest.fixture(scope="module")
+def resources(manifest):
+    """What each kernel uses: module -> architecture -> kernel -> resource."""
+    return json.loads(lzma.decompress((_code.CODE / "resources.json.xz").read_bytes()))
+
+
+@pytest.fixture(params=list(ARCHS))
+def arch(request):
+    """An architecture of the wheel."""
+    return request.param
+
+
+def objects(manifest, arch):
+    """Name and bytes of each code object for an architecture."""
+    for name, module in manifest["modules"].items():
+        yield name, _code.read_object(module["objects"][arch]["file"])
+
+
+def test_every_module_is_built_from_these_sources(manifest) -> None:
+    """The code objects are those of all sources as they are now: none is stale or missing."""
+    current = {module: _code.source_hash(module) for module in _code.modules()}
+    built = {name: module["source"] for name, module in manifest["modules"].items()}
+    assert current == built
+    assert list(ARCHS) == manifest["archs"]
+
+
+def test_files_are_what_the_manifest_says(manifest) -> None:
+    """Each file unpacks to the bytes that were compiled, and no file is left over."""
+    files = {"manifest.json", "resources.json.xz"}
+    for module in manifest["modules"].values():
+        assert list(ARCHS) == list(module["objects"])
+        for entry in module["objects"].values():
+            code = _code.read_object(entry["file"])
+            assert entry["sha256"] == hashlib.sha256(code).hexdigest()
+            files.add(entry["file"])
+    assert files == {path.name for path in _code.CODE.iterdir()}
+
+
+def test_code_is_for_the_architecture_it_claims(manifest, arch) -> None:
+    """The ELF header's flags and the compiler's note both name the architecture of the file."""
+    for _, code in objects(manifest, arch):
+        assert arch == codeobject.arch_of(code)
+        assert f"amdgcn-amd-amdhsa--{arch}" == codeobject.target_of(code)
+
+
+def test_kernels_take_what_python_gives(manifest, signatures, arch) -> None:
+    """Each declared kernel is there, with arguments where its signature puts them, and no other."""
+    assert set(manifest["modules"]) == set(signatures)
+    for name, code in objects(manifest, arch):
+        check_signatures(code, signatures[name], f"{name} for {arch}")
+        assert set(signatures[name]) == set(codeobject.kernels(code))
+
+
+def test_no_kernel_uses_scratch_or_spills(manifest, arch) -> None:
+    """Kernels live in registers: no scratch memory at all, no spills but in those that are cold."""
+    for _, code in objects(manifest, arch):
+        kernels = codeobject.kernels(code)
+        assert [] == [name for name, kernel in kernels.items() if kernel.scratch]
+        assert set() == {name for name, kernel in kernels.items() if kernel.spills} - COLD
+
+
+def test_warps_have_the_size_of_the_architecture(manifest, arch) -> None:
+    """Kernels are compiled for the warp that their source was told of."""
+    for _, code in objects(manifest, arch):
+        assert {ARCHS[arch].warp} == {k.wavefront for k in codeobject.kernels(code).values()}
+
+
+def test_the_manifest_tells_what_kernels_use(manifest, resources, arch) -> None:
+    """Registers, LDS, scratch, spills and occupancy of every kernel are written down."""
+    assert set(manifest["modules"]) == set(resources)
+    for name, code in objects(manifest, arch):
+        told = resources[name][arch]
+        for kernel, found in codeobject.kernels(code).items():
+            assert found.registers == told[kernel]["registers"]
+            assert found.lds == told[kernel]["lds"]
+            assert 1 <= told[kernel]["occupancy"] <= 16
+
+
+def test_memory_bound_kernels_fill_the_machine(resources) -> None:
+    """The contiguous kernels of short formulas leave a SIMD room for eight warps at least."""
+    for arch in ARCHS:
+        for op in ("neg", "relu"):
+            for dtype in ("f32", "f16", "bf16"):
+                assert resources["unary"][arch][f"unary_{op}_{dtype}"]["occupancy"] >= 8
+
+
+def test_no_flag_gives_up_ieee(manifest) -> None:
+    """Neither ahead of time nor in hipRTC does a flag relax arithmetic or link at load."""
+    for flag in (*manifest["flags"], *_code.LANGUAGE_FLAGS):
+        assert not any(word in flag for word in FORBIDDEN), flag
+
+
+def test_the_manifest_names_no_machine(manifest) -> None:
+    """What is shipped says which compiler made it, not where."""
+    assert "clang version" in manifest["compiler"]
+    assert "/" not in json.dumps({**manifest, "modules": {}})

@@ -1,0 +1,54 @@
+"""hipRTC for real: the sources that are shipped compile where the wheel has no code object."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from pathlib import Path
+
+import pytest
+
+from propolis_rocm_hip import codeobject
+from propolis_rocm_hip import rtc
+from propolis_rocm_hip.modules import check_signatures
+from propolis_rocm_kernels import _code
+from propolis_rocm_kernels._archs import ARCHS
+
+
+@pytest.fixture
+def rocm(tmp_path, monkeypatch):
+    """A ROCm tree around the system's library; Debian's has hipRTC in the HIP library itself."""
+    name = ctypes.util.find_library("amdhip64")
+    if name is None:
+        if os.environ.get("PROPOLIS_REQUIRE_NATIVE") == "1":
+            pytest.fail("libamdhip64 is missing: apt-get install libamdhip64-5")
+        pytest.skip("no ROCm library is installed")
+    folder = tmp_path / "rocm" / "lib"
+    folder.mkdir(parents=True)
+    library = next(Path("/usr/lib").rglob(name))
+    for stem in ("amdhip64", "hiprtc"):
+        (folder / f"lib{stem}.so").symlink_to(library)
+    monkeypatch.setenv("ROCM_PATH", str(folder.parent))
+
+
+# Every module for one architecture of each warp size, the slowest for one of them.
+TARGETS = [(m, "gfx1030") for m in _code.modules()]
+TARGETS += [(m, "gfx90a") for m in _code.modules() if m not in ("unary", "binary", "cast")]
+
+
+@pytest.mark.usefixtures("rocm")
+@pytest.mark.parametrize(("module", "arch"), TARGETS)
+def test_hiprtc_compiles_what_is_shipped(signatures, module, arch) -> None:
+    """ROCm's own hipRTC, which has no headers, makes every kernel that Python declares."""
+    shipped = _code.module_source(module, signatures[module])
+    program = rtc.Program(
+        name=module,
+        source=shipped.source(),
+        headers={name: read() for name, read in shipped.headers.items()},
+        flags=(*shipped.flags, f"-DPROPOLIS_WARP={ARCHS[arch].warp}"),
+        arch=arch,
+    )
+    image = rtc.compile_program(program)
+    assert arch == codeobject.arch_of(image)
+    check_signatures(image, shipped.signatures, module)
+    assert not any(kernel.scratch for kernel in codeobject.kernels(image).values())
