@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,11 +21,14 @@ TREE = ROOT / "build" / "hipsim" / "host"
 @pytest.fixture(scope="session")
 def tree():
     """The simulator's ROCm tree, brought up to date by make."""
-    pytest.importorskip("rocm.bindings.hip", reason="needs hip-python")
+    missing = [] if importlib.util.find_spec("rocm.bindings") else ["hip-python"]
     if shutil.which(os.environ.get("CXX", "c++")) is None:
+        missing.append("a C++ compiler")
+    if missing:
+        needed = f"the simulator's tests need {' and '.join(missing)}"
         if os.environ.get("PROPOLIS_REQUIRE_NATIVE"):
-            pytest.fail("PROPOLIS_REQUIRE_NATIVE is set and there is no C++ compiler")
-        pytest.skip("needs a C++ compiler")
+            pytest.fail(f"PROPOLIS_REQUIRE_NATIVE is set, and {needed}")
+        pytest.skip(needed)
     clean = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
     made = subprocess.run(
         ["make", "hipsim"],  # noqa: S607

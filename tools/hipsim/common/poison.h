@@ -32,6 +32,10 @@ inline void write_canary(char* begin, const char* end) {
 
 // The first byte of [begin, end) that is no longer canary, or null.
 inline const char* damaged_canary(const char* begin, const char* end) {
+  constexpr std::uint64_t wide = kCanary | std::uint64_t{kCanary} << 32;
+  while (end - begin >= 8 && reinterpret_cast<std::uintptr_t>(begin) % 8 == 0 &&
+         std::memcmp(begin, &wide, 8) == 0)
+    begin += 8;
   for (const char* at = begin; at < end; ++at)
     if (static_cast<unsigned char>(*at) !=
         pattern_byte(kCanary, reinterpret_cast<std::uintptr_t>(at)))

@@ -54,7 +54,7 @@ int Fault::next() {
 
 Settings::Settings()
     : warp(static_cast<int>(number("HIPSIM_WARP", 32, 32, 64))),
-      devices(static_cast<int>(number("HIPSIM_DEVICES", 1, 0, 16))),
+      devices(static_cast<int>(number("HIPSIM_DEVICES", 1, 0, kMaxDevices))),
       memory(static_cast<std::size_t>(
           number("HIPSIM_MEMORY", std::int64_t{8} << 30, 1 << 20, std::int64_t{1} << 40))),
       threads(static_cast<int>(number("HIPSIM_THREADS", cores(), 1, 1024))),

@@ -23,6 +23,8 @@ class Fault {
   std::atomic<int> code_{0};
 };
 
+constexpr int kMaxDevices = 16;
+
 struct Settings {
   int warp;                              // HIPSIM_WARP
   int devices;                           // HIPSIM_DEVICES

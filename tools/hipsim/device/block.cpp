@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "../common/hipsim_execution.h"
 #include "../common/poison.h"
@@ -54,8 +55,14 @@ bool Site::operator==(const Site& other) const {
 }
 
 namespace {
-thread_local Worker* current = nullptr;
-}
+thread_local Worker* current = nullptr;  // a plain pointer: barriers read it
+
+struct Owner {
+  std::unique_ptr<Worker> worker;
+  ~Owner() { current = nullptr; }
+};
+thread_local Owner owner;
+}  // namespace
 
 Worker* running_worker() { return current && current->launch ? current : nullptr; }
 
@@ -82,6 +89,8 @@ Worker::Worker() : fibers_(fiber_body) {
   mprotect(memory, kPage, PROT_NONE);
   mprotect(shared_end_, kPage, PROT_NONE);
 }
+
+Worker::~Worker() { munmap(shared_end_ - kMaxSharedBytes - kPage, kMaxSharedBytes + 2 * kPage); }
 
 unsigned Worker::lanes_of(unsigned warp) const {
   const unsigned left = threads_ - warp * warp_size_;
@@ -324,7 +333,10 @@ void Worker::fail(Outcome outcome, const char* text, std::uint64_t address) {
 }
 
 void run_blocks(Launch& launch) {
-  if (!current) current = new Worker;  // lives as long as its thread: as long as the process
+  if (!current) {
+    owner.worker = std::make_unique<Worker>();
+    current = owner.worker.get();
+  }
   current->run(launch);
 }
 

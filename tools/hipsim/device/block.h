@@ -34,6 +34,9 @@ struct Lane {
 class Worker {
  public:
   Worker();
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
   void run(Launch& launch);
 
   // Called by a running kernel's fiber.

@@ -3,7 +3,7 @@
 // that the device process died.
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
+#include <memory>
 
 #include "block.h"
 
@@ -25,13 +25,30 @@ void on_fault(int signal, siginfo_t* info, void*) {
     worker.fail(Outcome::trap, "stack overflow: a thread's local variables exceed 64 KiB", address);
   worker.fail(Outcome::illegal_address, "", address);
 }
+
+// A fiber that has overflowed its stack leaves none to handle the fault on.
+class SignalStack {
+ public:
+  SignalStack() : memory_(new char[kBytes]) {
+    stack_t stack{};
+    stack.ss_size = kBytes;
+    stack.ss_sp = memory_.get();
+    sigaltstack(&stack, nullptr);
+  }
+  ~SignalStack() {
+    stack_t none{};
+    none.ss_flags = SS_DISABLE;
+    sigaltstack(&none, nullptr);
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 64 * 1024;
+  std::unique_ptr<char[]> memory_;
+};
 }  // namespace
 
 void install_fault_handlers() {
-  stack_t stack{};
-  stack.ss_size = 64 * 1024;
-  stack.ss_sp = std::malloc(stack.ss_size);  // as long as its thread: as long as the process
-  sigaltstack(&stack, nullptr);
+  static thread_local SignalStack stack;
   struct sigaction action{};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;

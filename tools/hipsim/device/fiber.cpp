@@ -1,6 +1,7 @@
 #include "fiber.h"
 
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -8,7 +9,7 @@
 
 namespace hipsim {
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(HIPSIM_UCONTEXT)
 // System V: rbx, rbp, r12-r15 and the stack pointer survive a call. Leaving by a
 // return keeps the processor's return predictions right: a lane that goes on after another
 // has stopped at the same place returns through the same calls.
@@ -44,7 +45,7 @@ void FiberPool::prepare(Fiber& fiber) const {
   fiber.stack_pointer = top;
 }
 
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(HIPSIM_UCONTEXT)
 // AAPCS64: x19-x30, the stack pointer and the low halves of v8-v15 survive a call.
 asm(R"(
 .text
@@ -89,7 +90,24 @@ void FiberPool::prepare(Fiber& fiber) const {
 }
 
 #else
-#error "hipsim's host flavour switches contexts on x86-64 and aarch64 only"
+// Elsewhere the C library does it, at the price of a system call a switch. A stopped context
+// lies on its own stack.
+extern "C" void hipsim_switch(void** save, void* next) {
+  ucontext_t here;
+  *save = &here;
+  swapcontext(&here, static_cast<ucontext_t*>(next));
+}
+
+void FiberPool::prepare(Fiber& fiber) const {
+  auto* context = reinterpret_cast<ucontext_t*>(fiber.stack_pointer) - 1;
+  getcontext(context);
+  context->uc_stack.ss_sp = fiber.stack;
+  context->uc_stack.ss_size =
+      static_cast<std::size_t>(reinterpret_cast<char*>(context) - fiber.stack);
+  context->uc_link = nullptr;
+  makecontext(context, body_, 0);
+  fiber.stack_pointer = context;
+}
 #endif
 
 namespace {
@@ -101,6 +119,11 @@ constexpr std::size_t kStride = FiberPool::kStackBytes + kPage;
 std::size_t colour(std::size_t i) { return i % 31 * 128; }
 }  // namespace
 
+FiberPool::~FiberPool() {
+  for (Fiber* fiber : all_) delete fiber;
+  for (void* batch : batches_) munmap(batch, kBatch * kStride);
+}
+
 void FiberPool::grow() {
   void* memory = mmap(nullptr, kBatch * kStride, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -108,6 +131,7 @@ void FiberPool::grow() {
     std::perror("hipsim: no memory for fiber stacks");
     std::abort();
   }
+  batches_.push_back(memory);
   for (std::size_t i = 0; i < kBatch; ++i) {
     char* guard = static_cast<char*>(memory) + i * kStride;
     mprotect(guard, kPage, PROT_NONE);

@@ -21,6 +21,9 @@ class FiberPool {
   static constexpr std::size_t kStackBytes = 64 * 1024;
 
   explicit FiberPool(void (*body)()) : body_(body) {}
+  ~FiberPool();
+  FiberPool(const FiberPool&) = delete;
+  FiberPool& operator=(const FiberPool&) = delete;
   Fiber* take();
   void give_back(Fiber* fiber) { free_.push_back(fiber); }
   // Forget what every fiber was doing: after a fault their stacks hold half-done kernels.
@@ -33,6 +36,7 @@ class FiberPool {
   void prepare(Fiber& fiber) const;
 
   void (*body_)();
+  std::vector<void*> batches_;  // memory of stacks, as mapped
   std::vector<Fiber*> all_, free_;
 };
 

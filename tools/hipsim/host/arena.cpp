@@ -111,6 +111,8 @@ Allocation Arena::allocate(std::size_t bytes, unsigned flags, bool managed) {
   poison(host_view(made.begin), bytes, kFresh);
   write_canary(host_view(made.begin + bytes), host_view(made.span_end));
   if (on_change) on_change(made.span_begin, span, true);
+  std::lock_guard lock(mutex_);
+  allocations_[made.span_begin].guarded = true;
   return made;
 }
 
@@ -185,6 +187,11 @@ std::string Arena::describe(std::uintptr_t address) const {
 }
 
 std::string Arena::damage(const Allocation& allocation) {
+  std::unique_lock lock(mutex_);
+  const auto found = allocations_.find(allocation.span_begin);
+  if (found == allocations_.end() || found->second.id != allocation.id || found->second.freed ||
+      !found->second.guarded)
+    return {};
   const std::uintptr_t end = allocation.begin + allocation.bytes;
   const char* at = damaged_canary(host_view(allocation.span_begin), host_view(allocation.begin));
   if (!at) at = damaged_canary(host_view(end), host_view(allocation.span_end));
@@ -192,6 +199,7 @@ std::string Arena::damage(const Allocation& allocation) {
   const std::uintptr_t address = base_ + static_cast<std::size_t>(at - view_);
   write_canary(host_view(allocation.span_begin), host_view(allocation.begin));
   write_canary(host_view(end), host_view(allocation.span_end));
+  lock.unlock();
   return describe(address);
 }
 

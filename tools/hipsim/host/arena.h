@@ -22,6 +22,7 @@ struct Allocation {
   unsigned flags = 0;
   bool managed = false;
   bool freed = false;
+  bool guarded = false;  // its canaries are written
 };
 
 class Arena {
@@ -40,7 +41,8 @@ class Arena {
   std::optional<Allocation> find_freed(std::uintptr_t begin) const;
   // Where an address lies, in words: "4 bytes past the end of allocation 3 (64 bytes at 0x...)".
   std::string describe(std::uintptr_t address) const;
-  // What a write beside the allocation has damaged, in words, or nothing. Repaired on return.
+  // What a write beside the allocation has damaged, in words, or nothing; nothing too when it has
+  // been freed since. Repaired on return.
   std::string damage(const Allocation& allocation);
   std::vector<Allocation> live() const;
   std::size_t live_bytes() const;

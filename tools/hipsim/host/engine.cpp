@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -36,35 +37,34 @@ std::string program_path() {
 }  // namespace
 
 void Engine::start(const std::vector<Arena*>& arenas) {
-  {
-    std::lock_guard lock(mutex_);
-    if (running()) return;
-    const std::string program = program_path();
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-      throw EngineError(std::string("socketpair: ") + std::strerror(errno));
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    if (pair[1] == kControlDescriptor) {  // dup2 to itself would keep close-on-exec
-      const int moved = dup(pair[1]);
-      close(pair[1]);
-      pair[1] = moved;
-    }
-    posix_spawn_file_actions_adddup2(&actions, pair[1], kControlDescriptor);
-    const std::string threads = std::to_string(settings().threads);
-    const char* arguments[] = {program.c_str(), threads.c_str(), nullptr};
-    const int error = posix_spawn(&process_, program.c_str(), &actions, nullptr,
-                                  const_cast<char**>(arguments), environ);
-    posix_spawn_file_actions_destroy(&actions);
+  std::lock_guard lock(mutex_);
+  if (running()) return;
+  const std::string program = program_path();
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+    throw EngineError(std::string("socketpair: ") + std::strerror(errno));
+  if (pair[1] == kControlDescriptor) {  // dup2 to itself would keep close-on-exec
+    const int moved = fcntl(pair[1], F_DUPFD_CLOEXEC, kControlDescriptor + 1);
     close(pair[1]);
-    if (error) {
-      close(pair[0]);
-      process_ = -1;
-      throw EngineError("cannot start " + program + ": " + std::strerror(error));
-    }
-    control_ = pair[0];
+    pair[1] = moved;
   }
-  for (const Arena* arena : arenas) map(*arena);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, pair[1], kControlDescriptor);
+  const std::string threads = std::to_string(settings().threads);
+  const char* arguments[] = {program.c_str(), threads.c_str(), nullptr};
+  pid_t started;
+  const int error = posix_spawn(&started, program.c_str(), &actions, nullptr,
+                                const_cast<char**>(arguments), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(pair[1]);
+  if (error) {
+    close(pair[0]);
+    throw EngineError("cannot start " + program + ": " + std::strerror(error));
+  }
+  control_ = pair[0];
+  for (const Arena* arena : arenas) map_locked(*arena);
+  process_ = started;
 }
 
 void Engine::dead(const char* doing) {
@@ -89,6 +89,10 @@ Reply Engine::ask(const R& request, int descriptor) {
 
 void Engine::map(const Arena& arena) {
   std::lock_guard lock(mutex_);
+  map_locked(arena);
+}
+
+void Engine::map_locked(const Arena& arena) {
   if (std::find(mapped_.begin(), mapped_.end(), &arena) == mapped_.end()) {
     MapRequest request;
     request.base = arena.base();
@@ -157,6 +161,7 @@ ModuleDescription Engine::load(int descriptor, std::string& error) {
 
 void Engine::unload(std::uint64_t module) {
   std::lock_guard lock(mutex_);
+  if (!running()) return;
   UnloadRequest request;
   request.module = module;
   ask(request);

@@ -54,13 +54,14 @@ class Engine {
   void stop();
 
  private:
+  void map_locked(const Arena& arena);
   template <class R>
   Reply ask(const R& request, int descriptor = -1);
   [[noreturn]] void dead(const char* doing);
 
   std::mutex mutex_;
   std::vector<const Arena*> mapped_;
-  pid_t process_ = -1;
+  std::atomic<pid_t> process_{-1};
   std::atomic<bool> reaped_{false};
   int control_ = -1;
 };

@@ -30,6 +30,13 @@ std::shared_ptr<Event> find(hipEvent_t handle) {
   return found->second;
 }
 
+// The event's last record, or null; throws when a capture has recorded it.
+std::shared_ptr<Event::Record> record_of(const Event& event) {
+  std::lock_guard lock(scheduler_mutex());
+  require(!event.capture, hipErrorCapturedEvent);
+  return event.record;
+}
+
 hipError_t create(const char* call, hipEvent_t* event, unsigned flags) {
   return api(call, kDevice, [&](Runtime& runtime) {
     constexpr unsigned known =
@@ -97,9 +104,9 @@ HIPSIM_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stre
 HIPSIM_API hipError_t hipEventSynchronize(hipEvent_t handle) {
   return api("hipEventSynchronize", kDevice, [&](Runtime&) {
     const auto event = find(handle);
-    require(!event->capture, hipErrorCapturedEvent);
-    if (!event->record) return hipSuccess;
-    wait_for(event->record->point);
+    const auto record = record_of(*event);
+    if (!record) return hipSuccess;
+    wait_for(record->point);
     check_guards(*event->device);
     return event->device->lost.load();
   });
@@ -108,10 +115,10 @@ HIPSIM_API hipError_t hipEventSynchronize(hipEvent_t handle) {
 HIPSIM_API hipError_t hipEventQuery(hipEvent_t handle) {
   return api("hipEventQuery", kDevice, [&](Runtime&) {
     const auto event = find(handle);
-    require(!event->capture, hipErrorCapturedEvent);
-    if (!event->record) return hipSuccess;
+    const auto record = record_of(*event);
+    if (!record) return hipSuccess;
     poll_once();
-    if (!reached(event->record->point)) return hipErrorNotReady;
+    if (!reached(record->point)) return hipErrorNotReady;
     return event->device->lost.load();
   });
 }
@@ -121,12 +128,11 @@ HIPSIM_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start_
   return api("hipEventElapsedTime", kDevice, [&](Runtime&) {
     require(milliseconds);
     const auto start = find(start_handle), stop = find(stop_handle);
-    require(!start->capture && !stop->capture, hipErrorCapturedEvent);
-    require(start->record && stop->record, hipErrorInvalidHandle);
+    const auto begin = record_of(*start), end = record_of(*stop);
+    require(begin && end, hipErrorInvalidHandle);
     require(!((start->flags | stop->flags) & hipEventDisableTiming), hipErrorInvalidHandle);
-    require(reached(start->record->point) && reached(stop->record->point), hipErrorNotReady);
-    *milliseconds =
-        std::chrono::duration<float, std::milli>(stop->record->time - start->record->time).count();
+    require(reached(begin->point) && reached(end->point), hipErrorNotReady);
+    *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
     return hipSuccess;
   });
 }
@@ -145,11 +151,13 @@ HIPSIM_API hipError_t hipStreamWaitEvent(hipStream_t stream_handle, hipEvent_t h
     require(flags == 0);
     const auto event = find(handle);
     const auto stream = stream_of(stream_handle);
-    if (event->capture) {
-      join_capture(*stream, event->capture, event->nodes);
+    std::unique_lock lock(scheduler_mutex());
+    if (const auto capture = event->capture) {
+      const auto nodes = event->nodes;
+      lock.unlock();
+      join_capture(*stream, capture, nodes);
       return hipSuccess;
     }
-    std::lock_guard lock(scheduler_mutex());
     if (stream->capture) {  // a graph cannot wait for what is outside of it
       stream->capture->invalid = true;
       throw Error{hipErrorStreamCaptureIsolation};

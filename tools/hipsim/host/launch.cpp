@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include <cstdarg>
 #include <cstring>
 
 #include "capture.h"
@@ -9,10 +10,14 @@
 namespace hipsim {
 
 namespace {
-[[noreturn]] void refuse(const Function& function, hipError_t error, const char* format,
-                         auto... values) {
+[[noreturn]] __attribute__((format(printf, 3, 4))) void refuse(const Function& function,
+                                                               hipError_t error, const char* format,
+                                                               ...) {
   char text[300];
-  std::snprintf(text, sizeof text, format, values...);
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
   report("launch of %s: %s", function.name.c_str(), text);
   throw Error{error};
 }

@@ -62,7 +62,6 @@ Runtime::Runtime() {
     device->null_stream = std::make_shared<Stream>();
     device->null_stream->device = device.get();
     device->null_stream->is_null = true;
-    device->peers.resize(static_cast<std::size_t>(settings().devices));
     devices.push_back(std::move(device));
   }
   pinned = std::make_unique<Arena>("pinned host memory", kBase, true);

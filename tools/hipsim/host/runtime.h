@@ -1,5 +1,6 @@
 // The simulator's state in the using process, and how every exported call is wrapped.
 #pragma once
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -21,7 +22,7 @@ struct Device {
   // An error that no later call gets past: the device is lost to this process.
   std::atomic<hipError_t> lost{hipSuccess};
   std::shared_ptr<Stream> null_stream;
-  std::vector<bool> peers;
+  std::array<std::atomic<bool>, kMaxDevices> peers{};  // whose memory it may touch
 
   // Start the device process if it does not run yet.
   void start();

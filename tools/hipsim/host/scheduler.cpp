@@ -16,8 +16,8 @@ std::condition_variable& progress() {
   return *made;
 }
 
-std::vector<Stream*>& busy_streams() {  // with work queued; shuffled order only
-  static auto* made = new std::vector<Stream*>;
+std::vector<std::shared_ptr<Stream>>& busy_streams() {  // with work queued; shuffled order only
+  static auto* made = new std::vector<std::shared_ptr<Stream>>;
   return *made;
 }
 
@@ -70,14 +70,14 @@ void serve(std::shared_ptr<Stream> stream) {
 // Shuffled order: run one ready work of any stream; false when there is none.
 bool step(std::unique_lock<std::mutex>& lock) {
   static auto* random = new std::mt19937_64(*settings().shuffle);
-  std::vector<Stream*> candidates;
+  std::vector<std::shared_ptr<Stream>> candidates;
   auto& busy = busy_streams();
-  std::erase_if(busy, [](Stream* stream) { return stream->queue.empty(); });
-  for (Stream* stream : busy)
+  std::erase_if(busy, [](const auto& stream) { return stream->queue.empty(); });
+  for (const auto& stream : busy)
     if (ready(*stream)) candidates.push_back(stream);
   if (candidates.empty()) return false;
-  const auto keep = candidates[(*random)() % candidates.size()]->shared_from_this();
-  run_next(*keep, lock);
+  const auto chosen = candidates[(*random)() % candidates.size()];
+  run_next(*chosen, lock);
   return true;
 }
 
@@ -110,7 +110,8 @@ std::uint64_t submit(Stream& stream, Op op, std::vector<Point> after) {
   stream.queue.push_back({std::move(op), std::move(after)});
   if (settings().shuffle) {
     auto& busy = busy_streams();
-    if (std::find(busy.begin(), busy.end(), &stream) == busy.end()) busy.push_back(&stream);
+    const auto self = stream.shared_from_this();
+    if (std::find(busy.begin(), busy.end(), self) == busy.end()) busy.push_back(self);
   } else if (!stream.worker.joinable()) {
     stream.worker = std::thread(serve, stream.shared_from_this());
   } else if (!stream.running) {
