@@ -15,8 +15,9 @@ from propolis_rocm_kernels._archs import ARCHS
 
 
 # Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
-# is used, and nobody's inference computes the error function in f64.
+# is used, and nobody's inference computes the error function, or attention, in f64.
 COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
+COLD |= {"attention_any_f64"}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 

@@ -15,6 +15,7 @@ from propolis_rocm_kernels import ops_cast
 from propolis_rocm_kernels import ops_fill
 from propolis_rocm_kernels import ops_matmul
 from propolis_rocm_kernels import ops_qmatmul
+from propolis_rocm_kernels import ops_qmatmul_k
 from propolis_rocm_kernels import ops_quantized
 from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels import ops_unary
@@ -34,6 +35,7 @@ FAMILIES: Final = (
     ops_fill,
     ops_matmul,
     ops_qmatmul,
+    ops_qmatmul_k,
     ops_quantized,
     ops_ternary,
     ops_unary,
