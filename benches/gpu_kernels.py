@@ -302,8 +302,12 @@ def main() -> int:
     bench = Bench()
     size = 256 * MIB
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
-    bandwidth = 2 * size / statistics.median(
-        bench.theirs(lambda: target.copy_(source), REPEATS) for _ in range(ROUNDS)
+    bandwidth = (
+        2
+        * size
+        / statistics.median(
+            bench.theirs(lambda: target.copy_(source), REPEATS) for _ in range(ROUNDS)
+        )
     )
     lines = [
         f"copy bandwidth (256 MiB, read and written): {bandwidth / 1e6:.2f} TB/s",

@@ -18,8 +18,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is installed here, tests see the CPU reference alone, save those of ROCm plugins."""
-    if any(part.startswith("rocm_") for part in request.path.parts):
+    """
+    Of what is installed here, tests see the CPU reference alone.
+
+    Those of ROCm plugins, and of the page that lists what all plugins declare, see all.
+    """
+    if any(part.startswith(("rocm_", "test_op_matrix")) for part in request.path.parts):
         return
     real = importlib_metadata.entry_points
 

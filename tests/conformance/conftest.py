@@ -9,8 +9,10 @@ import textwrap
 
 import pytest
 
+from propolis import runtime
 from propolis.conformance import Request
 from propolis.conformance import run
+from propolis.runtime import set_default_runtime
 
 
 HEAD = """
@@ -50,6 +52,28 @@ def install(tmp_path, monkeypatch):
         importlib.invalidate_caches()
 
     return make
+
+
+@pytest.fixture
+def judged_here(install, monkeypatch):
+    """As ``judged``, in this process: for faults that do not end it."""
+
+    def judge(source, *, quick=True):
+        from propolis.conformance.judge import Plan
+        from propolis.conformance.judge import judge
+        from propolis.conformance.subject import Subject
+
+        install(source)
+        before = runtime._default
+        try:
+            subject = Subject("wrong", None, quick=quick)
+            (unit,) = subject.units
+            return judge(subject, unit, Plan(quick=quick), lambda _: None)
+        finally:
+            sys.modules.pop("wrong_plugin", None)
+            set_default_runtime(before)
+
+    return judge
 
 
 @pytest.fixture

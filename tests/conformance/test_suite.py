@@ -70,20 +70,21 @@ def test_every_recipe_is_valid():
     subject = Subject("cpu_ref", "cpu")
     for unit in {unit.spec.name: unit for unit in subject.units}.values():
         for recipe in RECIPES[unit.spec.name]:
-            every = cases((recipe,), 0, quick=True)
+            every = cases((recipe,), 0)
             for case, _ in zip(every, recipe.attributes, strict=False):
                 Bench.set_up(subject, unit, case, subject.use(unit))
 
 
 def test_no_recipe_is_reported(install, monkeypatch):
     """An op that the suite cannot draw arguments for is never a pass."""
+    from propolis.conformance.judge import Plan
     from propolis.conformance.judge import judge
     from propolis.conformance.subject import Subject
 
     install(WRONG)
     monkeypatch.delitem(RECIPES, "add")
     subject = Subject("wrong", None)
-    result = judge(subject, subject.units[0], 0, quick=True, alive=lambda _: None)
+    result = judge(subject, subject.units[0], Plan(), lambda _: None)
     assert result.status == "no recipe"
 
 

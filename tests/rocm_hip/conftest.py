@@ -17,7 +17,7 @@ from propolis_rocm_hip.device import RocmProvider
 from propolis_rocm_hip.modules import ModuleSource
 
 
-_ROCM_VARIABLES = ("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "GPU_DEVICE")
+_ROCM_VARIABLES = ("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "GPU_DEVICE", "CUDA_")
 
 
 @pytest.fixture(autouse=True)

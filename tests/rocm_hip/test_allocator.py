@@ -212,6 +212,18 @@ def test_direct_allocations_are_exactly_what_was_asked_for():
     assert pool.statistics().reserved == 1000 + 5 * MIB
 
 
+def test_the_end():
+    """When nobody has the allocator any more, nor a piece, its segments go back to the device."""
+    device = Addresses()
+    pool = CachingAllocator(device)
+    blocks = [pool.allocate(n) for n in (100, 3 * MIB, 50 * MIB)]
+    pool.release(blocks.pop())
+    assert len(device.live) == 3
+    del pool
+    gc.collect()
+    assert device.live == {}
+
+
 def test_a_finaliser_in_the_middle_of_a_call():
     """Release never waits for the lock, which the same thread may hold; nothing is lost."""
     pool = CachingAllocator(Addresses())

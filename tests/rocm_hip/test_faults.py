@@ -167,7 +167,7 @@ def test_copies_that_take_their_time(simulate):
 
 
 def test_nothing_leaks(simulate, tmp_path):
-    """What a process took from HIP is given back: memory, events, modules' memory, graphs."""
+    """What a process took from HIP is given back, also what it held to its end."""
     code = """
     x = upload(np.ones(3, np.float32))
     run = kernel("scale")
@@ -178,15 +178,11 @@ def test_nothing_leaks(simulate, tmp_path):
     pinned = device.pinned_empty(1000)
     stream = device.new_stream()
     device.synchronize()
-    del x, replay, event, pinned, stream
-    device.pool.trim()
-    print(device.pool.statistics().reserved)
+    print(x.numpy().tolist())
     """
     report = tmp_path / "report"
-    assert simulate(code, HIPSIM_REPORT=str(report)) == "0"
-    said = report.read_text()
-    assert "out of bounds" not in said
-    assert "use after free" not in said
+    assert simulate(code, HIPSIM_REPORT=str(report)) == "[2.0, 2.0, 2.0]"
+    assert not report.exists() or report.read_text() == ""
 
 
 def test_a_process_that_forks(simulate):

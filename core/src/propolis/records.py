@@ -152,6 +152,8 @@ class OpImpl:
         in_place: ``out`` may be the memory of any input that has its shape, dtype size and
             strides.  Only of ops that work element by element (``OpSpec.elementwise``);
             for an implementation that cannot, core copies that input first.
+        workspace: the most bytes of the device's memory that a call allocates beside its
+            outputs, or a function of the op's arguments that gives them; None for none.
         notes: one line for ``propolis explain``.
         provenance: stamped by the host.
     """
@@ -170,6 +172,7 @@ class OpImpl:
     deterministic: bool = True
     exact: bool = True
     in_place: bool = False
+    workspace: int | Callable[..., int] | None = None
     notes: str = ""
     provenance: Provenance | None = None
 

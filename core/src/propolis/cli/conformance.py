@@ -23,7 +23,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("plugin")
-@click.option("--quick", is_flag=True, help="Leave the random cases out.")
+@click.option("--quick", is_flag=True, help="Leave random cases, and pairs of dtypes, out.")
 @click.option("--op", "ops", multiple=True, metavar="OP", help="Only this op; may be repeated.")
 @click.option("--device", metavar="ID", help="Where: cpu, rocm:0; the first it has ops for.")
 @click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write the report as JSON.")
@@ -45,6 +45,19 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="SECONDS",
     help="A case that takes longer hangs.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long all may take, about; a minute with --quick, else ten.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    metavar="SHARE",
+    help="Of large sizes and random cases, for slow devices; what the device says, or 1.",
+)
+@click.option("--strict", is_flag=True, help="What is declined or not judged fails, too.")
 @click.pass_context
 def conformance(
     ctx: click.Context,
@@ -60,6 +73,9 @@ def conformance(
     save_failures: Path | None,
     seed: int,
     timeout: float,
+    seconds: float | None,
+    scale: float | None,
+    strict: bool,
 ) -> None:
     """
     Judge every op and dtype of PLUGIN; exit code 1 when something fails.
@@ -82,7 +98,7 @@ def conformance(
             msg = f"--save-failures {save_failures}: it cannot be made: {exc.strerror}"
             raise UsageError(msg) from exc
     saved = str(save_failures.absolute()) if save_failures is not None else None
-    request = Request(plugin, device, seed, quick, timeout, saved)
+    request = Request(plugin, device, seed, quick, timeout, saved, scale, seconds)
     progress = _Progress()
     started = time.monotonic()
     results, facts = run(request, ops, progress=progress)
@@ -102,7 +118,7 @@ def conformance(
         click.echo(f"report: {file}")
     click.echo("{plugin} ({distribution} {version}) on {device}".format(**facts))
     click.echo(made.summary)
-    if made.counts["failed"]:
+    if made.counts["failed"] or (strict and made.shortfall):
         ctx.exit(1)
 
 

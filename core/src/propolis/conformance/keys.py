@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from propolis import dtypes
@@ -14,12 +15,20 @@ if TYPE_CHECKING:
     from propolis.ops._spec import OpSpec
 
 
-def keys(spec: OpSpec) -> list[tuple[DType, ...]]:
+_FEW = 6
+
+
+def keys(spec: OpSpec, *, every: bool = False) -> list[tuple[DType, ...]]:
     """
     The keys to judge: each dtype of each parameter, the others at their most usual.
 
-    All pairs of five floats and twelve block formats would say little more.
+    Args:
+        spec: the op.
+        every: all combinations, where there is time: five floats times twelve block
+            formats say little more.
     """
+    if every:
+        return list(itertools.product(*_allowed(spec)))
     usual = _usual(spec)
     found: dict[tuple[DType, ...], None] = {}
     for i, kinds in enumerate(_allowed(spec)):
@@ -54,6 +63,10 @@ def listed(spec: OpSpec, chosen: Collection[tuple[DType, ...]]) -> str:
         names = [d.name for d in kinds if (*usual[:i], d, *usual[i + 1 :]) in chosen]
         if names:
             parts.append(f"{name}: {' '.join(names)}")
+    # Combinations that full runs alone judge are told where there are few.
+    rest = [",".join(d.name for d in key) for key in chosen if key not in keys(spec)]
+    if rest:
+        parts.append(" ".join(sorted(rest)) if len(rest) <= _FEW else f"{len(rest)} combinations")
     return "; ".join(parts)
 
 

@@ -24,7 +24,9 @@ from propolis import __version__
 from propolis.conformance.facts import host
 from propolis.conformance.facts import libraries
 from propolis.conformance.facts import without_places
+from propolis.conformance.judge import RANDOM
 from propolis.conformance.judge import Result
+from propolis.conformance.pool import scale_of
 from propolis.errors import UsageError
 
 
@@ -77,7 +79,9 @@ class Report:
         date: the day of the run, in UTC.
         command: repeats the run, with ``--op`` for each of ``ops``.
         ops: what was chosen of the plugin; empty for all.
-        quick: the random cases were left out.
+        quick: the random cases, and combinations of dtypes, were left out.
+        random: whether there could be random cases: they need Hypothesis.
+        scale: of large sizes and of the number of random cases; 1 unless the device is slow.
         plugin: who was judged.
         device: where.
         host: Python, system, driver.
@@ -98,6 +102,8 @@ class Report:
     libraries: dict[str, str]
     seconds: float
     results: list[Result]
+    random: bool = True
+    scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -117,9 +123,21 @@ class Report:
         return sum(result.cases for result in self.results)
 
     @property
+    def cut(self) -> int:
+        """How many units were not judged to the end, for want of time."""
+        return sum(result.cut for result in self.results)
+
+    @property
     def complete(self) -> bool:
         """Whether all that the plugin declares was judged, with all cases."""
-        return not self.ops and not self.quick
+        return not self.ops and not self.quick and self.random and not self.cut
+
+    @property
+    def shortfall(self) -> int:
+        """How much was not judged, of what was asked for: what ``--strict`` refuses."""
+        untold = ("declined", "no recipe", "no truth")
+        counts = self.counts
+        return sum(counts[s] for s in untold) + self.cut + (not self.quick and not self.random)
 
     @property
     def simulator(self) -> str:
@@ -131,7 +149,12 @@ class Report:
         """Counts in one line."""
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         what = f"{len(self.results)} op x dtype: {counts or 'nothing to judge'}"
-        return f"{what} ({self.seconds:.0f} s, {self.cases} cases)"
+        said = f"{what} ({self.seconds:.0f} s, {self.cases} cases)"
+        if self.cut:
+            said += f"; {self.cut} not to the end, for want of time: --seconds gives more"
+        if not self.quick and not self.random:
+            said += "; no random cases: pip install 'propolis-core[conformance]'"
+        return said
 
     def again(self, unit: str) -> str:
         """The command that judges one unit as this run did."""
@@ -186,6 +209,8 @@ def build(
         host=host(),
         libraries=libraries((facts["distribution"], *ours), facts["files"]),
         seconds=round(seconds, 1),
+        random=RANDOM,
+        scale=scale_of(request, facts),
         results=[
             replace(r, message=without_places(r.message), seconds=round(r.seconds, 2))
             for r in results
@@ -227,6 +252,10 @@ def _command(request: Request) -> str:
         words += ["--device", request.device]
     if request.quick:
         words.append("--quick")
+    if request.scale is not None:
+        words += ["--scale", f"{request.scale:g}"]
+    if request.seconds is not None:
+        words += ["--seconds", f"{request.seconds:g}"]
     return shlex.join([*words, "--seed", str(request.seed)])
 
 

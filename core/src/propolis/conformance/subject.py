@@ -9,6 +9,7 @@ from typing import Any
 from propolis.config import Config
 from propolis.conformance.keys import keys
 from propolis.conformance.keys import label_of
+from propolis.conformance.meter import Meter
 from propolis.conformance.recipes import RECIPES
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
@@ -83,10 +84,13 @@ class Subject:
         units: everything it declares.
         device: where it runs.
         oracle: a CPU with the reference's implementations and no others.
+        meter: what the implementation in use does.
         facts: plugin, distribution, version, device, for the report.
     """
 
-    def __init__(self, plugin: str, device: str | None) -> None:
+    meter: Meter
+
+    def __init__(self, plugin: str, device: str | None, *, quick: bool = True) -> None:
         config = Config.load(fallback="allow")
         runtime = Runtime.start(config)
         set_default_runtime(runtime)
@@ -115,7 +119,7 @@ class Subject:
         self.oracle.table = DispatchTable(self.oracle, reference, self.oracle)
         self._cpu = runtime.cpu
         self._own = own
-        self.units = self._units(own)
+        self.units = self._units(own, quick=quick)
         properties = self.device.properties
         self.facts: dict[str, Any] = {
             "plugin": name,
@@ -134,7 +138,8 @@ class Subject:
         log = FallbackLog("allow")
         cpu = self.device if self.device is self._cpu else self._cpu
         self.raised = Raised()
-        impls = [unit.impl, *same]
+        self.meter = Meter(unit.impl, self.device)
+        impls = [self.meter.impl, *same]
         self.device.table = DispatchTable(self.device, impls, cpu, log, quarantine=self.raised)
         return log
 
@@ -153,12 +158,12 @@ class Subject:
         )
         raise UsageError(msg)
 
-    def _units(self, impls: list[OpImpl]) -> list[Unit]:
+    def _units(self, impls: list[OpImpl], *, quick: bool) -> list[Unit]:
         units: list[Unit] = []
         seen: dict[str, int] = {}
         for impl in impls:
             spec = catalogue()[impl.op]
-            for key in keys(spec):
+            for key in keys(spec, every=not quick):
                 if static_refusal(spec, key, self.device, impl) is not None:
                     continue
                 label = label_of(spec, key)

@@ -109,7 +109,8 @@ def judge(call: Call, oracle: Device) -> Errors:
         actual = result.value(oracle).array
         dtype = result.dtype
         wanted = expected.outputs[i]
-        found = found.worst(measure(call.spec, actual, wanted, dtype, expected.scale))
+        magnitude = expected.magnitudes[i]
+        found = found.worst(measure(call.spec, actual, wanted, dtype, magnitude))
     return found
 
 
@@ -122,24 +123,24 @@ def expectation(call: Call, oracle: Device) -> Truth:
         {name: tensor.value(oracle) for name, tensor in call.tensors.items()},
         call.attributes,
         oracle,
-        linear=any(recipe.linear for recipe in recipes),
         fixed=fixed,
     )
 
 
 def measure(
-    spec: OpSpec, actual: Array, expected: Array, dtype: DType, scale: Array | None = None
+    spec: OpSpec, actual: Array, expected: Array, dtype: DType, magnitude: Array | None = None
 ) -> Errors:
     """One output against its truth; arguments as ``conformance.compare.difference``."""
-    wrong = difference(spec, actual, expected, dtype, scale)
+    wrong = difference(spec, actual, expected, dtype, magnitude)
     message = wrong[1] if wrong else ""
     if actual.shape != expected.shape or not actual.size:
         return Errors(numel=actual.size, wrong=int(wrong is not None), message=message)
     if not dtype.is_float:
         return _exact(actual, expected, message)
     with np.errstate(all="ignore"):
-        values, expected = actual.astype(np.float64), expected.astype(np.float64)
-        off, allowed, odd = deviation(spec, values, expected, dtype, scale)
+        values = actual.astype(np.float64)
+        off, allowed, odd = deviation(spec, values, expected, dtype, magnitude)
+        expected = expected.astype(np.float64)
         error = np.abs(values - expected)
         error[~np.isfinite(error)] = 0.0
         size = np.where(np.isfinite(expected), np.abs(expected), 0.0)

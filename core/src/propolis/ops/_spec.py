@@ -31,6 +31,11 @@ from propolis.ops._check import may_share
 from propolis.ops._check import mixed_devices
 from propolis.ops._check import overlapping
 from propolis.ops._docs import completed
+from propolis.ops._tolerance import DEFAULT_TOLERANCE
+from propolis.ops._tolerance import EXACT
+from propolis.ops._tolerance import Magnitude
+from propolis.ops._tolerance import Tolerance
+from propolis.ops._tolerance import allowed_error
 from propolis.tensor import Tensor
 
 
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Collection
     from collections.abc import Mapping
+
+    import numpy as np
 
     from propolis.device import Device
 
@@ -48,29 +55,6 @@ Key = DType | tuple[DType, ...]
 
 Meta = tuple[Shape, DType]
 """Shape and dtype of an output."""
-
-
-class Tolerance(NamedTuple):
-    """
-    How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``.
-
-    Where both are 0 (``EXACT``) the result is the truth rounded once to its dtype.
-    """
-
-    rtol: float
-    atol: float
-
-
-EXACT: Final = Tolerance(0.0, 0.0)
-
-# Some ulps of each dtype, for ops that round a few times on the way.
-DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
-    dtypes.f64: Tolerance(1e-12, 1e-13),
-    dtypes.f32: Tolerance(1e-5, 1e-6),
-    dtypes.f16: Tolerance(2e-3, 1e-3),
-    dtypes.bf16: Tolerance(1.6e-2, 1e-3),
-    dtypes.f8e4m3: Tolerance(1.3e-1, 2e-3),
-}
 
 
 class Decomposition(NamedTuple):
@@ -102,6 +86,8 @@ class OpSpec:
         mutates: whether the first argument is the destination (then the op
             allocates nothing and returns that argument).
         tolerance: per output dtype; exact where a dtype is missing.
+        magnitude: how large the terms of a result were, for ops whose terms may cancel;
+            None for others (see :data:`Magnitude`).
         signature: the op's parameters, which implementations repeat.
         decomposed: how it is done with other ops; None where it is not.
     """
@@ -115,6 +101,7 @@ class OpSpec:
         allowed: Mapping[str, Collection[DType]],
         outputs: int,
         tolerance: Mapping[DType, Tolerance],
+        magnitude: Magnitude | None = None,
         elementwise: bool = False,
         shared: Mapping[str, str] | None = None,
     ) -> None:
@@ -126,6 +113,7 @@ class OpSpec:
         self.outputs: Final = outputs
         self.mutates: Final = outputs == 0
         self.tolerance: Final = tolerance
+        self.magnitude: Final = magnitude
         self.signature: Final = inspect.signature(infer)
         names = list(self.signature.parameters)
         self.__doc__ = completed(inspect.getdoc(infer) or "", names, shared or {})
@@ -140,6 +128,26 @@ class OpSpec:
     def summary(self) -> str:
         """The first line of the docstring."""
         return (self.__doc__ or "").strip().partition("\n")[0]
+
+    def allowed(
+        self,
+        dtype: DType,
+        truth: np.ndarray,
+        magnitude: np.ndarray | None = None,
+        *,
+        exact: bool = True,
+    ) -> np.ndarray:
+        """
+        How far each element of a result may be from the truth.
+
+        Args:
+            dtype: the result's.
+            truth: in f64.
+            magnitude: what ``self.magnitude`` gave for it.
+            exact: whether the implementation computes with its inputs as they are.
+        """
+        tolerance = self.tolerance.get(dtype, EXACT)
+        return allowed_error(tolerance, dtype, truth, magnitude, exact=exact)
 
     def decomposition(
         self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
@@ -325,6 +333,7 @@ def op(
     mutates: bool = False,
     elementwise: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
@@ -336,17 +345,18 @@ def op(
         mutates: the first parameter is the destination.
         elementwise: see :class:`OpSpec`.
         tolerance: how far results may be from the truth, per output dtype.
+        magnitude: see :attr:`OpSpec.magnitude`.
         shared: what the docstring's ``Args`` says of parameters that it leaves out: the
             text of all ops of a family.
     """
 
     def declare(infer: Callable[P, Meta | None]) -> Op[P]:
-        outputs = 0 if mutates else 1
         spec: Op[P] = Op(
             infer,
             allowed=allowed,
-            outputs=outputs,
+            outputs=0 if mutates else 1,
             tolerance=tolerance,
+            magnitude=magnitude,
             elementwise=elementwise,
             shared=shared,
         )
@@ -360,13 +370,19 @@ def pair_op(
     allowed: Mapping[str, Collection[DType]],
     *,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs; arguments as :func:`op`."""
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
         spec: PairOp[P] = PairOp(
-            infer, allowed=allowed, outputs=2, tolerance=tolerance, shared=shared
+            infer,
+            allowed=allowed,
+            outputs=2,
+            tolerance=tolerance,
+            magnitude=magnitude,
+            shared=shared,
         )
         _registry[spec.name] = spec
         return spec

@@ -8,6 +8,9 @@ captured step can be replayed at any length.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -19,17 +22,76 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.dtypes import DType
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 Window = tuple[int, int]
 """Keys a query sees to its left and right; -1 for all."""
 
 
-@op({"q": FLOATS})
+def _attention_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> Array:
+    """
+    Weights times values, and what rounding the scores does to the weights.
+
+    A score that is off by ``d`` multiplies its weight by ``exp(d)``.  Scores are short
+    sums: they lose about two units, where the 64 that long ones are allowed would hide half
+    precision.
+    """
+    reach = _score_reach(q, k, *args, **kwargs)
+    return np.asarray(f(q, k, np.abs(v), *args, **kwargs) * (1 + reach / 32))
+
+
+def _score_reach(
+    q: Array,
+    k: Array,
+    kv_len: Array | None = None,
+    *,
+    scale: float | None = None,
+    bias: Array | None = None,
+    alibi: Array | None = None,
+    q_start: Array | None = None,
+    block_table: Array | None = None,
+    **rules: Any,
+) -> Array:
+    """
+    For each query and head a bound on its scores' sums of magnitudes.
+
+    Returns:
+        (batch, tokens, heads, 1); of ragged and paged calls the keys of all sequences bound
+        each.
+    """
+    size, heads = np.abs(q), q.shape[2]
+    keys = np.abs(_finite(k))  # what lies behind kv_len may be anything
+    if q_start is not None or block_table is not None:
+        largest = keys.max((0, 1), initial=0.0)[None]
+    else:
+        valid = np.full(len(k), k.shape[1]) if kv_len is None else kv_len
+        seen = np.arange(k.shape[1]) < valid[:, None]
+        largest = np.where(seen[:, :, None, None], keys, 0.0).max(1, initial=0.0)
+    largest = np.repeat(largest, heads // k.shape[2], 1)
+    scores = (_finite(size) * largest[:, None]).sum(-1, keepdims=True)
+    scores = scores * abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + np.abs(_finite(bias)).max(initial=0)
+    if alibi is not None:
+        scores = scores + np.abs(alibi)[:, None] * (q.shape[1] + k.shape[0] * k.shape[1])
+    return np.asarray(scores)
+
+
+def _finite(a: Array) -> Array:
+    return np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@op({"q": FLOATS}, tolerance=RELATIVE, magnitude=_attention_terms)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -98,7 +160,23 @@ def attention(
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 
 
-@pair_op({"q": FLOATS}, shared=parameter_docs(attention.__doc__ or ""))
+def _attention_lse_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> tuple[Array, Array]:
+    def weighted(*args: Any, **kwargs: Any) -> Array:
+        return np.asarray(f(*args, **kwargs)[0])
+
+    lse = np.abs(f(q, k, v, *args, **kwargs)[1])
+    reach = _score_reach(q, k, *args, **kwargs)[..., 0].transpose(0, 2, 1)
+    return _attention_terms(weighted, q, k, v, *args, **kwargs), 1 + lse + reach / 32
+
+
+@pair_op(
+    {"q": FLOATS},
+    tolerance=RELATIVE,
+    magnitude=_attention_lse_terms,
+    shared=parameter_docs(attention.__doc__ or ""),
+)
 def attention_lse(
     q: Tensor,
     k: Tensor,

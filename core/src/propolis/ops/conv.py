@@ -19,6 +19,8 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ _TRANSPOSE: Final = {
 }
 
 
-@op({"x": FLOATS}, shared=_CONV)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_CONV)
 def conv1d(
     x: Tensor,
     w: Tensor,
@@ -80,7 +82,7 @@ def conv1d(
     return _conv("conv1d", 1, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS}, shared=_CONV)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_CONV)
 def conv2d(
     x: Tensor,
     w: Tensor,
@@ -111,7 +113,7 @@ def conv2d(
     return _conv("conv2d", 2, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS}, shared=_TRANSPOSE)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_TRANSPOSE)
 def conv_transpose1d(
     x: Tensor,
     w: Tensor,
@@ -145,7 +147,7 @@ def conv_transpose1d(
     return _conv_transpose("conv_transpose1d", 1, x, w, bias, attributes, groups)
 
 
-@op({"x": FLOATS}, shared=_TRANSPOSE)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_TRANSPOSE)
 def conv_transpose2d(
     x: Tensor,
     w: Tensor,

@@ -7,6 +7,9 @@ All compute in f32 or wider and round once.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
@@ -15,11 +18,15 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
 from propolis.ops.binary import add
 from propolis.ops.unary import silu
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -38,7 +45,7 @@ _GROUPS = {
 }
 
 
-@op({"x": FLOATS}, shared=_ROWS)
+@op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     """
     ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019).
@@ -56,7 +63,7 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     return x.shape, x.dtype
 
 
-@pair_op({"x": FLOATS}, shared=_ROWS)
+@pair_op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -86,7 +93,23 @@ def add_rms_norm(
     return (x.shape, x.dtype), (x.shape, x.dtype)
 
 
-@op({"x": FLOATS}, shared=_ROWS)
+def _layer_terms(
+    f: Callable[..., Any],
+    x: Array,
+    weight: Array,
+    /,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    """What subtracting the mean may lose: the largest element over the deviation."""
+    if not x.size:
+        return x
+    largest = np.abs(x).max(-1, keepdims=True)
+    y = largest / np.sqrt(x.var(-1, keepdims=True) + eps) * np.abs(weight)
+    return np.asarray(y if bias is None else y + np.abs(bias))
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_layer_terms, shared=_ROWS)
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -116,7 +139,21 @@ def layer_norm(
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS}, shared=_GROUPS)
+def _group_terms(
+    f: Callable[..., Any], x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5
+) -> Array:
+    """The same, of each group; SiLU's slope is nowhere far above 1."""
+    if not x.size:
+        return x
+    rows = x.reshape(x.shape[0], groups, -1)
+    largest = np.abs(rows).max(-1, keepdims=True)
+    y = largest / np.sqrt(rows.var(-1, keepdims=True) + eps)
+    y = np.broadcast_to(y, rows.shape).reshape(x.shape)
+    across = (-1, *(1,) * (x.ndim - 2))
+    return np.asarray(y * np.abs(weight).reshape(across) + np.abs(bias).reshape(across))
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm(
     x: Tensor,
     weight: Tensor,
@@ -143,7 +180,7 @@ def group_norm(
     return _group_norm("group_norm", x, weight, bias, groups)
 
 
-@op({"x": FLOATS}, shared=_GROUPS)
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm_silu(
     x: Tensor,
     weight: Tensor,

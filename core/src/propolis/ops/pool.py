@@ -11,6 +11,8 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 from propolis.ops.conv import WINDOW
 from propolis.ops.conv import Sizes
 from propolis.ops.conv import conv_sizes
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _POOL = {**WINDOW, "stride": "elements between windows; the kernel's size when None."}
 
 
-@op({"x": FLOATS}, shared=_POOL)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_POOL)
 def avg_pool2d(
     x: Tensor,
     /,

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -20,9 +23,14 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -42,7 +50,7 @@ _SEARCHED = {
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": PLAIN}, shared=_REDUCED)
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The sum; of no elements, 0.
@@ -56,7 +64,7 @@ def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("sum", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS}, shared=_REDUCED)
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     """
     The mean; of no elements, NaN.
@@ -74,7 +82,23 @@ def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     return reduced("mean", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS}, shared=_REDUCED)
+def _deviations(
+    f: Callable[..., Any],
+    x: Array,
+    dims: Dims = None,
+    *,
+    keepdim: bool = False,
+    correction: int = 0,
+) -> Array:
+    """Each deviation is rounded as the element and the mean are, before it is squared."""
+    mean = x.mean(dims, keepdims=True)
+    far = np.abs(x - mean)
+    terms = far * (far + np.abs(mean))
+    # A sample's variance is at most twice the population's, where there is one.
+    return np.asarray((1 + (correction > 0)) * terms.mean(dims, keepdims=keepdim))
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_deviations, shared=_REDUCED)
 def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Meta:
     """
     The variance: the sum of squared deviations over ``n - correction``.
@@ -161,7 +185,7 @@ def argmin(x: Tensor, /, dim: int = -1) -> Meta:
     return _arg("argmin", x, dim)
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes)
 def cumsum(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The sums of all elements up to each along one dimension, itself included.

@@ -165,8 +165,10 @@ def _sequences(
         if pages is None:
             own_k, own_v = keys[s, :valid], values[s, :valid]
         else:
+            # Counted, because numpy cannot infer a size beside a 0.
+            held = len(pages[s]) * k.shape[1]
             own_k, own_v = (
-                pool[pages[s]].reshape(-1, *pool.shape[2:])[:valid] for pool in (keys, values)
+                pool[pages[s]].reshape(held, *pool.shape[2:])[:valid] for pool in (keys, values)
             )
         yield _Sequence(
             queries[row, rows],

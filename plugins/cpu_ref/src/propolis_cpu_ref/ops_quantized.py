@@ -73,7 +73,7 @@ def prepare(w: Tensor) -> Prepared:
 
 def values_of(x: Tensor) -> np.ndarray:
     """The f32 values of a block tensor, as a new 1-D array."""
-    raw = x.contiguous().array.reshape(-1)
+    raw = np.ascontiguousarray(x.array).reshape(-1)
     values = np.empty(x.numel, np.float32)
     block, size = x.dtype.block_size, x.dtype.block_bytes
 

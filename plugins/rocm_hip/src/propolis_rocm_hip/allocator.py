@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from bisect import bisect_left
 from bisect import insort
 from collections import deque
@@ -170,6 +171,9 @@ class CachingAllocator:
         # cutting and joining would cost it more than everything else here.
         self._recent: dict[int, list[Block]] = {}
         self._statistics = Statistics()
+        self._segments: set[int] = set()
+        # When the last tensor is gone too, or the process ends.
+        weakref.finalize(self, _give_back, backend, self._segments)
 
     def allocate(self, nbytes: int) -> Block:
         """
@@ -273,6 +277,7 @@ class CachingAllocator:
             ptr = self._backend.allocate(size)
         except OutOfMemoryError as exc:
             ptr = self._retry(size, asked, exc, last=last)
+        self._segments.add(ptr)
         statistics.segments += 1
         statistics.reserved += size
         statistics.peak_reserved = max(statistics.peak_reserved, statistics.reserved)
@@ -357,8 +362,15 @@ class CachingAllocator:
         return freed
 
     def _drop(self, block: Block) -> None:
-        self._statistics.reserved -= block.size
-        self._backend.free(block.ptr)
+        if block.ptr in self._segments:  # they are gone already where the process is ending
+            self._segments.remove(block.ptr)
+            self._statistics.reserved -= block.size
+            self._backend.free(block.ptr)
+
+
+def _give_back(backend: Backend, segments: set[int]) -> None:
+    while segments:
+        backend.free(segments.pop())
 
 
 def _bytes(count: int) -> str:

@@ -62,14 +62,7 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
         DeviceLostError: the device failed for good.
     """
     with context.lock:
-        # Thread-local: what other threads allocate meanwhile is no concern of the capture.
-        mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
-        context.call("hipStreamBeginCapture", context.stream, mode)
-        try:
-            problem = _run(context, calls)
-        finally:
-            graph, ended = _end(context)
-        problem = problem or ended
+        graph, problem = _capture(context, calls)
         if isinstance(problem, DeviceLostError):
             raise problem
         if graph is None or problem is not None:
@@ -83,16 +76,28 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
             context.call("hipGraphDestroy", graph)
 
 
-def _run(context: Context, calls: Sequence[Callable[[], None]]) -> Exception | None:
+def _capture(
+    context: Context, calls: Sequence[Callable[[], None]]
+) -> tuple[object | None, Exception | None]:
+    """What the stream recorded, and what went wrong."""
+    with context.capture():
+        # Thread-local: what other threads allocate meanwhile is no concern of the capture.
+        mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
+        context.call("hipStreamBeginCapture", context.stream, mode)
+        try:
+            problem = _run(calls)
+        finally:
+            graph, ended = _end(context)
+    return graph, problem or ended
+
+
+def _run(calls: Sequence[Callable[[], None]]) -> Exception | None:
     """Run the calls; what one of them raises, without the frames, which hold tensors."""
-    context.capturing = True
     try:
         for call in calls:
             call()
     except Exception as exc:  # noqa: BLE001  (whatever an implementation raises)
         return exc.with_traceback(None)
-    finally:
-        context.capturing = False
     return None
 
 

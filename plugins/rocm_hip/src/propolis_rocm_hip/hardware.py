@@ -20,7 +20,12 @@ KIND: Final = "rocm"
 NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 
-VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+VISIBILITY: Final = (
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",  # HIP heeds it too
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+)
 """Variables that hide GPUs."""
 
 WARPS: Final = {

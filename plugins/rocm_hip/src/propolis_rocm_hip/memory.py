@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propolis import Memory
-from propolis.errors import DeviceError
 from propolis_rocm_hip._release import release
 from propolis_rocm_hip.allocator import CachingAllocator
 from propolis_rocm_hip.staging import Staging
@@ -52,7 +51,7 @@ class Segments:
     @property
     def capturing(self) -> bool:
         """Whether a graph is being captured."""
-        return self._context.capturing
+        return self._context.capturing is not None
 
     def allocate(self, nbytes: int) -> int:
         """Fresh memory of the device."""
@@ -91,18 +90,13 @@ class RocmMemory(Memory):
             DeviceError: a graph is being captured: its memory would be somebody else's at replay.
         """
         self.context.expect_alive()
-        if self.context.capturing:
-            msg = (
-                f"{self.context.id}: {nbytes} bytes were asked for while a graph is captured: an "
-                f"implementation that says it is capture-safe allocates; report it to its author"
-            )
-            raise DeviceError(msg)
+        self.context.refuse_capture(f"an allocation of {nbytes} bytes")
         return RocmStorage(self.context, self.pool, self.pool.allocate(nbytes))
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Queue a copy from the host; ``source`` may change as soon as this returns."""
         with self.context.lock:
-            self._refuse_capture("a copy from the host")
+            self.context.refuse_capture("a copy from the host")
             self._staging.upload(target.ptr + offset, source)
 
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
@@ -111,7 +105,7 @@ class RocmMemory(Memory):
             return
         context = self.context
         with context.lock:
-            self._refuse_capture("a copy to the host")
+            context.refuse_capture("a copy to the host")
             context.call(
                 "hipMemcpyDtoHAsync",
                 target.ctypes.data,
@@ -123,16 +117,8 @@ class RocmMemory(Memory):
 
     def synchronize(self) -> None:
         """Return once everything queued is done."""
-        self._refuse_capture("waiting")
+        self.context.refuse_capture("waiting")
         self.context.synchronize()
-
-    def _refuse_capture(self, what: str) -> None:
-        if self.context.capturing:
-            msg = (
-                f"{self.context.id}: {what} while a graph is captured cannot be replayed: an "
-                f"implementation that says it is capture-safe is not; report it to its author"
-            )
-            raise DeviceError(msg)
 
 
 __all__ = ["RocmMemory", "RocmStorage", "Segments"]
