@@ -3,20 +3,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-DISTRIBUTIONS := core plugins/cpu_ref plugins/rocm_hip plugins/rocm_kernels workers
+PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+DISTRIBUTIONS := core $(PLUGIN_FOLDERS) workers
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+COG := $(BIN)/cog -I tools
+PAGES := docs/*.md docs/plugins/*.md
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
+
+# Of this workspace's plugins alone, whatever else is installed beside them.
+empty :=
+comma := ,
+PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
+OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
+REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim kernels test test-oracles lint fix docs wheels bench clean
+.PHONY: help demo test conformance test-oracles lint fix conformance-report kernels hipsim wheels bench clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## Answer a question with a real model on this machine's CPU
 	$(BIN)/propolis llm generate "What is the capital of France?"
@@ -28,20 +38,33 @@ test: lint ## Lint, check types, contracts and docs, and run the tests with cove
 	$(BIN)/python -m coverage report --fail-under=90 \
 		--include="core/src/*,plugins/*/src/*"
 
+conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
+	for warp in 32 64; do \
+		ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp XDG_CACHE_HOME=$(CURDIR)/build/cache \
+			$(BIN)/propolis conformance rocm_kernels || exit 1; \
+	done
+
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
 
-lint: $(DEV) ## Check style, types, import contracts and generated docs
+lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cog --check docs/*.md
+	$(COG) --check $(PAGES)
+	$(OP_MATRIX) --check docs/op-matrix.md
 
 fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
-	$(BIN)/cog -r docs/*.md
+	$(COG) -r $(PAGES)
+	$(OP_MATRIX) -o docs/op-matrix.md
+
+conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/reports/ and the op matrix
+	rm -f $(REPORT).json $(REPORT).md
+	$(BIN)/propolis conformance cpu_ref --report docs/reports
+	$(OP_MATRIX) -o docs/op-matrix.md
 
 kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm or clang >= 19)
 	$(BIN)/python -m propolis_rocm_kernels.builder
@@ -49,7 +72,7 @@ kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
 
-wheels: $(DEV) ## Build a wheel and an sdist of every distribution into dist/
+wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into dist/
 	rm -rf dist
 	for d in . $(DISTRIBUTIONS); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$d >/dev/null || exit 1; \

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import textwrap
 
 import pytest
 
+from propolis import runtime
 from propolis.conformance import Request
 from propolis.conformance import run
+from propolis.runtime import set_default_runtime
 
 
 HEAD = """
@@ -44,10 +47,33 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
         (info / "RECORD").write_text("wrong_dist,,\n")
         (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = wrong_plugin\n")
+        monkeypatch.delitem(sys.modules, "wrong_plugin", raising=False)  # an earlier test's
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
 
     return make
+
+
+@pytest.fixture
+def judged_here(install, monkeypatch):
+    """As ``judged``, in this process: for faults that do not end it."""
+
+    def judge(source, *, quick=True):
+        from propolis.conformance.judge import Plan
+        from propolis.conformance.judge import judge
+        from propolis.conformance.subject import Subject
+
+        install(source)
+        before = runtime._default
+        try:
+            subject = Subject("wrong", None, quick=quick)
+            (unit,) = subject.units
+            return judge(subject, unit, Plan(quick=quick), lambda _: None)
+        finally:
+            sys.modules.pop("wrong_plugin", None)
+            set_default_runtime(before)
+
+    return judge
 
 
 @pytest.fixture

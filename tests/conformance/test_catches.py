@@ -133,28 +133,71 @@ def test_errors(judged):
     """An index out of range that wraps around silently is no OpError."""
     result = judged(EMBEDDING)
     assert (result.status, result.check) == ("failed", "errors")
-    assert "ids out of range was accepted" in result.message
+    assert "ids 1 out of range was accepted" in result.message
 
 
-KV_APPEND = """
+# Ops that write into a target: what each does is right, and then a body follows.
+TARGETS = """
+from propolis.errors import OpError
+from propolis.conformance.truths import FORMULAS
+def into(target, *arrays):
+    check = arrays[0] if OP.startswith("scatter") else arrays[-1]
+    size = target.shape[-1] if OP.startswith("scatter") else target.shape[1]
+    if OP not in ("fill", "assign") and check.size:
+        ids = check[check != np.iinfo(check.dtype).max].astype(np.int64)
+        if ((ids < 0) | (ids >= size)).any():
+            raise OpError("an index is out of range")
+    target.array[...] = FORMULAS[OP](target.array, *arrays)
+    if target.numel and not target.is_contiguous:
+        raw, first = target.storage.bytes.view(np.float32), target.layout.offset
+        {body}
 def kv_append(cache, x, positions, /):
-    for b, row in enumerate(positions.array):
-        cache.array[b, row] = x.array[b]
-    if cache.numel and not cache.is_contiguous:
-        start = cache.layout.offset * 4
-        cache.storage.bytes[start - 4 : start] = 0
+    into(cache, x.array, positions.array)
+def scatter(target, ids, source, /, dim=-1):
+    if dim not in (-1, len(target.shape) - 1):
+        target.array[...] = FORMULAS[OP](target.array, ids.array, source.array, dim)
+        return
+    into(target, ids.array, source.array)
+def assign(target, source, /):
+    into(target, source.array)
+def fill(target, /, value):
+    into(target, value)
+OP = "{op}"
 @hookimpl
 def propolis_ops(device):
     if device.kind == "cpu":
-        yield OpImpl(op="kv_append", fn=kv_append,
-                     dtypes={"cache": F32, "positions": {dtypes.i32}})
+        kinds = F32
+        if OP in ("kv_append", "scatter"):
+            name = "cache" if OP == "kv_append" else "target"
+            index = "positions" if OP == "kv_append" else "ids"
+            kinds = {{name: F32, index: {{dtypes.i32}}}}
+        yield OpImpl(op=OP, fn=globals()[OP], dtypes=kinds)
 """
 
 
-def test_beside_a_target(judged):
-    """A mutating op that writes between its target's elements is caught."""
-    result = judged(KV_APPEND)
-    assert (result.status, result.check) in {("failed", "beside"), ("failed", "errors")}
+@pytest.mark.parametrize("op", ["kv_append", "scatter", "assign", "fill"])
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [
+        ("", "pass"),
+        # Between its elements: where they are two apart.
+        ("beside", "raw[first + 1 : first + 1 + all(s % 2 == 0 for s in target.strides)] = 0"),
+        # Before the first of them.
+        ("beside", "raw[first - 1] = 0"),
+        # A whole row with its gap, as a copy of bytes would.
+        (
+            "beside",
+            "raw[first : first + target.shape[-1] + 1] += target.strides[-1] == 1",
+        ),
+    ],
+    ids=["right", "between", "before", "gap"],
+)
+def test_beside_a_target(judged, op, check, body):
+    """A mutating op that writes between, before or after its target's elements is caught."""
+    result = judged(TARGETS.format(op=op, body=body))
+    assert result.check in ({check, "values"} if body.startswith("raw[first :") else {check}), (
+        result.message
+    )
 
 
 CAPTURED = """
@@ -202,24 +245,38 @@ def add(out, a, b, /):
 @hookimpl
 def propolis_ops(device):
     if device.kind == "fake":
-        yield OpImpl(op="add", fn=add, device="fake", dtypes=F32, capture_safe=True)
+        yield OpImpl(op="add", fn=add, device="fake", dtypes=F32{flags})
 """
+SAFE = ", capture_safe=True"
+BUFFER = "out.device.empty(out.shape, out.dtype)"
+TWO = f"x, y = {BUFFER}, {BUFFER}"
+IN_TURN = f"x = {BUFFER}; del x; x = {BUFFER}"
+BOUND = ", workspace=lambda a, b: a.nbytes if a.numel >= b.numel else b.nbytes"
+# Of the broadcast shapes, the result is as large as neither argument.
+BOTH = ", workspace=lambda a, b: 8 * max(a.numel, 1) * max(b.numel, 1)"
 
 
 @pytest.mark.parametrize(
-    ("check", "body"),
+    ("check", "body", "flags"),
     [
-        ("", "pass"),
-        ("capture", "out.device.synchronize()"),
-        ("capture", "out.device.empty(out.shape, out.dtype)"),
-        ("leak", "KEPT.append(out.device.empty(out.shape, out.dtype))"),
-        ("runs", "out.device.memory.fail_later()"),
-        ("runs", "out.device.memory.window(out.storage, 0, out.storage.nbytes + 4)"),
+        ("", "pass", SAFE),
+        ("capture", "out.device.synchronize()", SAFE),
+        ("capture", BUFFER, f"{SAFE}, workspace=1 << 30"),
+        ("leak", f"KEPT.append({BUFFER})", ", workspace=1 << 30"),
+        ("runs", "out.device.memory.fail_later()", SAFE),
+        ("runs", "out.device.memory.window(out.storage, 0, out.storage.nbytes + 4)", SAFE),
+        ("workspace", BUFFER, ""),
+        ("workspace", BUFFER, ", workspace=8"),
+        ("", BUFFER, BOUND),
+        ("", IN_TURN, BOUND),
+        ("workspace", TWO, BOUND),
+        ("", TWO, BOTH),
+        ("contract", "pass", ", workspace=lambda a, b: 0.5"),
     ],
 )
-def test_on_a_device(judged, check, body):
+def test_on_a_device(judged, check, body, flags):
     """Memory that the host cannot reach, on a device of the plugin's own."""
-    result = judged(FAKE.format(body=f"    {body}"))
+    result = judged(FAKE.format(body=f"    {body}", flags=flags))
     assert result.check == check, result.message
     assert result.status == ("failed" if check else "passed")
 

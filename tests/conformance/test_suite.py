@@ -70,20 +70,21 @@ def test_every_recipe_is_valid():
     subject = Subject("cpu_ref", "cpu")
     for unit in {unit.spec.name: unit for unit in subject.units}.values():
         for recipe in RECIPES[unit.spec.name]:
-            every = cases((recipe,), 0, quick=True)
+            every = cases((recipe,), 0)
             for case, _ in zip(every, recipe.attributes, strict=False):
                 Bench.set_up(subject, unit, case, subject.use(unit))
 
 
 def test_no_recipe_is_reported(install, monkeypatch):
     """An op that the suite cannot draw arguments for is never a pass."""
+    from propolis.conformance.judge import Plan
     from propolis.conformance.judge import judge
     from propolis.conformance.subject import Subject
 
     install(WRONG)
     monkeypatch.delitem(RECIPES, "add")
     subject = Subject("wrong", None)
-    result = judge(subject, subject.units[0], 0, quick=True, alive=lambda _: None)
+    result = judge(subject, subject.units[0], Plan(), lambda _: None)
     assert result.status == "no recipe"
 
 
@@ -111,7 +112,7 @@ def test_report(install, tmp_path, capsys):
     assert "numpy" in report["libraries"]
     page = text.read_text()
     assert "# Conformance of wrong (wrong-dist 1.0)" in page
-    assert "| add[f32] | failed: values |" in page
+    assert "**add[f32]**: values: 1 of 2 elements wrong" in page
     assert "2 op x dtype: 2 failed" in capsys.readouterr().out
 
 
@@ -172,3 +173,24 @@ def test_pytest_plugin():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ((), "--propolis-plugin NAME says which plugin to judge"),
+        (("--propolis-plugin=absent",), "no plugin 'absent' is installed; there are: "),
+    ],
+)
+def test_pytest_plugin_without_a_plugin(option, said):
+    """An author reads one sentence, and none of our frames."""
+    plugin = "propolis.conformance.pytest_plugin"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
+    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
+    done = subprocess.run(
+        [*command, *option], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode not in (0, 1)
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "pytest_plugin.py" not in done.stdout

@@ -149,6 +149,7 @@ def test_explain_shows_the_winner_and_the_broken(cli, site, sources):
         "plugin": "fast",
         "distribution": "fake-fast",
         "version": "1.0",
+        "variant": "",
         "priority": 100,
         "status": "rejected",
         "reason": "a is f16; it takes f32",
@@ -421,3 +422,11 @@ def test_a_terminal_without_unicode(python):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "cpu_ref" in done.stdout
+
+
+def test_run_as_a_module():
+    """`python -m propolis` is the command `propolis`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "propolis", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("propolis, version ")

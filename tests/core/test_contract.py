@@ -132,6 +132,7 @@ def test_supports_that_does_not_fit(op, supports):
         ({"dtypes": {"x": {dtypes.f32}}}, r"add: dtypes for \['x'\]; the op has \['a'\]"),
         ({"priority": "high"}, "add: priority is 'high'; it must be a whole number"),
         ({"priority": 1.5}, r"add: priority is 1\.5"),
+        ({"variant": 64}, "add: variant is 64; it must be a string"),
         ({"archs": "gfx1100"}, r"add: archs is 'gfx1100'; .*frozenset\(\{'gfx1100'\}\)"),
     ],
 )
@@ -139,6 +140,14 @@ def test_fields_of_the_wrong_kind(fields, message):
     """A wrong field is named at once, not found as a candidate that never matches."""
     with pytest.raises(PluginError, match=message):
         check_impl(made(**fields), SOURCE)
+
+
+def test_in_place_is_for_elementwise_ops():
+    """Others read their inputs while they write."""
+    impl = made(op="softmax", fn=lambda out, x, dim=-1: None, in_place=True)
+    with pytest.raises(PluginError, match="softmax: in_place is True; softmax is not elementwise"):
+        check_impl(impl, SOURCE)
+    assert check_impl(made(in_place=True), SOURCE).in_place
 
 
 def test_no_implementation_at_all():

@@ -8,6 +8,7 @@ import pytest
 from propolis import Tensor
 from propolis import capture
 from propolis import ops
+from propolis.errors import DeviceLostError
 from propolis.errors import DispatchError
 from propolis.errors import OpError
 
@@ -70,7 +71,7 @@ def test_captures_do_not_nest(cpu):
     """The second says so, and the first goes on."""
     x = on(cpu, [1, 2])
     with capture(cpu) as graph:
-        with pytest.raises(DispatchError, match="cpu is being captured already"), capture(cpu):
+        with pytest.raises(DispatchError, match="cpu is being captured"), capture(cpu):
             pass
         ops.add(x, x)
     assert len(graph) == 1
@@ -163,3 +164,92 @@ def test_devices_are_captured_apart(fakes, cpu):
         ops.add(here, here)
         ops.add(there, there)
     assert len(graph) == 1
+
+
+class Recorder:
+    """A device's own graphs, in Python: keeps what it was given and counts its launches."""
+
+    def __init__(self, device, *, refuses=False):
+        self.recorded, self.launches, self.refuses = [], 0, refuses
+        device.record = self.record
+
+    def record(self, calls):
+        """As a device does."""
+        self.recorded.append(len(calls))
+        if self.refuses:
+            return None
+
+        def launch():
+            self.launches += 1
+            for call in calls:
+                call()
+
+        return launch
+
+
+def test_the_device_joins_calls_that_only_queue_work(fakes, cpu):
+    """A stretch of capture-safe calls is one launch; a fallback to the CPU stays a call between."""
+    device = fakes.device(fakes.impl(capture_safe=True))
+    own = Recorder(device)
+    x = on(device, [1, 2])
+    with capture(device) as graph:
+        y = ops.add(ops.add(x, x), x)
+        z = ops.mul(y, y)  # on the CPU
+        w = ops.add(ops.add(z, x), ops.add(x, x))
+    assert (own.recorded, own.launches) == ([2, 3], 0)
+    assert w.numpy().tolist() == [12, 42]
+    x.assign(np.float32([2, 3]))
+    graph.replay()
+    assert own.launches == 2
+    assert w.numpy().tolist() == [42, 90]
+
+
+def test_calls_that_may_wait_are_not_joined(fakes):
+    """An implementation that does not promise to be capture-safe is called each time."""
+    device = fakes.device(fakes.impl())
+    own = Recorder(device)
+    with capture(device) as graph:
+        ops.add(ops.add(on(device, [1]), on(device, [2])), on(device, [3]))
+    graph.replay()
+    assert (own.recorded, own.launches) == ([], 0)
+
+
+def test_a_device_may_decline_to_join(fakes):
+    """Its calls are then repeated one by one."""
+    device = fakes.device(fakes.impl(capture_safe=True))
+    Recorder(device, refuses=True)
+    x = on(device, [1])
+    with capture(device) as graph:
+        y = ops.add(ops.add(x, x), x)
+    x.assign(np.float32([5]))
+    graph.replay()
+    assert y.numpy().tolist() == [15]
+
+
+def test_joined_calls_are_taken_apart_when_another_serves(fakes):
+    """After a quarantine the joined launch, which knows nothing of it, is not used again."""
+    first = fakes.impl(capture_safe=True, priority=9)
+    device = fakes.device(first, fakes.impl(capture_safe=True, plugin="second"))
+    own = Recorder(device)
+    x = on(device, [1])
+    with capture(device) as graph:
+        y = ops.add(ops.add(x, x), x)
+    mine = device.table._impls["add"][0]
+    device.table.condemn(mine, x.dtype, "raised a test's error")
+    x.assign(np.float32([5]))
+    graph.replay()
+    assert own.launches == 0
+    assert y.numpy().tolist() == [15]
+
+
+def test_a_lost_device_does_not_launch_what_it_joined(fakes):
+    """The replay says that the device is lost, without asking it."""
+    device = fakes.device(fakes.impl(capture_safe=True))
+    own = Recorder(device)
+    x = on(device, [1])
+    with capture(device) as graph:
+        ops.add(ops.add(x, x), x)
+    device.lost(DeviceLostError("fake: gone"))
+    with pytest.raises(DeviceLostError, match="fake: gone"):
+        graph.replay()
+    assert own.launches == 0

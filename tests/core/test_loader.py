@@ -122,7 +122,7 @@ def test_failures(site, source, stage, reason):
     assert reports["bad"].reason.startswith(reason)
     assert "\n" not in reports["bad"].reason
     assert loaded(host) == ["good", "cpu_ref"]
-    (line,) = logs
+    (line,) = [line for line in logs if line["event"] != "plugin.loaded"]
     assert line == {
         "event": "plugin.rejected",
         "log_level": "warning",
@@ -219,6 +219,22 @@ def test_api_ranges_that_overlap(site, api):
     assert loaded(host) == ["good", "cpu_ref"]
 
 
+@pytest.mark.parametrize("api", [1, (0, 1), 2, (1, 2)])
+@pytest.mark.usefixtures("unvetted")
+def test_an_older_api_level_loads_and_is_told(site, monkeypatch, api):
+    """While both levels are supported the plugin works; the log says that it must be upgraded."""
+    monkeypatch.setattr("propolis.plugins.loader.API_LEVEL", 2)
+    site.plugin("older", OPS, api=api)
+    site.plugin("newer", OPS, api=2)
+    with capture_logs() as events:
+        host, _ = load()
+    assert loaded(host)[:2] == ["newer", "older"]
+    told = [e for e in events if e["event"] == "plugin.deprecated" and e["plugin"] == "older"]
+    keys = ("distribution", "version", "api", "current", "remedy")
+    expected = ("fake-older", "1.0", 1, 2, "upgrade fake-older")
+    assert [tuple(e[k] for k in keys) for e in told] == ([] if api in (2, (1, 2)) else [expected])
+
+
 def test_a_probe_that_aborts_or_says_no(site):
     """The plugin is out, this process lives, the others load."""
     site.plugin("aborts", "import os\ndef propolis_probe(): os.abort()")
@@ -305,7 +321,8 @@ def test_a_denied_plugin_is_not_imported(site, tmp_path):
     report = reports["shy"]
     assert (report.status, report.stage) == ("disabled", "policy")
     assert report.reason == "denied by disable_plugins (PROPOLIS_DISABLE_PLUGINS)"
-    assert [(line["event"], line["log_level"]) for line in logs] == [("plugin.disabled", "info")]
+    (line,) = [line for line in logs if line["plugin"] == "shy"]
+    assert (line["event"], line["log_level"]) == ("plugin.disabled", "info")
     _, reports = load(plugins="")
     assert reports["shy"].reason == "not in the allow list plugins (PROPOLIS_PLUGINS)"
     assert not marker.exists()

@@ -12,6 +12,7 @@ from propolis import ops
 from propolis.config import Config
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import Metrics
+from propolis.dispatch.metrics import Cost
 from propolis.runtime import Runtime
 
 
@@ -61,11 +62,60 @@ def test_lines_for_people(measured):
     ops.add(x, x)
     ops.mul(x, x)
     device.table.placement.metrics.costs["mul", "cpu_ref", "cpu"].seconds = 2.5
-    lines = device.table.placement.lines()
-    assert lines[-2] == (
-        "metrics: mul by cpu_ref on cpu: 1 calls, 1 of them fallbacks, 0.0 MB, 2.500 s"
+    *_, head, mul, add = device.table.placement.lines()
+    assert head == "metrics: op   plugin   device  calls  fallbacks   bytes  seconds   share"
+    assert mul.startswith("metrics: mul  cpu_ref  cpu         1          1  0.0 MB    2.500  ")
+    assert re.fullmatch(
+        r"metrics: add  fake     fake:0      1          0  0\.0 MB    \d\.\d{3} +\d+\.\d%", add
     )
-    assert re.fullmatch(r"metrics: add by fake on fake:0: 1 calls, 0\.0 MB, \d\.\d{3} s", lines[-1])
+    assert len(head) == len(mul) == len(add)
+
+
+def test_prepared_weights_count_as_what_is_read(cpu):
+    """Of a weight in blocks, the bytes of what the implementation made of it."""
+    metrics = Metrics()
+    every = [i for impls in cpu.table._impls.values() for i in impls]
+    cpu.table = DispatchTable(cpu, every, cpu, metrics=metrics)
+    x = Tensor.from_numpy(np.ones((1, 64), np.float32), cpu)
+    blocks = ops.quantize(Tensor.from_numpy(np.ones((8, 64), np.float32), cpu), dtypes.q8_0)
+    weight = cpu.table.prepare(ops.qmatmul, ops.qmatmul.key(x.dtype, dtypes.q8_0), blocks)
+    ops.qmatmul(x, weight)
+    given = 64 * 4 + 8 * 4
+    assert metrics.costs["qmatmul", "cpu_ref", "cpu"].nbytes == given + 8 * 64 * 4
+    ops.qmatmul(x, blocks)
+    assert metrics.costs["qmatmul", "cpu_ref", "cpu"].nbytes == 2 * given + 8 * 64 * (4 + 34 / 32)
+
+
+def test_tables_that_are_looked_into(cpu):
+    """An embedding reads the rows that were asked for, not the table."""
+    metrics = Metrics()
+    every = [i for impls in cpu.table._impls.values() for i in impls]
+    cpu.table = DispatchTable(cpu, every, cpu, metrics=metrics)
+    table = Tensor.from_numpy(np.zeros((1000, 16), np.float32), cpu)
+    ops.embedding(Tensor.from_numpy(np.array([[1, 2]]), cpu), table)
+    assert metrics.costs["embedding", "cpu_ref", "cpu"].nbytes == 2 * 8 + 2 * (2 * 16 * 4)
+
+
+def test_every_table_is_a_parameter():
+    """The places that are looked into are tensors of their ops, destinations counted."""
+    from propolis.dispatch.metrics import LOOKED_INTO
+
+    for op, places in LOOKED_INTO.items():
+        spec = ops.catalogue()[op]
+        names = [*("out",) * spec.outputs, *spec.signature.parameters]
+        tables = {names[place] for place in places}
+        assert tables <= {"table", "x", "target", "cache", "cos", "sin"}
+
+
+def test_fallbacks_are_counted_once():
+    """Where two plugins serve an op on the CPU, its fallbacks are not both's."""
+    metrics = Metrics()
+    metrics.costs = {
+        ("add", plugin, "cpu"): Cost(calls, 0, seconds)
+        for plugin, calls, seconds in (("one", 3, 2.0), ("two", 5, 1.0))
+    }
+    rows = metrics.rows({"add": 4})
+    assert [(r["plugin"], r["fallbacks"]) for r in rows] == [("one", 3), ("two", 1)]
 
 
 def test_replays_count(measured):
@@ -103,4 +153,4 @@ def test_off_unless_asked(monkeypatch):
     cpu = Runtime.start(Config.load()).cpu
     x = Tensor.from_numpy(np.ones(2, np.float32), cpu)
     ops.add(x, x)
-    assert "metrics: add by cpu_ref on cpu: 1 calls" in cpu.table.placement.lines()[-1]
+    assert cpu.table.placement.lines()[-1].split()[:5] == ["metrics:", "add", "cpu_ref", "cpu", "1"]

@@ -11,6 +11,8 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
+from propolis.ops._docs import completed
+from propolis.ops._docs import parameter_docs
 from propolis.ops._infer import broadcast
 from propolis.ops._spec import DEFAULT_TOLERANCE
 
@@ -44,12 +46,26 @@ def test_every_op_is_documented(spec):
     assert spec.summary
     assert "Args:" in spec.__doc__
     assert spec.mutates or "Returns:" in spec.__doc__
-    for name in spec.signature.parameters:
-        assert f"{name}: " in spec.__doc__
+    texts = parameter_docs(spec.__doc__)
+    assert list(texts) == list(spec.signature.parameters)
+    assert all(texts.values())
     assert list(spec.dtypes) == [p for p in spec.signature.parameters if p in spec.dtypes]
     assert all(kinds <= frozenset(dtypes.ALL) for kinds in spec.dtypes.values())
     assert repr(spec) == f"<op {spec.name}{spec.signature}>"
     assert spec.family == inspect.getmodule(spec.infer).__name__.rpartition(".")[2]
+
+
+def test_a_family_shares_texts():
+    """A parameter that a docstring leaves out gets the family's text; its own goes first."""
+    shared = {"x": "any\n        shape.", "dim": "the dimension.", "y": "never asked for."}
+    doc = "Sum.\n\nArgs:\n    x: rank 1.\n\nReturns:\n    It."
+    expected = "Sum.\n\nArgs:\n    x: rank 1.\n    dim: the dimension.\n\nReturns:\n    It."
+    assert completed(doc, ["x", "dim"], shared) == expected
+    bare = "Sum.\n\nReturns:\n    It."
+    assert completed(bare, ["x"], shared) == (
+        "Sum.\n\nArgs:\n    x: any\n        shape.\n\nReturns:\n    It."
+    )
+    assert completed(bare, ["x"], {}) == bare
 
 
 def test_tolerances_grow_as_dtypes_shrink():

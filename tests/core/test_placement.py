@@ -68,6 +68,7 @@ def test_the_same_for_machines(worker):
             }
         ],
         "strided_copies": 1,
+        "in_place_copies": 0,
         "fallbacks": [{"op": "mul", "reason": why, "calls": 2, "nbytes": 2 * 3 * 16}],
     }
 

@@ -60,6 +60,8 @@ def test_the_next_rung_takes_over(fakes, exc, supports):
             "event": "op.quarantined",
             "log_level": "warning",
             "op": "add",
+            "dtypes": "f32",
+            "variant": "",
             "device": "fake:0",
             "plugin": "bad",
             "distribution": "dist-bad",
@@ -131,7 +133,7 @@ def test_the_reference_stays(fakes, cpu, supports):
 
 def test_a_destination_that_is_an_input(fakes):
     """The call cannot be repeated over what may be half written: an error, then the others."""
-    device = fakes.device(fakes.impl(fn=raising(RuntimeError("half way"))))
+    device = fakes.device(fakes.impl(fn=raising(RuntimeError("half way")), in_place=True))
     x = on(device, 1, 2)
     with pytest.raises(PluginError, match="may have overwritten its inputs"):
         ops.add.into(x, x, x)
@@ -204,6 +206,56 @@ def test_a_lost_device(fakes):
     assert device.table.quarantine.entries == {}
 
 
+def test_other_dtypes_stay(fakes):
+    """They are other kernels; what raised is out for its own dtypes alone."""
+    plain = fakes.kernel(np.add)
+    calls = []
+
+    def no_f16(out, a, b, /):
+        calls.append(a.dtype.name)
+        if a.dtype is dtypes.f16:
+            msg = "no such kernel"
+            raise RuntimeError(msg)
+        plain(out, a, b)
+
+    device = fakes.device(fakes.impl(fn=no_f16, plugin="half", priority=9), fakes.impl())
+    f16, f32 = (Tensor.from_numpy(np.ones(2, t), device) for t in (np.float16, np.float32))
+    for _ in range(2):
+        assert ops.add(f16, f16).numpy().tolist() == [2, 2]
+        assert ops.add(f32, f32).numpy().tolist() == [2, 2]
+    assert calls == ["f16", "f32", "f32"]
+    (entry,) = device.table.quarantine.entries.values()
+    assert (entry.op, entry.dtypes, entry.label) == ("add", ("f16",), "add (f16)")
+
+
+def test_other_shapes_go_with_it_but_not_other_variants(fakes):
+    """A kernel for each head size, each its own variant: one fails, its shapes alone move on."""
+    plain = fakes.kernel(np.add)
+
+    def kernel(size, broken):
+        def run(out, a, b, /):
+            calls.append((size, a.shape[0]))
+            if broken:
+                msg = "misaligned"
+                raise RuntimeError(msg)
+            plain(out, a, b)
+
+        def supports(a, b, /):
+            return None if a.shape[-1] == size else f"width {a.shape[-1]} is not {size}"
+
+        fields = {"plugin": "heads", "priority": 9, "variant": f"hd{size}", "supports": supports}
+        return fakes.impl(fn=run, **fields)
+
+    calls = []
+    device = fakes.device(kernel(64, broken=False), kernel(96, broken=True), fakes.impl())
+    for rows, size in ((1, 64), (1, 96), (2, 96), (2, 64)):
+        x = Tensor.from_numpy(np.ones((rows, size), np.float32), device)
+        assert (ops.add(x, x).numpy() == 2).all()
+    assert calls == [(64, 1), (96, 1), (64, 2)]
+    (entry,) = device.table.quarantine.entries.values()
+    assert (entry.variant, entry.label) == ("hd96", "add (f32) hd96")
+
+
 BROKEN = """
 def add(out, a, b, /):
     raise RuntimeError("kernel failed")
@@ -222,13 +274,14 @@ def test_it_lasts_until_the_plugin_changes(cli, site):
     ops.add(on(cpu, 1), on(cpu, 2))
     assert "rejected: broken (fake-broken 1.0): quarantined: raised" in cli("explain", "add").out
     (entry,) = json.loads(cli("quarantine", "list", "--json").out)
-    assert (entry["op"], entry["source"]["plugin"], entry["kind"]) == ("add", "broken", "cpu")
+    assert (entry["op"], entry["dtypes"], entry["kind"]) == ("add", ["f32"], "cpu")
+    assert entry["source"]["plugin"] == "broken"
     assert "RuntimeError: kernel failed" in cli("quarantine", "list").out
     site.module("fake_broken", (site.folder / "fake_broken.py").read_text() + "# better\n")
     assert "winner: broken" in cli("explain", "add").out
     assert cli("quarantine", "clear", "--op", "mul").out == "nothing to let back\n"
     assert cli("quarantine", "clear", "--plugin", "Broken", "--op", "add").out.startswith(
-        "let back: add of broken (fake-broken 1.0) on cpu"
+        "let back: add (f32) of broken (fake-broken 1.0) on cpu"
     )
     assert json.loads(cli("quarantine", "list", "--json").out) == []
 
@@ -261,7 +314,8 @@ def test_clearing_what_cannot_be_written(cli, monkeypatch):
     file = Config.load().cache_dir / "quarantine.json"
     file.parent.mkdir(parents=True)
     source = {"plugin": "p", "distribution": "d", "version": "1"}
-    entry = {"source": source, "op": "add", "kind": "cpu", "arch": "x", "reason": "r", "key": "k"}
+    entry = {"source": source, "op": "add", "variant": "", "dtypes": ["f32"]}
+    entry |= {"kind": "cpu", "arch": "x", "reason": "r", "key": "k"}
     file.write_text(json.dumps([entry]))
 
     def full(*_):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from propolis import Prepared
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
@@ -401,29 +400,3 @@ def test_a_call_that_fails_on_the_cpu_leaves_the_destination(fakes):
     with pytest.raises(OpError, match="position"):
         ops.kv_append(cache, on(device, count(1, 1, 1, 1)), on(device, np.array([[5]], np.int32)))
     np.testing.assert_array_equal(cache.numpy(), count(1, 2, 1, 1))
-
-
-# -- preparing weights ---------------------------------------------------------
-
-
-def test_prepare_asks_the_winner(fakes):
-    """The winner's form is carried under its plugin's name and shown in the placement."""
-
-    def prepare(weight):
-        return Prepared(weight.shape, 10 * weight.nbytes, "made ready")
-
-    device = fakes.device(fakes.impl("linear", prepare=prepare))
-    weight = on(device, count(2, 3))
-    ready = device.table.prepare(ops.linear, dtypes.f32, weight)
-    assert dict(ready.packed) == {"fake": (2, 3)}
-    assert "weights: 1 for linear made ready by fake: f32 0.0 MB -> 0.0 MB" in (
-        device.table.placement.lines()
-    )
-
-
-def test_prepare_without_need(fakes):
-    """Weights that nobody prepares stay as they are, and so do those nobody serves."""
-    device = fakes.device(fakes.impl("linear"))
-    weight = on(device, count(2, 3))
-    assert device.table.prepare(ops.linear, dtypes.f32, weight) is weight
-    assert device.table.prepare(ops.matmul, dtypes.f32, weight) is weight

@@ -324,3 +324,66 @@ def test_shape_errors():
     refused(ShapeError, r"q is \(batch.* with q_start", two, k, k, q_start=i32(0, 4))
     flat = Tensor.from_numpy(np.ones((2, 0, 1, 8), np.float32))
     refused(ShapeError, r"pages hold at least one key", q, flat, flat, i32(0), block_table=i32([0]))
+
+
+# -- what is not finite, and hidden --------------------------------------------
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, (2, 1)), (True, (3, 0))])
+def test_a_hidden_key_adds_nothing(monkeypatch, odd, causal, window):
+    """Its value may be NaN or infinite: queries that do not see it give what they give without."""
+    monkeypatch.setattr(ops_attention, "BLOCK", 4)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 11, h, 8)).astype(np.float32) for h in (4, 2, 2))
+    v[0, 7, 1, 3] = odd
+    out = ops.attention(*map(Tensor.from_numpy, (q, k, v)), causal=causal, window=window).numpy()
+    expected, _ = dense(q[0], k[0], v[0], causal=causal, window=window)
+    np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(out[0, 0]).all()
+    assert not np.isfinite(out[0, 7]).all()
+
+
+def test_torch_leaks_what_we_leave_out():
+    """The difference that the docstring tells of: torch's math path gives NaN to every query."""
+    torch = pytest.importorskip("torch")
+    q, k, v = torch.randn(3, 1, 1, 6, 8).unbind(0)
+    v[0, 0, 5] = float("nan")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert bool(theirs.isnan().all())
+    mine = [Tensor.from_numpy(t.transpose(1, 2).contiguous().numpy()) for t in (q, k, v)]
+    assert np.isfinite(ops.attention(*mine, causal=True).numpy()[0, :5]).all()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_what_lies_beyond_kv_len_is_never_read(paged):
+    """A cache need not be cleared: NaN in unused keys and values changes no bit."""
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        rng.normal(size=(2, n, h, 8)).astype(np.float32) for n, h in ((1, 4), (8, 2), (8, 2))
+    )
+    lengths = np.array([5, 3], np.int32)
+    table = None
+    if paged:
+        k, v = (a.reshape(4, 4, 2, 8) for a in (k, v))
+        table = Tensor.from_numpy(np.array([[0, 1], [2, 3]], np.int32))
+    results = []
+    for garbage in (0, np.nan, np.inf):
+        a, b = (x.copy().reshape(2, 8, 2, 8) for x in (k, v))
+        for s, n in enumerate(lengths):
+            a[s, n:], b[s, n:] = garbage, garbage
+        tensors = [Tensor.from_numpy(x) for x in (q, a.reshape(k.shape), b.reshape(v.shape))]
+        got = ops.attention(*tensors, Tensor.from_numpy(lengths), causal=True, block_table=table)
+        results.append(got.numpy().tobytes())
+    assert len(set(results)) == 1
+
+
+def test_a_bias_of_minus_infinity_is_a_score():
+    """Its weight is 0, and 0 * NaN is NaN, as in torch."""
+    q, k, v = (np.ones((1, 2, 1, 4), np.float32) for _ in range(3))
+    v[0, 1] = np.nan
+    bias = np.zeros((1, 1, 2, 2), np.float32)
+    bias[..., 1] = -np.inf
+    tensors = map(Tensor.from_numpy, (q, k, v))
+    assert np.isnan(ops.attention(*tensors, bias=Tensor.from_numpy(bias)).numpy()).all()

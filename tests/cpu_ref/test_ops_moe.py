@@ -11,6 +11,7 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
+from propolis.ops._spec import DEFAULT_TOLERANCE
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -84,7 +85,7 @@ def test_linear(run, draw, close, dtype, shared):
     """Tokens times their experts' weights, with one input for all experts or one for each."""
     x = draw((6, 1 if shared else 3, 16), dtype, 1)
     w, experts = draw((5, 7, 16), dtype, 2, 0.25), chosen(6, 3, 5)
-    rtol, atol = ops.moe_linear.tolerance[dtype]
+    rtol, atol = DEFAULT_TOLERANCE[dtype]
     actual = run(ops.moe_linear, *tensors(x, w, experts))
     close(ops.moe_linear, moe_linear(x, w, experts), actual, (rtol, atol + rtol))
 
@@ -108,7 +109,7 @@ def test_qmatmul(run, draw, close, block, dtype):
     w = ops.quantize(Tensor.from_numpy(draw((4, 5, width), dtypes.f32, 2, 0.1)), block)
     x, experts = draw((6, 1, width), dtype, 1), chosen(6, 2, 4)
     truth = moe_linear(x, ops.dequantize(w).numpy(), experts)
-    rtol, atol = ops.moe_qmatmul.tolerance[dtype]
+    rtol, atol = DEFAULT_TOLERANCE[dtype]
     actual = run(ops.moe_qmatmul, Tensor.from_numpy(x), w, Tensor.from_numpy(experts))
     close(ops.moe_qmatmul, truth, actual, (rtol, atol + rtol))
     each = np.repeat(x, 2, axis=1)

@@ -11,6 +11,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
+from propolis.ops._spec import DEFAULT_TOLERANCE
 from propolis_cpu_ref import ops_quantized
 
 
@@ -65,7 +66,7 @@ def tensor_of(raw, block):
 def prepared(x, w, cpu):
     """The weight as a worker has it after loading."""
     weight = cpu.table.prepare(ops.qmatmul, ops.qmatmul.key(x.dtype, w.dtype), w)
-    assert set(weight.packed) == {"cpu_ref"}
+    assert set(weight.packed) == {ops_quantized.prepare}
     return weight
 
 
@@ -111,7 +112,7 @@ def test_qmatmul(run, cpu, draw, close, block, dtype, shape):
     truth = x.astype(np.float64) @ dense.T
     tensor = Tensor.from_numpy(x)
     # The error of a sum is relative to the magnitudes in it, not to what is left of them.
-    rtol, atol = ops.qmatmul.tolerance[dtype]
+    rtol, atol = DEFAULT_TOLERANCE[dtype]
     atol += (1e-15 if dtype is dtypes.f64 else 1e-6) * float(np.abs(dense).sum(1).max())
     for weight in (w, prepared(tensor, w, cpu)):
         close(ops.qmatmul, truth, run(ops.qmatmul, tensor, weight), (rtol, atol))

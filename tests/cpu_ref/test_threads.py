@@ -12,6 +12,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_cpu_ref import ops_quantized
 from propolis_cpu_ref import plugin
 from propolis_cpu_ref._threads import grain
 from propolis_cpu_ref._threads import over_rows
@@ -111,7 +112,7 @@ def test_blocks(with_threads, cpu, block):
     assert one == two
     key = ops.qmatmul.key(dtypes.f32, block)
     prepared = with_threads(2, lambda: cpu.table.prepare(ops.qmatmul, key, w))
-    assert one == prepared.packed["cpu_ref"].tobytes()
+    assert one == prepared.packed[ops_quantized.prepare].tobytes()
 
 
 def test_every_op_claims_to_be_deterministic(cpu):

@@ -7,11 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from itertools import chain
 from pathlib import Path
-
-import pytest
 
 
 ROOT = Path(__file__).parents[2]
@@ -34,25 +31,6 @@ def tracked() -> list[Path]:
         text=True,
     )
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-
-
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)
-def test_wheel_and_sdist_build(project: Path, tmp_path: Path) -> None:
-    """Each distribution builds; its wheel has the licence, and the code it is named for."""
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(project)],
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    assert list(tmp_path.glob("*.tar.gz"))
-    names = zipfile.ZipFile(wheel).namelist()
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    code = {name.partition("/")[0] for name in names if name.endswith(".py")}
-    packages = {p.name for p in project.glob("src/*") if (p / "__init__.py").exists()}
-    assert packages == code
-    for package in packages:
-        assert f"{package}/py.typed" in names
 
 
 def test_versions_agree() -> None:

@@ -1,5 +1,6 @@
 import gc
 import threading
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ class Addresses:
     """A device with so much memory, and nothing in it."""
 
     id = "rocm:0"
+    capturing = False
 
     def __init__(self, capacity=1 << 40):
         self.capacity = capacity
@@ -27,6 +29,7 @@ class Addresses:
         self.taken = []
 
     def allocate(self, nbytes):
+        """Addresses nobody had before."""
         if sum(self.live.values()) + nbytes > self.capacity:
             msg = "rocm:0: hipMalloc: hipErrorOutOfMemory (2)"
             raise OutOfMemoryError(msg)
@@ -36,9 +39,11 @@ class Addresses:
         return ptr
 
     def free(self, ptr):
+        """Forget them."""
         del self.live[ptr]
 
     def info(self):
+        """Free and in all."""
         return self.capacity - sum(self.live.values()), self.capacity
 
 
@@ -66,7 +71,7 @@ def test_pieces_never_overlap_and_all_comes_back(steps):
         elif what == "trim":
             pool.trim()
         spans = sorted((block.ptr, block.ptr + nbytes) for block, nbytes in held)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(block.ptr % ALIGNMENT == 0 for block, _ in held)
         segments = [(ptr, ptr + size) for ptr, size in device.live.items()]
         assert all(any(a <= s and e <= b for a, b in segments) for s, e in spans)
@@ -205,6 +210,18 @@ def test_direct_allocations_are_exactly_what_was_asked_for():
     pool.release(blocks[1])
     assert list(device.live.values()) == [1000, 5 * MIB]
     assert pool.statistics().reserved == 1000 + 5 * MIB
+
+
+def test_the_end():
+    """When nobody has the allocator any more, nor a piece, its segments go back to the device."""
+    device = Addresses()
+    pool = CachingAllocator(device)
+    blocks = [pool.allocate(n) for n in (100, 3 * MIB, 50 * MIB)]
+    pool.release(blocks.pop())
+    assert len(device.live) == 3
+    del pool
+    gc.collect()
+    assert device.live == {}
 
 
 def test_a_finaliser_in_the_middle_of_a_call():

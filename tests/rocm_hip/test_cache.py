@@ -22,6 +22,7 @@ def cache(tmp_path):
 
 
 def never():
+    """A compiler that must not be asked."""
     msg = "compiled, although the cache had it"
     raise AssertionError(msg)
 
@@ -53,9 +54,9 @@ def test_what_a_maker_raises_passes_through(cache):
         (lambda data: data[:-1], "its checksum is wrong"),
         (lambda data: data[:-3] + b"x" + data[-2:], "its checksum is wrong"),
         (lambda data: data[:20], "it is cut short"),
-        (lambda data: b"", "it is cut short"),
+        (lambda _: b"", "it is cut short"),
         (lambda data: b"[]\n" + data, "it does not say what it holds"),
-        (lambda data: b"{\xff}\n", "'utf-8' codec can't decode"),
+        (lambda _: b"{\xff}\n", "'utf-8' codec can't decode"),
         (lambda data: data.replace(b"gfx1100", b"gfx1101"), "it is for another key"),
     ],
 )

@@ -19,12 +19,14 @@ class Machine(System):
     closed = ()
 
     def write(self, path, text=""):
+        """Add a file."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         return self
 
     def gpu(self, version, number=1):
+        """Add a GPU that the driver offers."""
         self.write("dev/kfd").write(f"dev/dri/renderD{127 + number}")
         node = f"sys/class/kfd/kfd/topology/nodes/{number}/properties"
         self.write(node, f"simd_count 96\ngfx_target_version {version}\nname_without_value\n")
@@ -33,6 +35,7 @@ class Machine(System):
         return self
 
     def accessible(self, path):
+        """All but what is closed."""
         return path not in self.closed
 
 

@@ -99,7 +99,8 @@ def library(tmp_path):
         file.write_text(source)
         target = folder / "lib" / "libamdhip64.so"
         flags = [f"-D{name}={value}" for name, value in macros.items()]
-        subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", target, file], check=True)
+        command = ["cc", "-shared", "-fPIC", *flags, "-o", target, file]
+        subprocess.run(command, check=True)
         return str(folder)
 
     return build

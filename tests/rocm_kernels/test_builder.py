@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from propolis_rocm_hip import codeobject
 from propolis_rocm_kernels import _code
+from propolis_rocm_kernels._archs import ARCHS
 from propolis_rocm_kernels.builder import compile as compiling
 from propolis_rocm_kernels.builder import toolchain
 from propolis_rocm_kernels.builder.__main__ import main
@@ -180,6 +182,21 @@ def test_a_compiler_without_libraries(program, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(toolchain, "_system_libraries", lambda: None)
     with pytest.raises(ToolchainError, match=r"clang\+\+-19 has no device libraries"):
         toolchain.find(tmp_path)
+
+
+def test_made_libraries_are_like_those_that_exist(found, tmp_path) -> None:
+    """The number of an architecture, made from its name, is the one that the libraries have."""
+    if found.libraries is None:
+        pytest.skip("this compiler has libraries for every architecture")
+    known = 0
+    for arch, (_, isa) in ARCHS.items():
+        file = found.libraries / f"oclc_isa_version_{arch[3:]}.bc"
+        known += file.is_symlink()
+        command = [found.clang, "-x", "ir", "-S", "-emit-llvm", str(file), "-o", "-"]
+        target = ["--target=amdgcn-amd-amdhsa", "-nogpulib"]
+        said = subprocess.run([*command, *target], capture_output=True, text=True, check=True)
+        assert re.search(rf"@__oclc_ISA_version = .* constant i32 {isa},", said.stdout)
+    assert known >= 2
 
 
 def test_rocms_own_compiler_is_taken_as_it_is(program, tmp_path) -> None:

@@ -9,9 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from propolis import Config
 from propolis import dtypes
+from propolis.described import DescribedDevice
 from propolis.ops import catalogue
+from propolis_rocm_hip.device import RocmProvider
 from propolis_rocm_kernels import _scalars
+from propolis_rocm_kernels._archs import ARCHS
 from propolis_rocm_kernels.plugin import propolis_ops
 
 
@@ -29,6 +33,15 @@ def test_listing_loads_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "True False False" == done.stdout.strip()
+
+
+def test_every_architecture_is_described() -> None:
+    """The op matrix can ask for each architecture of the wheel, on a machine without any GPU."""
+    described = {d.arch: d for d in RocmProvider(Config()).describe()}
+    assert list(ARCHS) == list(described)
+    for arch, properties in described.items():
+        assert str(ARCHS[arch].warp) == properties.extra["warp_size"]
+        assert list(propolis_ops(DescribedDevice(properties)))
 
 
 def test_other_devices_get_nothing() -> None:

@@ -4,6 +4,13 @@ import gguf
 import numpy as np
 import pytest
 
+from propolis import OpImpl
+from propolis import Prepared
+from propolis import Provenance
+from propolis import Runtime
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
 from propolis.errors import ModelError
 from propolis.errors import OpError
 from propolis_workers.llm import LLM
@@ -66,6 +73,51 @@ def test_decode(llm):
     for position, token in enumerate(IDS[5:], 5):
         np.testing.assert_allclose(engine.decode(token), truth[position], rtol=1e-4, atol=1e-5)
         assert position + 1 == engine.position
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["kept", "dropped"])
+def test_decode_survives_a_quarantine(tiny, tmp_path, drops):
+    """An implementation that prepared the weights fails in a captured step: the logits stay."""
+    path = tiny.gguf(tmp_path / "m.gguf", stored=gguf.GGMLQuantizationType.Q8_0)
+    truth = LLM.load(path).engine().logits_of(IDS[:12])
+    runtime = Runtime.start()
+    healthy = [True]
+
+    def prepare(weight):
+        dense = ops.dequantize(weight).numpy()
+        blocks = weight.numpy().copy()
+        twice = np.ascontiguousarray(dense.T * 2)
+
+        def restore():
+            return Tensor.from_blocks(blocks.reshape(-1), weight.dtype, weight.shape, runtime.cpu)
+
+        return Prepared(twice, twice.nbytes, "doubled", restore if drops else None)
+
+    def qmatmul(out, x, w, /):
+        if not healthy[0]:
+            msg = "kernel failed"
+            raise RuntimeError(msg)
+        np.matmul(x.array, w.packed[prepare] / 2, out=out.array)
+
+    impl = OpImpl(
+        op="qmatmul",
+        fn=qmatmul,
+        dtypes={"x": {dtypes.f32}, "w": {dtypes.q8_0}},
+        prepare=prepare,
+        priority=9,
+        provenance=Provenance("odd", "dist-odd", "1"),
+    )
+    table = runtime.cpu.table
+    table._impls["qmatmul"].append(impl)
+    llm = LLM.load(path, runtime=runtime)
+    engine = llm.engine()
+    for position, token in enumerate(IDS[:12]):
+        healthy[0] = position < 5
+        np.testing.assert_allclose(engine.decode(token), truth[position], rtol=1e-4, atol=1e-5)
+    assert [e.source.plugin for e in table.quarantine.entries.values()] == ["odd"]
+    weights = [line for line in table.placement.lines() if line.startswith("weights")]
+    assert all("for qmatmul dequantised once to f32 by cpu_ref" in line for line in weights)
+    assert weights
 
 
 def test_decode_from_nothing(llm):

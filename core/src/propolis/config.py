@@ -152,6 +152,22 @@ class Config(BaseSettings):
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
     )
+    kernel_cache_mib: int = Field(
+        512,
+        ge=0,
+        description="MiB that kernels compiled on this machine may take in the cache folder; "
+        "those not used for longest go first.",
+    )
+    direct_allocations: bool = Field(
+        False,
+        description="Each tensor on a GPU is an allocation of its own and goes back at once, so "
+        "that tools which watch memory see where it ends. Slow.",
+    )
+    save_failing_calls: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] | None = Field(
+        None,
+        description="Folder that keeps the call at which an implementation raised, with all its "
+        "arguments, for `propolis replay`. None keeps nothing.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning",
         description="The least severe log line that is printed, to standard error.",

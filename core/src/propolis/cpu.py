@@ -62,6 +62,12 @@ class CpuStorage:
             self._pool.give(self.buffer)
 
 
+class SharedStorage(CpuStorage):
+    """Host bytes that came as a numpy array, so that other storages may hold them too."""
+
+    __slots__ = ()
+
+
 class _Pool:
     """
     Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes.

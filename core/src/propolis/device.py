@@ -12,11 +12,18 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
+from typing import ParamSpec
 from typing import Protocol
+from typing import TypeVar
+
+from propolis import events
+from propolis.errors import DeviceLostError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -24,6 +31,10 @@ if TYPE_CHECKING:
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.tensor import Tensor
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Storage(Protocol):
@@ -39,7 +50,12 @@ class Storage(Protocol):
 
 
 class Memory(ABC):
-    """The allocator and the copies of one device, as ``propolis_storage`` returns it."""
+    """
+    The allocator and the copies of one device, as ``propolis_storage`` returns it.
+
+    Core calls it through the device (:meth:`Device.guarded`): what raises
+    :class:`~propolis.errors.DeviceLostError` here marks the device lost.
+    """
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Storage:
@@ -74,7 +90,9 @@ class DeviceProperties:
         arch: its architecture, as implementations declare it (``"gfx1100"``,
             ``"x86_64"``).
         total_memory: bytes of memory, 0 when unknown.
-        extra: further facts for people, for example ``{"compute_units": "96"}``.
+        extra: further facts for people, for example ``{"compute_units": "96"}``.  They
+            are in reports that users publish: nothing that identifies one card or its
+            owner.  An entry ``"simulator"`` says that the device is no hardware.
     """
 
     kind: str
@@ -99,6 +117,7 @@ class Device:
         memory: its allocator and copies.
         table: who serves each op here; set by the runtime that opened the device.
         threads: host threads that implementations may use for one call.
+        failure: what it failed with for good; None while it works.
     """
 
     table: DispatchTable
@@ -109,6 +128,7 @@ class Device:
         self.kind = properties.kind
         self.id = properties.id
         self.threads = 1
+        self.failure: DeviceLostError | None = None
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """
@@ -118,17 +138,78 @@ class Device:
             ShapeError: a size is negative or no whole number.
             DTypeError: a row is not a whole number of blocks.
             OutOfMemoryError: the device has too little free memory.
+            DeviceLostError: the device failed for good.
         """
         from propolis.layout import Layout  # noqa: PLC0415  (tensor imports device)
         from propolis.tensor import Tensor  # noqa: PLC0415
 
         layout = Layout.contiguous(shape)
         dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
-        return Tensor(self.memory.allocate(dtype.nbytes(layout.numel)), layout, dtype, self)
+        storage = self.guarded(self.memory.allocate, dtype.nbytes(layout.numel))
+        return Tensor(storage, layout, dtype, self)
+
+    def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
+        """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
+        self.guarded(self.memory.copy_in, target, offset, source)
+
+    def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
+        """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
+        self.guarded(self.memory.copy_out, target, source, offset)
 
     def synchronize(self) -> None:
         """Return once all work queued on the device is done."""
-        self.memory.synchronize()
+        self.guarded(self.memory.synchronize)
+
+    def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:  # noqa: ARG002
+        """
+        Make one launch of many, where the device has graphs of its own.
+
+        Core asks this of calls that it has captured and that all run here by
+        implementations which are capture-safe: called again, they queue work and do
+        nothing else.  What is returned queues the same work at once and keeps what it
+        needs alive; None, the default, leaves the calls to be repeated one by one.
+
+        Raises:
+            DeviceLostError: the device failed for good.
+        """
+        return None
+
+    def guarded(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Ask the driver something, unless the device is lost; learn from the answer if it is.
+
+        Core's allocations, copies and waits go this way.  A plugin's own (streams, events,
+        graphs) should: ``device.guarded(stream.synchronize)``.
+
+        Raises:
+            DeviceLostError: the device is lost, by this call or since an earlier one.
+        """
+        self.expect_alive()
+        try:
+            return call(*args, **kwargs)
+        except DeviceLostError as exc:
+            self.lost(exc)
+            raise
+
+    def lost(self, error: DeviceLostError) -> None:
+        """Mark the device lost: every later call, op or copy, raises at once and asks no driver."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        events.DEVICE_LOST.emit(device=self.id, reason=str(error))
+        if hasattr(self, "table"):  # it may be lost while it is being opened
+            self.table.rebind()
+
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
+
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.failure is not None:
+            msg = f"{self.id} is lost: {self.failure}; only a new process can use it again"
+            raise DeviceLostError(msg) from self.failure
 
     def __repr__(self) -> str:
         return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"

@@ -129,6 +129,10 @@ def propolis_ops(device: Device) -> Iterable[OpImpl]:  # type: ignore[empty-body
     """
     Give the implementations that the plugin has for ``device``.
 
+    Declare from ``device.kind`` and ``device.properties`` alone: the device may be one
+    that is described and not present (see ``propolis op-matrix``), and then nothing can be
+    allocated or queried.  Libraries are for the functions to open when they first run.
+
     >>> from propolis import OpImpl, Priority, dtypes, hookimpl
     >>> def fast_add(out, a, b, /): ...
     >>> @hookimpl

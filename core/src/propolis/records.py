@@ -62,7 +62,14 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an implementation comes from; stamped by the host, never by the plugin."""
+    """
+    Where an implementation comes from; stamped by the host, never by the plugin.
+
+    Attributes:
+        plugin: the entry point's name.
+        distribution: the name of what was installed.
+        version: its version.
+    """
 
     plugin: str
     distribution: str
@@ -93,7 +100,16 @@ class ProbeResult:
 
 
 class DeviceProvider(Protocol):
-    """What ``propolis_devices`` returns: how to find and open devices of one kind."""
+    """
+    What ``propolis_devices`` returns: how to find and open devices of one kind.
+
+    A provider may also have ``describe()``: the :class:`DeviceProperties` of the hardware
+    that its plugin is written for, present or not, one for each architecture.  The op
+    matrix asks with them what plugins declare, on machines without any.
+
+    Attributes:
+        kind: the kind users type, ``"rocm"``; no other plugin's, and not ``"cpu"``.
+    """
 
     kind: str
 
@@ -111,6 +127,8 @@ class OpImpl:
 
     Attributes:
         op: the op's name, as in :mod:`propolis.ops`.
+        variant: which of them, where a plugin has several for one op, as a kernel for each
+            head size: quarantine takes out one, and one dtype of it, alone.
         fn: ``fn(out, *args)`` with the op's parameters by the same names and
             defaults; it writes every element of ``out`` and keeps no reference.
             An op that mutates its first argument passes no ``out``.
@@ -121,15 +139,21 @@ class OpImpl:
         priority: who goes first (see :class:`Priority`).
         supports: dynamic support, called with the op's arguments: None, or the
             reason why not.  It must be cheap and pure.
-        prepare: makes of a weight, once at load, what ``fn`` then finds under
-            the plugin's name in ``Tensor.packed``.
+        prepare: makes of a weight, once at load, what ``fn`` then finds in
+            ``Tensor.packed`` under this very function: ``w.packed.get(prepare)``.  ``fn``
+            takes weights that nobody prepared too: those that another implementation led
+            for when they were loaded.
         strided: whether inputs may be strided; if not, core copies those that are.
         capture_safe: it neither allocates nor synchronises.
         deterministic: equal inputs give equal bits.
         exact: it computes with the inputs as they are.  One that rounds them further
             on the way (activations to 8 bits, f32 products in f16 or TF32) says False,
             and is not taken where the user sets ``numerics = "exact"``.
-        in_place: ``out`` may be the first input's memory.
+        in_place: ``out`` may be the memory of any input that has its shape, dtype size and
+            strides.  Only of ops that work element by element (``OpSpec.elementwise``);
+            for an implementation that cannot, core copies that input first.
+        workspace: the most bytes of the device's memory that a call allocates beside its
+            outputs, or a function of the op's arguments that gives them; None for none.
         notes: one line for ``propolis explain``.
         provenance: stamped by the host.
     """
@@ -140,6 +164,7 @@ class OpImpl:
     dtypes: Collection[DType] | Mapping[str, Collection[DType]]
     archs: frozenset[str] | None = None
     priority: int = Priority.REFERENCE
+    variant: str = ""
     supports: Callable[..., str | None] | None = None
     prepare: Callable[[Tensor], Prepared] | None = None
     strided: bool = True
@@ -147,6 +172,7 @@ class OpImpl:
     deterministic: bool = True
     exact: bool = True
     in_place: bool = False
+    workspace: int | Callable[..., int] | None = None
     notes: str = ""
     provenance: Provenance | None = None
 
@@ -160,11 +186,15 @@ class Prepared:
         payload: anything; the implementation finds it in ``Tensor.packed``.
         nbytes: the memory it takes.
         what: one phrase for the placement summary, ``"dequantised to f32"``.
+        restore: gives the weight again, contiguous and whole, from the payload or the
+            file.  Where it is given, core lets go of the weight's own memory, and calls it
+            when somebody else needs the elements: a lower rung, or ``numpy()``.
     """
 
     payload: Any
     nbytes: int
     what: str
+    restore: Callable[[], Tensor] | None = None
 
 
 CheckStatus = Literal["ok", "warning", "error", "skipped"]

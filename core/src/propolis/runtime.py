@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import events
 from propolis.config import Config
 from propolis.cpu import CpuDevice
 from propolis.device import Device
@@ -27,7 +28,6 @@ from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
-from propolis.log import get_logger
 from propolis.plugins.contract import check_impl
 from propolis.plugins.loader import PluginHost
 from propolis.plugins.loader import describe
@@ -143,6 +143,12 @@ class Runtime:
             self._choose_memory(device)
             self._resolve(device)
             self._opened[wanted] = device
+            events.DEVICE_OPENED.emit(
+                device=device.id,
+                name=device.properties.name,
+                arch=device.properties.arch,
+                plugin=provider[0].plugin,
+            )
         return self._opened[wanted]
 
     def _why_absent(self) -> str:
@@ -162,6 +168,10 @@ class Runtime:
             self.quarantine,
             self.metrics,
         )
+        if self.config.save_failing_calls is not None:
+            from propolis.drift.failing import Saver  # noqa: PLC0415  (conformance, when asked)
+
+            device.table.save = Saver(device, self.config.save_failing_calls)
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):
@@ -181,8 +191,7 @@ class Runtime:
             elif chosen is None:
                 device.memory, chosen = memory, source
             else:
-                get_logger().warning(
-                    "device.memory_ignored",
+                events.DEVICE_MEMORY_IGNORED.emit(
                     device=device.id,
                     plugin=source.plugin,
                     taken_from=chosen.plugin,

@@ -37,12 +37,12 @@ class Tensor:
         layout: shape, strides and offset in elements.
         dtype: the element type.
         device: where the bytes are.
-        packed: what implementations made of a weight at load, by plugin name
-            (see :meth:`propolis.dispatch.DispatchTable.prepare`); empty for
-            other tensors.
+        packed: what implementations made of a weight at load, by the function that made
+            it (see :meth:`propolis.dispatch.DispatchTable.prepare`); empty for other
+            tensors.
     """
 
-    __slots__ = ("_array", "device", "dtype", "layout", "packed", "storage")
+    __slots__ = ("__weakref__", "_array", "device", "dtype", "layout", "packed", "storage")
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Tensor:
         self.layout = layout
         self.dtype = dtype
         self.device = device
-        self.packed: Mapping[str, object] = {}
+        self.packed: Mapping[object, object] = {}
         self._array = array
 
     # -- what it is ------------------------------------------------------------
@@ -122,10 +122,10 @@ class Tensor:
         size = array.itemsize
         if any(s < 0 or s % size for s in array.strides):
             array = np.ascontiguousarray(array)
-        from propolis.cpu import CpuStorage  # noqa: PLC0415  (cpu imports tensor)
+        from propolis.cpu import SharedStorage  # noqa: PLC0415  (cpu imports tensor)
 
         strides = tuple(s // size for s in array.strides)
-        storage = CpuStorage(_flat_base(array))
+        storage = SharedStorage(_flat_base(array))
         return cls(storage, Layout(array.shape, strides), dtype, device, array)
 
     @classmethod
@@ -165,9 +165,9 @@ class Tensor:
             raise ShapeError(msg)
         if device.kind != "cpu":
             return _upload(raw, shape, dtype, device)
-        from propolis.cpu import CpuStorage  # noqa: PLC0415
+        from propolis.cpu import SharedStorage  # noqa: PLC0415
 
-        return cls(CpuStorage(raw), layout, dtype, device)
+        return cls(SharedStorage(raw), layout, dtype, device)
 
     @property
     def array(self) -> np.ndarray:
@@ -219,7 +219,7 @@ class Tensor:
             return self.array
         source = self.contiguous()
         raw = np.empty(source.nbytes, np.uint8)
-        self.device.memory.copy_out(raw, source.storage, self.dtype.nbytes(source.layout.offset))
+        self.device.copy_out(raw, source.storage, self.dtype.nbytes(source.layout.offset))
         if self.dtype.is_block:
             return raw.reshape(*self.shape[:-1], self.dtype.nbytes(self.shape[-1]))
         return raw.view(self.dtype.numpy).reshape(self.shape)
@@ -255,7 +255,7 @@ class Tensor:
             msg = f"assign: an array of {array.dtype} does not fit {self!r}: cast it first"
             raise DTypeError(msg)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.device.memory.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
+        self.device.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
 
     def item(self) -> Any:
         """
@@ -337,7 +337,7 @@ class Tensor:
 
         return ops.copy(self)
 
-    def with_packed(self, packed: Mapping[str, object]) -> Tensor:
+    def with_packed(self, packed: Mapping[object, object]) -> Tensor:
         """The same tensor, carrying what an implementation prepared of it."""
         tensor = Tensor(self.storage, self.layout, self.dtype, self.device, self._array)
         tensor.packed = {**self.packed, **packed}
@@ -364,7 +364,7 @@ def _keeps_blocks(layout: Layout, block: int) -> bool:
 
 def _upload(array: np.ndarray, shape: Shape, dtype: DType, device: Device) -> Tensor:
     tensor = device.empty(shape, dtype)
-    device.memory.copy_in(tensor.storage, 0, array.reshape(-1).view(np.uint8))
+    device.copy_in(tensor.storage, 0, array.reshape(-1).view(np.uint8))
     return tensor
 
 

@@ -33,6 +33,7 @@ from propolis.device import Device
 from propolis.device import DeviceProperties
 from propolis.device import Memory
 from propolis.errors import DeviceError
+from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
 
 
@@ -77,6 +78,8 @@ class FakeMemory(Memory):
         copied_out: the size of each copy from it.
         waits: how often somebody waited for it.
         capacity: bytes that may be live at once; lower it to run out of memory.
+        lost: what every request raises from when it is set, as a driver's do once the
+            hardware hangs; None while it works.
     """
 
     BASE: Final = 1 << 40
@@ -91,6 +94,7 @@ class FakeMemory(Memory):
         self.copied_out: list[int] = []
         self.waits = 0
         self.capacity = size if capacity is None else capacity
+        self.lost: DeviceLostError | None = None
         self._sizes: dict[int, int] = {}
         self._pending: list[Exception] = []
 
@@ -101,6 +105,7 @@ class FakeMemory(Memory):
         Raises:
             OutOfMemoryError: more would be live than ``capacity``, or addresses ran out.
         """
+        self._answer()
         room = max(nbytes, 1) + GUARD
         room += -room % GUARD
         used = sum(self._sizes.values())
@@ -146,12 +151,14 @@ class FakeMemory(Memory):
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray[Any, Any]) -> None:
         """As every memory does, and counted."""
+        self._answer()
         _check_host(source)
         self.window(target, offset, source.nbytes)[:] = source
         self.copied_in.append(source.nbytes)
 
     def copy_out(self, target: np.ndarray[Any, Any], source: Storage, offset: int) -> None:
         """As every memory does, and counted."""
+        self._answer()
         _check_host(target)
         target[:] = self.window(source, offset, target.nbytes)
         self.copied_out.append(target.nbytes)
@@ -162,9 +169,14 @@ class FakeMemory(Memory):
 
     def synchronize(self) -> None:
         """Wait: nothing is queued, but what failed is told now."""
+        self._answer()
         self.waits += 1
         if self._pending:
             raise self._pending.pop(0)
+
+    def _answer(self) -> None:
+        if self.lost is not None:
+            raise self.lost
 
     def check(self, live: int = 0) -> None:
         """
@@ -206,7 +218,9 @@ class FakeDevice(Device):
         arch: str = "fake1",
         memory: FakeMemory | None = None,
     ) -> None:
-        properties = DeviceProperties(kind, index, "Fake One", arch=arch)
+        properties = DeviceProperties(
+            kind, index, "Fake One", arch=arch, extra={"simulator": "propolis.testing"}
+        )
         super().__init__(properties, memory or FakeMemory())
 
 

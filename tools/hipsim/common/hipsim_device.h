@@ -342,7 +342,7 @@ struct hipsim_entry<Kernel, void (*)(A...)> {
 };
 
 template <auto Kernel>
-bool hipsim_register(const char* name) {
+bool hipsim_register(const char* name, bool by_expression = false) {
   using Entry = hipsim_entry<Kernel>;
   static const hipsim_kernel kernel = {
       hipsim_kernels,
@@ -350,7 +350,8 @@ bool hipsim_register(const char* name) {
       reinterpret_cast<void (*)()>(Kernel),
       &Entry::run,
       Entry::layout.parameters,
-      sizeof(Entry::layout.parameters) / sizeof(hipsim_parameter) - 1};
+      sizeof(Entry::layout.parameters) / sizeof(hipsim_parameter) - 1,
+      by_expression};
   hipsim_kernels = &kernel;
   return true;
 }

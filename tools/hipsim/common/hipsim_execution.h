@@ -54,6 +54,7 @@ struct hipsim_kernel {
   void (*run)(const char* parameters);  // every not yet started thread of the warp
   const hipsim_parameter* parameters;
   std::uint32_t parameter_count;
+  bool by_expression;  // `name` is a name expression of hipRTC
 };
 
 // In section .hipsim of a module: which object this is. hipModuleLoadData reads it from the

@@ -8,6 +8,7 @@
 namespace hipsim {
 
 constexpr std::size_t kMaxParameterBytes = 4096;
+constexpr std::uint64_t kMaxSharedBytes = 64 * 1024;  // of a block, static and dynamic together
 constexpr std::size_t kPacketBytes = 32768;
 constexpr int kControlDescriptor = 3;  // in the device process
 
@@ -74,11 +75,12 @@ struct Reply {
 struct ModuleRecord {
   std::uint64_t module;
   std::uint32_t kernel_count;
-  std::uint32_t shared_bytes;  // of all __shared__ variables of the module
+  std::uint32_t reserved;
 };
 struct KernelRecord {
   std::uint64_t kernel;
   std::uint32_t parameter_count, name_bytes;
+  std::uint32_t shared_bytes, reserved;  // of its __shared__ variables
 };
 struct ParameterRecord {
   std::uint32_t offset, size;

@@ -135,10 +135,12 @@ void Worker::run_block(std::uint64_t index) {
 }
 
 void Worker::poison_shared() {
-  const LoadedModule& module = *launch->kernel->module;
-  if (module.tls_bytes) {
-    std::size_t index[2] = {module.tls_module, 0};
-    poison(__tls_get_addr(index), module.tls_bytes, kFresh);
+  const LoadedKernel& kernel = *launch->kernel;
+  if (!kernel.shared.empty()) {
+    std::size_t index[2] = {kernel.module->tls_module, 0};
+    char* segment = static_cast<char*>(__tls_get_addr(index));
+    for (const SharedRange& range : kernel.shared)
+      poison(segment + range.offset, range.bytes, kFresh);
   }
   if (shared_ != shared_end_) {
     poison(shared_, static_cast<std::size_t>(shared_end_ - shared_), kFresh);

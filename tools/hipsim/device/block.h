@@ -9,7 +9,6 @@
 namespace hipsim {
 
 constexpr unsigned kMaxThreads = 1024;
-constexpr std::size_t kMaxSharedBytes = 64 * 1024;
 
 struct Site {
   const char* file;

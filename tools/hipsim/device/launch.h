@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "../common/protocol.h"
 
@@ -18,9 +19,14 @@ struct LoadedModule {
   std::size_t tls_bytes = 0;
 };
 
+struct SharedRange {
+  std::size_t offset, bytes;
+};
+
 struct LoadedKernel {
   const LoadedModule* module;
   void (*run)(const char* parameters);
+  std::vector<SharedRange> shared;  // its __shared__ variables in the module's segment
 };
 
 struct Launch {

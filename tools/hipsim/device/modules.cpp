@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../common/hipsim_execution.h"
+#include "../common/shared_usage.h"
 
 namespace hipsim {
 
@@ -47,12 +48,35 @@ void append(std::string& text, const T& record) {
   text.append(reinterpret_cast<const char*>(&record), sizeof record);
 }
 
-std::string symbol_name(const hipsim_kernel& kernel) {
+// A kernel is found by its symbol, unless a name expression gave it a name.
+std::string name_of(const hipsim_kernel& kernel, const std::string& symbol) {
+  return kernel.by_expression || symbol.empty() ? kernel.name : symbol;
+}
+
+std::string symbol_of(const hipsim_kernel& kernel) {
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(kernel.function), &info) && info.dli_sname &&
       info.dli_saddr == reinterpret_cast<void*>(kernel.function))
     return info.dli_sname;
-  return kernel.name;
+  return {};
+}
+
+std::string contents(int descriptor) {
+  std::string bytes(static_cast<std::size_t>(lseek(descriptor, 0, SEEK_END)), '\0');
+  if (pread(descriptor, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    bytes.clear();
+  return bytes;
+}
+
+// The __shared__ variables that a kernel uses: all of the module's where its symbol tells none.
+std::vector<SharedRange> shared_of(const LoadedModule& module, const std::string& symbol,
+                                   const std::map<std::string, std::vector<SharedVariable>>& all) {
+  if (symbol.empty()) return {{0, module.tls_bytes}};
+  std::vector<SharedRange> ranges;
+  if (const auto found = all.find(symbol); found != all.end())
+    for (const SharedVariable& variable : found->second)
+      ranges.push_back({variable.offset, variable.bytes});
+  return ranges;
 }
 }  // namespace
 
@@ -80,20 +104,28 @@ std::string load_module(int descriptor, std::string& error) {
   }
   module.warp = mark->warp;
   find_shared(module);
+  const auto usage = shared_usage(contents(descriptor));
   std::string records;
   std::uint32_t count = 0;
   for (const hipsim_kernel* kernel = *list; kernel; kernel = kernel->next, ++count) {
-    entry->kernels.push_back(std::make_unique<LoadedKernel>(LoadedKernel{&module, kernel->run}));
-    const std::string name = symbol_name(*kernel);
-    append(records, KernelRecord{reinterpret_cast<std::uint64_t>(entry->kernels.back().get()),
-                                 kernel->parameter_count, static_cast<std::uint32_t>(name.size())});
+    const std::string symbol = symbol_of(*kernel), name = name_of(*kernel, symbol);
+    auto loaded = std::make_unique<LoadedKernel>(
+        LoadedKernel{&module, kernel->run, shared_of(module, symbol, usage)});
+    KernelRecord record{};
+    record.kernel = reinterpret_cast<std::uint64_t>(loaded.get());
+    record.parameter_count = kernel->parameter_count;
+    record.name_bytes = static_cast<std::uint32_t>(name.size());
+    for (const SharedRange& range : loaded->shared)
+      record.shared_bytes += static_cast<std::uint32_t>(range.bytes);
+    append(records, record);
     for (std::uint32_t i = 0; i < kernel->parameter_count; ++i)
       append(records, ParameterRecord{kernel->parameters[i].offset, kernel->parameters[i].size});
     records += name;
+    entry->kernels.push_back(std::move(loaded));
   }
   const auto id = reinterpret_cast<std::uint64_t>(entry.get());
   std::string description;
-  append(description, ModuleRecord{id, count, static_cast<std::uint32_t>(module.tls_bytes)});
+  append(description, ModuleRecord{id, count, 0});
   modules[id] = std::move(entry);
   return description + records;
 }

@@ -13,7 +13,9 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "../common/protocol.h"
 #include "../common/rtc_program.h"
+#include "../common/shared_usage.h"
 #include "rtc_scan.h"
 
 extern char** environ;
@@ -146,11 +148,17 @@ Words translate(const Words& options) {
   return made;
 }
 
+void append(Words& words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
 Words target_flags() {
-  Words flags{"-fPIC", "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti",
-              "-fno-math-errno"};
+  Words flags{"-fPIC",           "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti",
+              "-fno-math-errno", "-fstack-clash-protection"};
   if (!compiler().clang)
     flags.push_back("-fno-gnu-unique");  // unique symbols keep modules from being unloaded
+  if (const char* bounds = std::getenv("HIPSIM_BOUNDS"); bounds && *bounds == '1')
+    append(flags, {"-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"});
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c"))
@@ -159,9 +167,16 @@ Words target_flags() {
   return flags;
 }
 
-void append(Words& words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
+// The text with the user's own names for files, not where they lay for a moment.
+std::string without(std::string text, const std::vector<fs::path>& directories) {
+  for (const fs::path& directory : directories) {
+    const std::string prefix = directory.string() + "/";
+    for (std::size_t at = 0; (at = text.find(prefix, at)) != std::string::npos;)
+      text.erase(at, prefix.size());
+  }
+  return text;
 }
+
 }  // namespace
 
 hiprtcResult compile(Program& program, const Words& options) {
@@ -186,29 +201,36 @@ hiprtcResult compile(Program& program, const Words& options) {
     write(headers / relative, text);
   }
   write(source, program.source + "\n");
+  const std::vector<fs::path> directories{source.parent_path(), headers, scratch.path()};
   Words preprocess = common;
   append(preprocess, {"-E", "-I", headers.string(), "-I", header_directory().string(), "-include",
                       "hipsim_device.h", source.string(), "-o", expanded.string()});
   int status = run(preprocess, log);
   if (status == 0) {
-    std::string text = register_kernels(read(expanded));
-    for (const std::string& expression : program.expressions)
-      text += "\nstatic const bool hipsim_expression_" +
-              std::to_string(&expression - program.expressions.data()) + " = ::hipsim_register<&" +
-              expression + ">(\"" + expression + "\");";
+    std::string text = without(register_kernels(read(expanded)), directories);
+    for (std::size_t i = 0; i < program.expressions.size(); ++i)
+      text += "\nstatic const bool hipsim_expression_" + std::to_string(i) +
+              " = ::hipsim_register<&" + program.expressions[i] + ">(\"" + program.expressions[i] +
+              "\", true);";
     write(expanded, text);
     Words build = common;
-    append(build, {"-shared", expanded.string(), "-o", object.string(), "-lm"});
+    append(build,
+           {"-shared", "-Wl,--emit-relocs", expanded.string(), "-o", object.string(), "-lm"});
     status = run(build, log);
   }
   program.log = read(log);
-  // The user's names, not where they lay for a moment.
-  for (const fs::path& directory : {source.parent_path(), headers, scratch.path()})
-    for (std::size_t at; (at = program.log.find(directory.string() + "/")) != std::string::npos;)
-      program.log.erase(at, directory.string().size() + 1);
+  program.log = without(program.log, directories);
   if (status != 0) return HIPRTC_ERROR_COMPILATION;
   program.code = read(object);
-  return HIPRTC_SUCCESS;
+  for (const auto& [function, variables] : shared_usage(program.code)) {
+    std::uint64_t bytes = 0;
+    for (const SharedVariable& variable : variables) bytes += variable.bytes;
+    if (bytes <= kMaxSharedBytes || starts_with(function, "_ZN12hipsim_entry")) continue;
+    program.log += "error: " + function + " uses " + std::to_string(bytes) +
+                   " bytes of shared memory, a block has " + std::to_string(kMaxSharedBytes) + "\n";
+    program.code.clear();
+  }
+  return program.code.empty() ? HIPRTC_ERROR_COMPILATION : HIPRTC_SUCCESS;
 }
 
 std::pair<int, int> compiler_version() {

@@ -45,7 +45,7 @@ hipDeviceProp_tR0600 properties_of(const Device& device) {
   made.concurrentKernels = made.asyncEngineCount = made.streamPrioritiesSupported = 1;
   made.pciDomainID = 0;
   made.pciBusID = device.id + 1;
-  made.hostRegisterSupported = 1;
+  made.hostRegisterSupported = made.memoryPoolsSupported = 1;
   made.arch = 0x0ffff;
   return made;
 }
@@ -106,10 +106,15 @@ hipError_t set_peer(const char* call, int peer, bool enable) {
     Device& device = runtime.current();
     const Device& other = device_of(runtime, peer);
     require(other.id != device.id, hipErrorInvalidDevice);
-    auto enabled = device.peers[static_cast<std::size_t>(peer)];
-    if (enabled == enable)
+    const auto number = static_cast<std::size_t>(peer);
+    if (device.peers[number] == enable)
       return enable ? hipErrorPeerAccessAlreadyEnabled : hipErrorPeerAccessNotEnabled;
-    device.peers[static_cast<std::size_t>(peer)] = enable;
+    device.peers[number] = enable;
+    device.start();
+    if (enable)
+      device.engine.map(*other.memory);
+    else
+      device.engine.hide(*other.memory);
     return hipSuccess;
   });
 }

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -70,6 +71,7 @@ void Engine::dead(const char* doing) {
   std::string text = std::string("the device process died while it was to ") + doing;
   int status = 0;
   if (process_ > 0 && waitpid(process_, &status, WNOHANG) == process_) {
+    reaped_ = true;
     if (WIFSIGNALED(status)) text += std::string(" (") + strsignal(WTERMSIG(status)) + ")";
     if (WIFEXITED(status)) text += " (exit status " + std::to_string(WEXITSTATUS(status)) + ")";
   }
@@ -87,11 +89,14 @@ Reply Engine::ask(const R& request, int descriptor) {
 
 void Engine::map(const Arena& arena) {
   std::lock_guard lock(mutex_);
-  MapRequest request;
-  request.base = arena.base();
-  request.bytes = arena.bytes();
-  const Reply reply = ask(request, arena.descriptor());
-  if (reply.outcome != Outcome::ok) throw EngineError(reply.text);
+  if (std::find(mapped_.begin(), mapped_.end(), &arena) == mapped_.end()) {
+    MapRequest request;
+    request.base = arena.base();
+    request.bytes = arena.bytes();
+    const Reply reply = ask(request, arena.descriptor());
+    if (reply.outcome != Outcome::ok) throw EngineError(reply.text);
+    mapped_.push_back(&arena);
+  }
   for (const Allocation& allocation : arena.live()) {
     ProtectRequest open;
     open.accessible = 1;
@@ -100,6 +105,8 @@ void Engine::map(const Arena& arena) {
     ask(open);
   }
 }
+
+void Engine::hide(const Arena& arena) { protect(arena.base(), arena.bytes(), false); }
 
 void Engine::protect(std::uintptr_t base, std::size_t bytes, bool accessible) {
   std::lock_guard lock(mutex_);
@@ -133,12 +140,13 @@ ModuleDescription Engine::load(int descriptor, std::string& error) {
   };
   ModuleRecord module;
   take(module);
-  ModuleDescription description{module.module, module.shared_bytes, {}};
+  ModuleDescription description{module.module, {}};
   for (std::uint32_t i = 0; i < module.kernel_count; ++i) {
     KernelRecord kernel;
     take(kernel);
     KernelDescription& made = description.kernels.emplace_back();
     made.kernel = kernel.kernel;
+    made.shared_bytes = kernel.shared_bytes;
     made.parameters.resize(kernel.parameter_count);
     for (ParameterRecord& parameter : made.parameters) take(parameter);
     made.name.assign(at, kernel.name_bytes);
@@ -186,8 +194,10 @@ Reply Engine::launch(int connection, const LaunchRequest& request) {
 void Engine::stop() {
   std::lock_guard lock(mutex_);
   if (!running()) return;
-  kill(process_, SIGKILL);
-  waitpid(process_, nullptr, 0);
+  if (!reaped_) {
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
   close(control_);
   process_ = -1;
   control_ = -1;

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <atomic>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -22,12 +23,12 @@ struct EngineError : std::runtime_error {
 struct KernelDescription {
   std::string name;
   std::uint64_t kernel;
+  std::uint32_t shared_bytes;
   std::vector<ParameterRecord> parameters;
 };
 
 struct ModuleDescription {
   std::uint64_t module;
-  std::uint32_t shared_bytes;
   std::vector<KernelDescription> kernels;
 };
 
@@ -37,7 +38,9 @@ class Engine {
   void start(const std::vector<Arena*>& arenas);
   bool running() const { return process_ > 0; }
 
+  // Let the device reach an arena, which is its own, pinned memory or a peer's; or no longer.
   void map(const Arena& arena);
+  void hide(const Arena& arena);
   void protect(std::uintptr_t base, std::size_t bytes, bool accessible);
   // An object that is no module of ours: an empty description and the reason in `error`.
   ModuleDescription load(int descriptor, std::string& error);
@@ -56,7 +59,9 @@ class Engine {
   [[noreturn]] void dead(const char* doing);
 
   std::mutex mutex_;
+  std::vector<const Arena*> mapped_;
   pid_t process_ = -1;
+  std::atomic<bool> reaped_{false};
   int control_ = -1;
 };
 

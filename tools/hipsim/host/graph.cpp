@@ -83,7 +83,10 @@ HIPSIM_API hipError_t hipGraphNodeGetType(hipGraphNode_t node, hipGraphNodeType*
 }
 
 HIPSIM_API hipError_t hipGraphInstantiate(hipGraphExec_t* executable, hipGraph_t graph,
-                                          hipGraphNode_t*, char*, std::size_t) {
+                                          hipGraphNode_t* error_node, char* log,
+                                          std::size_t log_bytes) {
+  if (error_node) *error_node = nullptr;
+  if (log && log_bytes) *log = 0;
   return instantiate("hipGraphInstantiate", executable, graph);
 }
 

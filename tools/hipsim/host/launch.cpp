@@ -9,8 +9,6 @@
 namespace hipsim {
 
 namespace {
-constexpr std::uint64_t kMaxSharedBytes = 64 * 1024;
-
 [[noreturn]] void refuse(const Function& function, hipError_t error, const char* format,
                          auto... values) {
   char text[300];
@@ -33,10 +31,10 @@ void check_dimensions(const Function& function, Dim grid, Dim block, unsigned sh
     refuse(function, hipErrorInvalidConfiguration,
            "grid (%u,%u,%u) of blocks (%u,%u,%u) has 2^32 threads or more in a dimension", grid.x,
            grid.y, grid.z, block.x, block.y, block.z);
-  if (shared_bytes > kMaxSharedBytes)
+  if (shared_bytes > kMaxSharedBytes - function.shared_bytes)
     refuse(function, hipErrorInvalidValue,
-           "%u bytes of dynamic shared memory; at most %llu are possible", shared_bytes,
-           static_cast<unsigned long long>(kMaxSharedBytes));
+           "%u bytes of dynamic and %u of static shared memory; a block has %llu", shared_bytes,
+           function.shared_bytes, static_cast<unsigned long long>(kMaxSharedBytes));
 }
 
 // The parameters as one buffer in the kernel's layout.
@@ -94,6 +92,9 @@ hipError_t report_fault(const Function& function, const Reply& fault) {
     const Device* owner = runtime.owner(address);
     std::string what = "host memory, or no memory at all";
     if (owner) what = owner->memory->describe(fault.address);
+    if (owner && owner != function.module->device)
+      what += ", which device " + std::to_string(function.module->device->id) +
+              " may only touch with peer access";
     if (runtime.pinned->owns(fault.address)) what = runtime.pinned->describe(fault.address);
     report("kernel %s, %s: illegal access of %p: %s", name, where(fault).c_str(), address,
            what.c_str());
@@ -127,6 +128,10 @@ hipError_t check_parameters(const Function& function, const LaunchRequest& reque
 
 hipError_t run(Stream& stream, const Function& function, const LaunchRequest& request) {
   Engine& engine = stream.device->engine;
+  if (function.module->unloaded) {
+    report("kernel %s of a module that is unloaded", function.name.c_str());
+    return hipErrorInvalidHandle;
+  }
   if (stream.connection < 0) stream.connection = engine.connect();
   const Reply reply = engine.launch(stream.connection, request);
   if (reply.outcome != Outcome::ok) return report_fault(function, reply);

@@ -60,13 +60,13 @@ hipError_t load(const char* call, hipModule_t* handle, const void* image) {
   auto module = std::make_shared<Module>();
   module->device = &device;
   module->id = description.module;
-  module->shared_bytes = description.shared_bytes;
   std::lock_guard lock(mutex);
   for (const KernelDescription& kernel : description.kernels) {
     auto function = std::make_unique<Function>();
     function->name = kernel.name;
     function->module = module.get();
     function->kernel = kernel.kernel;
+    function->shared_bytes = kernel.shared_bytes;
     function->parameters = kernel.parameters;
     if (!kernel.parameters.empty())
       function->parameter_bytes = kernel.parameters.back().offset + kernel.parameters.back().size;
@@ -132,6 +132,7 @@ HIPSIM_API hipError_t hipModuleUnload(hipModule_t handle) {
     std::lock_guard lock(mutex);
     for (const auto& [name, function] : module->functions) functions.erase(function.get());
     modules.erase(handle);
+    module->unloaded = true;
     module->device->engine.unload(module->id);
     return hipSuccess;
   });
@@ -166,54 +167,5 @@ HIPSIM_API hipError_t hipModuleGetGlobal(void** pointer, std::size_t* bytes, hip
         "hipModuleGetGlobal(%s): the simulator gives global variables of modules no device address",
         name);
     return hipErrorNotFound;
-  });
-}
-
-HIPSIM_API hipError_t hipFuncGetAttribute(int* value, hipFunction_attribute attribute,
-                                          hipFunction_t handle) {
-  return api("hipFuncGetAttribute", kDevice, [&](Runtime&) {
-    require(value);
-    const auto function = function_of(handle);
-    switch (attribute) {
-      case HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; return hipSuccess;
-      case HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
-        *value = static_cast<int>(function->module->shared_bytes);
-        return hipSuccess;
-      case HIP_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
-      case HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
-      case HIP_FUNC_ATTRIBUTE_NUM_REGS: *value = 0; return hipSuccess;
-      case HIP_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 10; return hipSuccess;
-      case HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-        *value = function->max_dynamic_shared;
-        return hipSuccess;
-    }
-    return hipErrorInvalidValue;
-  });
-}
-
-HIPSIM_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
-                                                                         hipFunction_t handle,
-                                                                         int block_size,
-                                                                         std::size_t shared_bytes) {
-  return api("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", kDevice, [&](Runtime&) {
-    require(blocks && block_size > 0);
-    function_of(handle);
-    const std::size_t by_threads =
-        block_size <= 1024 ? 2048 / static_cast<std::size_t>(block_size) : 0;
-    const std::size_t by_shared = shared_bytes ? 65536 / shared_bytes : by_threads;
-    *blocks = static_cast<int>(by_threads < by_shared ? by_threads : by_shared);
-    return hipSuccess;
-  });
-}
-
-HIPSIM_API hipError_t hipModuleOccupancyMaxPotentialBlockSize(int* grid_size, int* block_size,
-                                                              hipFunction_t handle, std::size_t,
-                                                              int limit) {
-  return api("hipModuleOccupancyMaxPotentialBlockSize", kDevice, [&](Runtime&) {
-    require(grid_size && block_size);
-    function_of(handle);
-    *block_size = limit > 0 && limit < 1024 ? limit : 1024;
-    *grid_size = settings().threads * (2048 / *block_size);
-    return hipSuccess;
   });
 }

@@ -12,16 +12,16 @@ namespace hipsim {
 struct Function {
   std::string name;
   Module* module = nullptr;
-  std::uint64_t kernel = 0;
+  std::uint64_t kernel = 0;  // in the device process
   std::vector<ParameterRecord> parameters;
   std::size_t parameter_bytes = 0;  // up to the last parameter's end
-  int max_dynamic_shared = 64 * 1024;
+  std::uint32_t shared_bytes = 0;   // of its __shared__ variables
 };
 
 struct Module {
   Device* device = nullptr;
   std::uint64_t id = 0;  // in the device process
-  std::uint32_t shared_bytes = 0;
+  std::atomic<bool> unloaded{false};
   std::map<std::string, std::unique_ptr<Function>> functions;
 };
 

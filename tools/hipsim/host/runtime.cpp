@@ -53,9 +53,11 @@ Runtime::Runtime() {
     device->memory =
         std::make_unique<Arena>("device " + std::to_string(id),
                                 kBase + static_cast<std::uintptr_t>(id + 1) * kApart, false);
-    device->memory->on_change = [raw = device.get()](std::uintptr_t begin, std::size_t bytes,
-                                                     bool accessible) {
-      raw->engine.protect(begin, bytes, accessible);
+    device->memory->on_change = [this, id](std::uintptr_t begin, std::size_t bytes,
+                                           bool accessible) {
+      for (const auto& each : devices)
+        if (each->id == id || each->peers[static_cast<std::size_t>(id)])
+          each->engine.protect(begin, bytes, accessible);
     };
     device->null_stream = std::make_shared<Stream>();
     device->null_stream->device = device.get();

@@ -44,6 +44,7 @@ void run_next(Stream& stream, std::unique_lock<std::mutex>& lock) {
     } catch (const EngineError& thrown) {
       report("%s", thrown.what());
       error = thrown.timed_out ? hipErrorLaunchTimeOut : hipErrorUnknown;
+      device.engine.stop();  // whatever it is at
     }
     // What was valid when it was submitted has been freed since.
     if (error == hipErrorInvalidValue) error = hipErrorIllegalAddress;

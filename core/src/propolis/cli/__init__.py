@@ -4,7 +4,8 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``lock --check``).
+- 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``drift``,
+  ``lock --check``, ``op-matrix --check``, ``replay``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.
@@ -12,7 +13,7 @@ Exit codes:
 
 Other distributions add commands through the entry-point group
 ``propolis.commands``; each names a click command.  What such commands share with
-ours is exported here: ``settings``, ``json_option``, ``print_json``.
+ours is exported here: ``settings``, ``json_option``, ``print_json``, ``print_table``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import importlib_metadata
 from propolis import __version__
 from propolis.cli._common import json_option
 from propolis.cli._common import print_json
+from propolis.cli._common import print_table
 from propolis.cli._common import settings
 from propolis.cli.conformance import conformance
 from propolis.cli.doctor import doctor
@@ -38,7 +40,9 @@ from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.cli.lock import lock
 from propolis.cli.new_plugin import new_plugin
+from propolis.cli.op_matrix import op_matrix
 from propolis.cli.quarantine import quarantine
+from propolis.cli.replay import replay
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.plugins.loader import describe
@@ -157,9 +161,11 @@ for _command in (
     explain,
     lock,
     new_plugin,
+    op_matrix,
     ops,
     plugins,
     quarantine,
+    replay,
 ):
     cli.add_command(_command)
 
@@ -216,4 +222,4 @@ def _debug_setting() -> bool:
         return False  # the settings are what failed, and the message names them
 
 
-__all__ = ["cli", "json_option", "main", "print_json", "settings"]
+__all__ = ["cli", "json_option", "main", "print_json", "print_table", "settings"]

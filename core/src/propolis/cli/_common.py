@@ -32,14 +32,16 @@ def settings(ctx: click.Context, **more: Any) -> Config:
     Raises:
         ConfigError: a setting is wrong.
     """
-    from propolis import log  # noqa: PLC0415  (structlog only when a command runs)
+    from propolis import events  # noqa: PLC0415  (structlog only when a command runs)
+    from propolis import log  # noqa: PLC0415
     from propolis.config import Config  # noqa: PLC0415
     from propolis.config import unknown_variables  # noqa: PLC0415
 
-    config = Config.load(**(ctx.obj or {}), **more)
+    given = {name: value for name, value in more.items() if value is not None}
+    config = Config.load(**{**(ctx.obj or {}), **given})
     log.configure(config)
     for name, near in unknown_variables(os.environ):
-        log.get_logger().warning("config.unknown_variable", name=name, did_you_mean=near)
+        events.CONFIG_UNKNOWN_VARIABLE.emit(name=name, did_you_mean=near)
     return config
 
 

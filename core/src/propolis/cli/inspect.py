@@ -180,7 +180,8 @@ def _print_trace(trace: Trace, spec: OpSpec) -> None:
     kinds = ", ".join(f"{p}={d}" for p, d in zip(spec.dtypes, trace.key, strict=True))
     click.echo(f"{trace.op} ({kinds}) on {trace.device}: {_server(trace)}")
     for verdict in trace.verdicts:
-        click.echo(f"  {verdict.status}: {verdict.impl.provenance}: {verdict.reason}")
+        who = f"{verdict.impl.provenance} {verdict.impl.variant}".rstrip()
+        click.echo(f"  {verdict.status}: {who}: {verdict.reason}")
         if verdict.impl.notes and verdict.status == "winner":
             click.echo(f"          {verdict.impl.notes}")
     if trace.split is not None:
@@ -221,6 +222,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
                 "plugin": v.impl.provenance.plugin if v.impl.provenance else None,
                 "distribution": v.impl.provenance.distribution if v.impl.provenance else None,
                 "version": v.impl.provenance.version if v.impl.provenance else None,
+                "variant": v.impl.variant,
                 "priority": v.impl.priority,
                 "status": v.status,
                 "reason": v.reason,

@@ -10,16 +10,26 @@ import click
 @click.command("new-plugin")
 @click.argument("name")
 @click.option(
+    "--device",
+    "kind",
+    metavar="KIND",
+    help="Bring a new kind of device; ops for the CPU unless given.",
+)
+@click.option(
     "--in",
     "parent",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=".",
     help="The folder to make it in; the current one unless given.",
 )
-def new_plugin(name: str, parent: Path) -> None:
+def new_plugin(name: str, kind: str | None, parent: Path) -> None:
     """Write the distribution of a new plugin called NAME, ready to install and test."""
     from propolis.scaffold import create  # noqa: PLC0415  (not for --help)
 
-    for path in create(name, parent):
+    written = create(name, parent, kind)
+    for path in written:
         click.echo(path)
-    click.echo(f"next: pip install -e {path.parents[1]} && propolis plugins", err=True)
+    folder = written[0].parent
+    # pip takes a bare word for a name to look up.
+    where = folder if folder.is_absolute() else f"./{folder}"
+    click.echo(f"next: pip install -e '{where}[test]'", err=True)

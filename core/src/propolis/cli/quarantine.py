@@ -34,7 +34,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     print_table(
         ("op", "plugin", "version", "device", "reason"),
         (
-            (e.op, e.source.plugin, e.source.version, f"{e.kind} {e.arch}", e.reason)
+            (e.label, e.source.plugin, e.source.version, f"{e.kind} {e.arch}", e.reason)
             for e in entries
         ),
     )
@@ -46,12 +46,23 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
     """Let implementations back; all of them unless an option says which."""
+    from propolis import events  # noqa: PLC0415
     from propolis.plugins.discovery import normalize  # noqa: PLC0415
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415
 
     wanted = normalize(plugin) if plugin is not None else None
     gone = QuarantineFile(settings(ctx).cache_dir).clear(wanted, op)
     for entry in gone:
-        click.echo(f"let back: {entry.op} of {entry.source} on {entry.kind} {entry.arch}")
+        events.QUARANTINE_CLEARED.emit(
+            op=entry.op,
+            dtypes=",".join(entry.dtypes),
+            variant=entry.variant,
+            plugin=entry.source.plugin,
+            distribution=entry.source.distribution,
+            version=entry.source.version,
+            kind=entry.kind,
+            arch=entry.arch,
+        )
+        click.echo(f"let back: {entry.label} of {entry.source} on {entry.kind} {entry.arch}")
     if not gone:
         click.echo("nothing to let back")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from propolis.conformance.lay import Lay
 from propolis.layout import Layout
-from propolis.layout import row_major
 from propolis.tensor import Tensor
 
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # A multiple of every alignment that kernels ask for.
 GUARD = 256
 
+CONTIGUOUS = Lay()
+
 
 class Placed:
     """
@@ -31,11 +33,12 @@ class Placed:
         tensor: the tensor.
     """
 
-    def __init__(self, device: Device, dtype: DType, shape: Shape, how: str, fill: int) -> None:
+    def __init__(self, device: Device, dtype: DType, shape: Shape, lay: Lay, fill: int) -> None:
         units = (*shape[:-1], shape[-1] // dtype.block_size) if shape else ()
-        strides, extra = _strides(units, how if not dtype.is_block else _whole(how))
+        lay = lay.whole_blocks() if dtype.is_block else lay
+        strides = lay.strides(units)
         guard = GUARD // dtype.block_bytes if not dtype.is_block else 64
-        start = guard + extra
+        start = guard + lay.offset
         reach = Layout(units, strides).extent
         self._bytes = np.full((start + reach + guard) * dtype.block_bytes, fill, np.uint8)
         self._units, self._strides = units, tuple(s * dtype.block_bytes for s in strides)
@@ -90,9 +93,9 @@ class Placed:
         return now == (self._was[0], self._was[1], self._was[3]) and t.storage is self._was[2]
 
 
-def place(device: Device, value: Value, how: str = "contiguous") -> Placed:
+def place(device: Device, value: Value, lay: Lay = CONTIGUOUS) -> Placed:
     """A drawn tensor on the device."""
-    placed = Placed(device, value.dtype, value.shape, how, 0xFF)
+    placed = Placed(device, value.dtype, value.shape, lay, 0xFF)
     placed.write(value)
     return placed
 
@@ -103,28 +106,3 @@ def repeat(value: Value) -> Value:
         return value
     array = np.broadcast_to(value.array[:1], value.array.shape).copy()
     return replace(value, array=array)
-
-
-def _whole(how: str) -> str:
-    """Blocks are whole along rows: what would cut them becomes gaps between rows."""
-    return {"permuted": "rows", "step": "rows", "gaps": "rows"}.get(how, how)
-
-
-def _strides(units: Shape, how: str) -> tuple[Shape, int]:
-    """Strides for a layout, and how far the first element moves."""
-    plain = row_major(units)
-    if how == "offset":
-        return plain, 3
-    if not units:
-        return plain, 0
-    if how == "permuted":
-        return tuple(reversed(row_major(units[::-1]))), 0
-    if how == "repeated":
-        return (0, *plain[1:]), 0
-    if how == "step":
-        return tuple(2 * s for s in plain), 0
-    if how == "gaps":
-        return row_major(tuple(n + 1 for n in units)), 1
-    if how == "rows":
-        return row_major((*units[:-1], units[-1] + 1)), 0
-    return plain, 0

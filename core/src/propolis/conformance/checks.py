@@ -10,10 +10,11 @@ Each check has a name, which reports and ``--expect`` readers rely on:
 - ``inputs``: no byte of an input is changed.
 - ``contract``: the tensors handed over keep shape, dtype and memory.
 - ``determinism``: equal inputs give equal bits, where declared.
-- ``in_place``: the output may be the first input, where declared.
+- ``in_place``: the output may be any input of its shape, where declared.
 - ``capture``: no allocation and no wait, and a replay repeats the call, where declared.
 - ``leak``: no memory stays behind.
-- ``errors``: misuse raises an OpError.
+- ``workspace``: it allocates no more on the device than it declares.
+- ``errors``: misuse raises the op's OpError, and the device stays usable.
 - ``aborted``, ``hung``: the process ended, or gave no sign of life.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from propolis.conformance.arena import CONTIGUOUS
 from propolis.conformance.arena import Placed
 from propolis.conformance.arena import place
 from propolis.conformance.arena import repeat
@@ -37,6 +39,8 @@ from propolis.errors import OpError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from propolis.conformance.cases import Case
     from propolis.conformance.inputs import Recipe
     from propolis.conformance.inputs import Value
@@ -104,17 +108,16 @@ class Bench:
         except (KeyError, ValueError) as exc:
             raise NotValidError(str(exc)) from exc
         target = next(iter(values)) if spec.mutates else None
-        how = "contiguous" if case.layout == "aliased" else case.layout
         placed: dict[str, Placed] = {}
         for name, value in values.items():
-            if how == "repeated" and name != target:
+            lay = case.lay(name, len(value.shape), target=name == target)
+            if lay.repeat:
                 values[name] = repeat(value)
-            elsewhere = "contiguous" if name == target and how == "repeated" else how
             twin = next((n for n in placed if _alike(values[n], value) and n != target), None)
             if case.layout == "aliased" and twin is not None:
                 values[name], placed[name] = values[twin], placed[twin]
             else:
-                placed[name] = place(device, values[name], elsewhere)
+                placed[name] = place(device, values[name], lay)
         made = cls(subject, unit, log, values, dict(case.attributes), placed, [])
         args, kwargs = made.arguments()
         try:
@@ -125,21 +128,37 @@ class Bench:
             made.metas = list(metas) if spec.outputs > 1 else [metas]
         return made
 
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """As the op takes them."""
-        tensors = {name: placed.tensor for name, placed in self.placed.items()}
+    def arguments(
+        self, instead: Mapping[str, Placed] | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """As the op takes them, some tensors replaced."""
+        placed = {**self.placed, **(instead or {})}
+        tensors = {name: each.tensor for name, each in placed.items()}
         return arranged(self.unit.spec, {**tensors, **self.attributes})
 
     def expected(self, recipe: Recipe) -> Truth:
         """The truth for this case."""
         given = self.values, self.attributes, self.subject.oracle
         fixed = {n for n, t in recipe.tensors.items() if t.dtype and t.dtype[0] != "="}
-        return truth(self.unit.spec, *given, linear=recipe.linear, fixed=fixed)
+        return truth(self.unit.spec, *given, fixed=fixed)
+
+    def differs(self, expected: Truth, i: int, result: Array, dtype: DType) -> None:
+        """
+        Judge one output.
+
+        Raises:
+            CheckFailedError: it is not the truth.
+        """
+        spec, exact = self.unit.spec, self.unit.impl.exact
+        given = expected.outputs[i], dtype, expected.magnitudes[i]
+        off = difference(spec, result, *given, exact=exact)
+        if off is not None:
+            raise CheckFailedError(*off)
 
     def outputs(self, fill: int) -> list[Placed]:
         """Fresh outputs full of one byte, guarded."""
         made = [
-            Placed(self.subject.device, dtype, shape, "contiguous", fill)
+            Placed(self.subject.device, dtype, shape, CONTIGUOUS, fill)
             for shape, dtype in self.metas
         ]
         for out in made:
@@ -196,13 +215,42 @@ def check_call(bench: Bench, case: Case) -> str:
         DeclinedError: the implementation takes no such call.
     """
     expected = bench.expected(case.recipe)
+    _check_workspace(bench)
     if bench.unit.spec.mutates:
         _check_mutation(bench, case, expected)
     else:
         _check_outputs(bench, expected)
-        if bench.unit.impl.in_place and case.layout == "contiguous":
+        if bench.unit.impl.in_place and case.layout == "contiguous" and not case.lays:
             _check_in_place(bench, expected)
     return expected.source
+
+
+def _check_workspace(bench: Bench) -> None:
+    """
+    What the implementation allocates through the device, at once, beside its outputs.
+
+    Temporaries that it has on the host (numpy's) are not seen: Python's own allocations
+    cannot be told from them.
+    """
+    outs = bench.outputs(POISONS[0])
+    meter = bench.subject.meter
+    with meter.measuring():
+        bench.call(outs)
+    if bench.unit.spec.mutates:
+        name, target = next(iter(bench.placed.items()))
+        target.write(bench.values[name])
+    declared: Any = bench.unit.impl.workspace
+    if callable(declared):
+        args, kwargs = bench.arguments()
+        bound = declared(*args, **kwargs)
+        if not isinstance(bound, int) or bound < 0:
+            text = f"workspace() returned {bound!r}; it must be a number of bytes"
+            raise CheckFailedError("contract", text)
+    else:
+        bound = declared or 0
+    if meter.peak > bound:
+        text = f"it allocates {meter.peak} bytes on {bench.subject.device.id}; it declares {bound}"
+        raise CheckFailedError("workspace", text)
 
 
 def _check_outputs(bench: Bench, expected: Truth) -> None:
@@ -220,18 +268,14 @@ def _check_outputs(bench: Bench, expected: Truth) -> None:
         if unwritten.any():
             text = f"{np.count_nonzero(unwritten)} bytes of an output {dtype} {shape} keep what was"
             raise CheckFailedError("written", f"{text} there before")
-        off = difference(bench.unit.spec, runs[0][i], expected.outputs[i], dtype, expected.scale)
-        if off is not None:
-            raise CheckFailedError(*off)
+        bench.differs(expected, i, runs[0][i], dtype)
         if bench.unit.impl.deterministic and differs.any():
             text = f"{np.count_nonzero(differs)} bytes differ between two runs; it is declared "
             raise CheckFailedError("determinism", f"{text}deterministic")
     if bench.unit.impl.deterministic:
         return
     for i, (_, dtype) in enumerate(bench.metas):
-        off = difference(bench.unit.spec, runs[1][i], expected.outputs[i], dtype, expected.scale)
-        if off is not None:
-            raise CheckFailedError(off[0], f"in the second run, {off[1]}")
+        bench.differs(expected, i, runs[1][i], dtype)
 
 
 def _check_mutation(bench: Bench, case: Case, expected: Truth) -> None:
@@ -251,26 +295,24 @@ def _check_mutation(bench: Bench, case: Case, expected: Truth) -> None:
     differs = first != second
     if (differs & (first == POISONS[0]) & (second == POISONS[1])).any():
         raise CheckFailedError("written", "elements of the target keep what was there before")
-    spec, dtype = bench.unit.spec, value.dtype
-    off = difference(spec, runs[0], expected.outputs[0], dtype, expected.scale)
-    if off is not None:
-        raise CheckFailedError(*off)
+    bench.differs(expected, 0, runs[0], value.dtype)
     if bench.unit.impl.deterministic and differs.any():
         raise CheckFailedError("determinism", "two runs differ; it is declared deterministic")
 
 
 def _check_in_place(bench: Bench, expected: Truth) -> None:
-    name = next(iter(bench.placed))
-    first = bench.placed[name]
-    if [(first.tensor.shape, first.tensor.dtype)] != bench.metas:
-        return
-    bench.call([first])
-    result, intact = first.read()
-    first.write(bench.values[name])
-    dtype = bench.metas[0][1]
-    off = difference(bench.unit.spec, result, expected.outputs[0], dtype, expected.scale)
-    if off is not None or not intact:
-        raise CheckFailedError("in_place", off[1] if off else "wrote beside the tensor")
+    for name, placed in bench.placed.items():
+        if [(placed.tensor.shape, placed.tensor.dtype)] != bench.metas:
+            continue
+        bench.call([placed])
+        result, intact = placed.read()
+        placed.write(bench.values[name])
+        try:
+            bench.differs(expected, 0, result, bench.metas[0][1])
+        except CheckFailedError as failure:
+            raise CheckFailedError("in_place", f"over {name}: {failure.message}") from None
+        if not intact:
+            raise CheckFailedError("in_place", f"over {name}: wrote beside the tensor")
 
 
 def _check_inputs(bench: Bench, but: str = "") -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 import numpy as np
 
 from propolis import dtypes
+from propolis.conformance.rounding import rounded
 from propolis.ops._spec import EXACT
 
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# What sums of products may lose beside the tolerance: units of the accumulator's last
-# place, times the sum of magnitudes.  f16 and narrower accumulate in f32.
-_ROUNDINGS = 32
-_MAX = {"f64": 1.797e308, "f32": 3.4028235e38, "f16": 65504.0, "bf16": 3.3895e38, "f8e4m3": 448.0}
+LARGEST: Final = {
+    "f64": float(np.finfo(np.float64).max),
+    "f32": float(np.finfo(np.float32).max),
+    "f16": 65504.0,
+    "bf16": float.fromhex("0x1.fep127"),
+    "f8e4m3": 448.0,
+}
 
 
 def difference(
@@ -28,7 +33,9 @@ def difference(
     actual: Array,
     expected: Array,
     dtype: DType,
-    scale: Array | None = None,
+    magnitude: Array | None = None,
+    *,
+    exact: bool = True,
 ) -> tuple[str, str] | None:
     """
     Where a result is wrong: the check that says so and a sentence; None when it is right.
@@ -38,7 +45,8 @@ def difference(
         actual: the result, of ``dtype``.
         expected: f64, or exact integers.
         dtype: the output's.
-        scale: the sum of magnitudes, for linear ops.
+        magnitude: of the terms, for ops that have one.
+        exact: whether the implementation is declared so.
     """
     if actual.shape != expected.shape:
         return "contract", f"shape {actual.shape}, the truth has {expected.shape}"
@@ -46,35 +54,55 @@ def difference(
         wrong = np.asarray(actual != expected.astype(actual.dtype))
         return _describe("values", wrong, actual, expected, "exactly")
     with np.errstate(all="ignore"):
-        return _floats(spec, actual.astype(np.float64), expected, dtype, scale)
+        values, truth = actual.astype(np.float64), expected.astype(np.float64)
+        off, allowed, odd = deviation(spec, values, expected, dtype, magnitude, exact=exact)
+    if odd.any():
+        return _describe("nan_inf", odd, values, truth, f"rounded to {dtype}")
+    rtol, atol = spec.tolerance.get(dtype, EXACT)
+    said = f"within rtol={rtol:g} atol={atol:g}"
+    if magnitude is not None:
+        said += " and what its terms may lose"
+    return _describe("values", np.asarray(off > allowed), values, truth, said)
 
 
-def _floats(
+def deviation(
     spec: OpSpec,
     values: Array,
     expected: Array,
     dtype: DType,
-    scale: Array | None,
-) -> tuple[str, str] | None:
-    expected = expected.astype(np.float64)
-    rounded = expected.astype(dtype.numpy).astype(np.float64)
-    tolerance = spec.tolerance.get(dtype, EXACT)
+    magnitude: Array | None = None,
+    *,
+    exact: bool = True,
+) -> tuple[Array, Array, Array]:
+    """
+    How far each element of a floating-point result is off.
+
+    Args:
+        spec: whose tolerance holds.
+        values: the result in f64.
+        expected: f64, or exact integers.
+        dtype: the output's.
+        magnitude: of the terms, for ops that have one.
+        exact: whether the implementation is declared so.
+
+    Returns:
+        The distance from the truth (0 where either is not finite), the distance that is
+        allowed, and where NaN or an infinity is wrong or missing.
+    """
+    nearest, truth = rounded(expected, dtype), expected.astype(np.float64)
+    allowed = spec.allowed(dtype, truth, magnitude, exact=exact)
     # At the end of the range an error within tolerance decides between finite and not.
-    edge = np.abs(expected) >= _MAX[dtype.name] * (1 - tolerance.rtol)
-    edge &= np.isfinite(expected) & (tolerance.rtol > 0)
-    odd = ~(np.isfinite(rounded) & np.isfinite(values)) & ~edge
-    same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
-    wrong = np.asarray(odd & ~same)
-    if wrong.any():
-        return _describe("nan_inf", wrong, values, expected, "rounded to " + dtype.name)
+    edge = np.isfinite(truth) & (allowed > 0) & (np.abs(truth) + allowed >= LARGEST[dtype.name])
+    beyond = np.isnan(values) if dtype is dtypes.f8e4m3 else np.isinf(values)
+    same = (values == nearest) | (np.isnan(values) & np.isnan(nearest)) | (edge & beyond)
+    finite = np.isfinite(nearest) & np.isfinite(values)
+    odd = ~finite & ~same & ~(edge & np.isfinite(values))
     # The nearest number of the dtype is right, however far from the truth that is.
-    off = np.minimum(np.abs(values - expected), np.abs(values - rounded))
-    allowed = tolerance.atol + tolerance.rtol * np.abs(expected)
-    said = f"within rtol={tolerance.rtol:g} atol={tolerance.atol:g}"
-    if scale is not None:
-        ulp = 2.0**-53 if dtype is dtypes.f64 else 2.0**-24
-        allowed = allowed + _ROUNDINGS * ulp * np.broadcast_to(scale, expected.shape)
-    return _describe("values", np.asarray((off > allowed) & ~odd & ~edge), values, expected, said)
+    off = np.minimum(np.abs(values - truth), np.abs(values - nearest))
+    # What is rounded to infinity may as well be the largest number, at the edge.
+    allowed = allowed + np.where(edge, LARGEST[dtype.name] * 2.0**-4, 0.0)
+    judged = finite | (edge & np.isfinite(values))
+    return np.asarray(np.where(judged, off, 0.0)), allowed, np.asarray(odd)
 
 
 def _describe(

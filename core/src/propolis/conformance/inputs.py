@@ -8,18 +8,25 @@ every variant.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from propolis import dtypes
+from propolis.conformance.compare import LARGEST
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.ops._spec import OpSpec
@@ -27,6 +34,9 @@ if TYPE_CHECKING:
 Sizes = Mapping[str, int]
 
 LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0}
+
+# Domains that are not numbers to compute with but places.
+INDICES = frozenset({"index", "distinct", "masked", "length", "starts"})
 
 # Bytes at which the f16 scales of each block format lie: random bits there would be NaN.
 _SCALES = {
@@ -50,10 +60,15 @@ class T:
     One tensor of a recipe.
 
     Attributes:
-        dims: its dimensions: ``"b t h*2 8"`` is sizes b and t, twice h, and 8.
+        dims: its dimensions: ``"b t h*2 n+1 8"`` is sizes b and t, twice h, one more than
+            n, and 8.
         dtype: a name, or of another parameter (``"=x"``); empty for the dispatch key's
             or, where the op does not dispatch on it, the first parameter's.
-        domain: ``values``, ``positive``, ``index:v`` (in [0, v)) or ``distinct:v``.
+        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``mask``, -inf
+            among values; ``cache``, NaN where ``kv_len`` says that nothing was written yet;
+            ``index:v``, in [0, v); ``distinct:v``, and no two in a row equal; ``masked:v``,
+            some the largest of their dtype; ``length:v``, in [0, v]; ``starts:v``,
+            ascending from 0 to v.
     """
 
     dims: str
@@ -72,27 +87,30 @@ class Recipe:
             None leaves that tensor out.
         sizes: of dimensions that need certain sizes.
         deep: sizes for a long sum, which narrow accumulators get wrong.
-        linear: products and sums: rounding errors grow with the sum of magnitudes.
         nonempty: dimensions that are never empty.
         overwrites: a mutating op that writes every element of its target.
         special: whether NaN and infinities mean something in its inputs.
+        denormal: whether numbers below the normal range mean something in its inputs.
+        ties: an order or a choice, which equal elements put to the test.
+        extreme: element by element, so that the largest finite numbers have one answer.
     """
 
     tensors: Mapping[str, T]
     attributes: tuple[Mapping[str, Any], ...] = ({},)
     sizes: Sizes = field(default_factory=dict)
     deep: Sizes = field(default_factory=dict)
-    linear: bool = False
     nonempty: str = ""
     overwrites: bool = False
     special: bool = True
+    denormal: bool = True
+    ties: bool = False
+    extreme: bool = False
 
     @property
     def dims(self) -> list[str]:
         """The letters, in order of appearance."""
-        tokens = " ".join(t.dims for t in self.tensors.values()).split()
-        names = (token.partition("*")[0] for token in tokens)
-        return list(dict.fromkeys(name for name in names if not name.isdigit()))
+        names = re.findall("[a-z]", " ".join(t.dims for t in self.tensors.values()))
+        return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +137,16 @@ class Value:
             return self.array.astype(np.float64)
 
 
+def size_of(token: str, sizes: Sizes) -> int:
+    """What ``"h*2"``, ``"n*g"``, ``"b+1"`` or ``"8"`` stands for."""
+    product, _, more = token.partition("+")
+    size = math.prod(int(t) if t.isdigit() else sizes[t] for t in product.split("*"))
+    return size + int(more or 0)
+
+
 def shape_of(tensor: T, sizes: Sizes, block: int = 1) -> Shape:
     """The shape that the letters stand for."""
-    shape = []
-    for token in tensor.dims.split():
-        name, _, factor = token.partition("*")
-        shape.append((int(name) if name.isdigit() else sizes[name]) * int(factor or 1))
+    shape = [size_of(token, sizes) for token in tensor.dims.split()]
     if block > 1 and shape[-1] % block:
         shape[-1] *= block
     return tuple(shape)
@@ -167,26 +189,40 @@ def draw(
     domain, _, bound = tensor.domain.partition(":")
     if dtype.is_block:
         return Value(_blocks(shape, dtype, rng), dtype, shape)
-    if domain in ("index", "distinct"):
-        return Value(_indices(domain, shape, _bound(bound, sizes), dtype, rng), dtype, shape)
+    if domain in INDICES:
+        return Value(_indices(domain, shape, size_of(bound, sizes), dtype, rng), dtype, shape)
     if dtype.is_integer:
         return Value(_integers(shape, dtype, values, rng), dtype, shape)
     if domain == "positive" or values == "positive":
         return Value(np.asarray(rng.uniform(0, 1, shape)).astype(dtype.numpy), dtype, shape)
-    numbers = np.asarray(rng.normal(0, 1, shape))
-    if values == "large":
-        numbers = numbers * LARGE[dtype.name]
-    elif values == "special" and numbers.size:
-        odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
-        chosen = rng.uniform(size=shape) < 0.2
-        numbers = np.where(chosen, rng.choice(odd, shape), numbers)
+    numbers = _floats(shape, dtype, "normal" if domain == "finite" else values, rng)
+    if domain == "mask":
+        numbers = np.where(rng.uniform(size=shape) < 0.3, -np.inf, numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         return Value(np.asarray(numbers).astype(dtype.numpy), dtype, shape)
 
 
-def _bound(text: str, sizes: Sizes) -> int:
-    name, _, factor = text.partition("*")
-    return (int(name) if name.isdigit() else sizes[name]) * int(factor or 1)
+def _floats(
+    shape: Shape, dtype: DType, values: str, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    numbers = np.asarray(rng.normal(0, 1, shape))
+    if values == "large":
+        return numbers * LARGE[dtype.name]
+    if values == "ties":
+        return np.asarray(rng.integers(-5, 6, shape) / 2)
+    if values == "denormal":
+        # Whole multiples of the last place there is, some of them within normal range.
+        info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+        places = rng.integers(-(3 << info.nmant), 3 << info.nmant, shape)
+        return np.asarray(places * float(info.smallest_subnormal))
+    odd = {
+        "special": [np.nan, np.inf, -np.inf, 0.0, -0.0],
+        "extreme": [LARGEST[dtype.name], -LARGEST[dtype.name]],
+    }.get(values)
+    if odd is not None and numbers.size:
+        chosen = rng.uniform(size=shape) < 0.2
+        numbers = np.where(chosen, rng.choice(np.array(odd), shape), numbers)
+    return numbers
 
 
 def _integers(
@@ -195,7 +231,9 @@ def _integers(
     info = np.iinfo(dtype.numpy)
     if values == "large":
         return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
-    if values == "special":
+    if values == "ties":
+        return rng.integers(0, 3, shape, dtype.numpy)
+    if values in ("special", "extreme"):
         corners = np.array([info.min, info.max, 0, 1, max(info.min, -1)], dtype.numpy)
         return np.asarray(rng.choice(corners, shape))
     return rng.integers(max(info.min, -50), 50, shape, dtype.numpy)
@@ -204,11 +242,25 @@ def _integers(
 def _indices(
     domain: str, shape: Shape, bound: int, dtype: DType, rng: np.random.Generator
 ) -> np.ndarray[Any, Any]:
-    if domain == "index":
-        if bound < 1 and 0 not in shape:
+    if domain == "length":
+        return np.asarray(rng.integers(0, bound, shape, endpoint=True)).astype(dtype.numpy)
+    if domain == "starts":
+        if shape[0] == 1 and bound:
+            msg = f"no sequence to hold {bound} rows"
+            raise ValueError(msg)
+        inner = np.sort(rng.integers(0, bound, max(shape[0] - 2, 0), endpoint=True))
+        return np.array([0, *inner, bound] if shape[0] > 1 else [0], dtype.numpy)
+    if domain in ("index", "masked"):
+        if bound < 1 and 0 not in shape and domain == "index":
             msg = "no index is below 0"
             raise ValueError(msg)
-        return np.asarray(rng.integers(0, max(bound, 1), shape)).astype(dtype.numpy)
+        # Below what stands for "masked", in dtypes as narrow as u8.
+        top = min(max(bound, 1), np.iinfo(dtype.numpy).max)
+        ids = np.asarray(rng.integers(0, top, shape)).astype(dtype.numpy)
+        if domain == "masked":
+            absent = rng.uniform(size=shape) < (0.25 if bound else 1)
+            ids = np.where(absent, np.iinfo(dtype.numpy).max, ids).astype(dtype.numpy)
+        return ids
     # One order for each row, so that no place is written twice.
     count = shape[-1] if shape else 1
     if count > bound:
@@ -216,6 +268,25 @@ def _indices(
         raise ValueError(msg)
     rows = [rng.permutation(bound)[:count] for _ in range(int(np.prod(shape[:-1])))]
     return np.asarray(rows).reshape(shape).astype(dtype.numpy)
+
+
+def forget(drawn: dict[str, Value], names: Iterable[str]) -> None:
+    """Make NaN of what caches hold beyond ``kv_len``: memory that nobody wrote yet."""
+    if "kv_len" not in drawn:
+        return
+    lengths = drawn["kv_len"].array
+    for name in names:
+        value = drawn[name]
+        array, written = value.array.copy(), np.zeros(value.shape[:2], bool)
+        if "block_table" in drawn:
+            table, page = drawn["block_table"].array, value.shape[1]
+            for s, length in enumerate(lengths):
+                for j in range(int(length)):
+                    written[table[s, j // page], j % page] = True
+        else:
+            written |= np.arange(value.shape[1]) < lengths[:, None]
+        array[~written] = np.nan
+        drawn[name] = replace(value, array=array)
 
 
 def _blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import time
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis.conformance.cases import cases
 from propolis.conformance.checks import Bench
@@ -16,10 +18,13 @@ from propolis.conformance.checks import CheckFailedError
 from propolis.conformance.checks import DeclinedError
 from propolis.conformance.checks import NotValidError
 from propolis.conformance.checks import check_call
+from propolis.conformance.keep import keep
+from propolis.conformance.keep import path_of
+from propolis.conformance.misuse import check_errors
 from propolis.conformance.promises import check_capture
-from propolis.conformance.promises import check_errors
 from propolis.conformance.promises import check_leak
 from propolis.conformance.recipes import RECIPES
+from propolis.conformance.shrink import shrink
 from propolis.conformance.subject import REFERENCE
 from propolis.conformance.truth import NoTruthError
 
@@ -30,6 +35,37 @@ if TYPE_CHECKING:
     from propolis.conformance.cases import Case
     from propolis.conformance.subject import Subject
     from propolis.conformance.subject import Unit
+
+    Promise = Callable[[Bench, Case], None]
+
+SHRINKING: Final = 20.0
+"""Seconds after which a failing case is small enough."""
+
+RANDOM: Final = importlib.util.find_spec("hypothesis") is not None
+"""Whether random cases can be drawn: core works without Hypothesis."""
+
+EXAMPLES: Final = 30
+"""Random cases of a unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    How to judge a unit.
+
+    Attributes:
+        seed: of all random numbers.
+        quick: leave the random cases out.
+        scale: of what is large or many; below 1 for slow devices.
+        seconds: after which no further case begins.
+        save: folder for the case that fails; None keeps none.
+    """
+
+    seed: int = 0
+    quick: bool = True
+    scale: float = 1.0
+    seconds: float = math.inf
+    save: str | None = None
 
 
 @dataclass(slots=True)
@@ -48,6 +84,7 @@ class Result:
         case: the smallest case that fails, with its seed.
         truth: who computed it.
         seconds: how long it took.
+        cut: whether time was up before all cases were judged.
     """
 
     unit: str
@@ -59,124 +96,145 @@ class Result:
     case: str = ""
     truth: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cut: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def judge(
-    subject: Subject,
-    unit: Unit,
-    seed: int,
-    *,
-    quick: bool,
-    alive: Callable[[str], None],
-) -> Result:
+def judge(subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None]) -> Result:
     """
     Run every case of a unit, until one fails.
 
     Args:
         subject: the plugin.
         unit: the implementation and its dtypes.
-        seed: of all random numbers.
-        quick: leave the random cases out.
+        plan: how.
         alive: told each case before it runs, so that whoever watches knows where a
             crash happened.
     """
     result = Result(unit.name)
-    started = time.perf_counter()
     recipes = RECIPES.get(unit.spec.name)
     if recipes is None:
         result.status = "no recipe"
         result.message = "propolis.conformance cannot draw arguments for this op yet"
         return result
-    promised = False
-    for case in cases(recipes, seed, quick=quick):
-        alive(str(case))
-        try:
-            check, source, bench = _run(subject, unit, case)
-            if bench is None:
-                result.declined += check is DeclinedError
-                continue
-            result.cases += 1
-            if source not in result.truth:
-                result.truth.append(source)
-            if not promised:
-                promised = True
-                check_errors(bench, case)
-                check_leak(bench)
-                check_capture(bench)
-        except NoTruthError as exc:
-            # The reference refuses what the op allows: its own fault when it is judged.
-            itself = subject.facts["plugin"] == REFERENCE
-            result.status = "failed" if itself else "no truth"
-            result.check, result.message = "runs" if itself else "", str(exc)
-            result.case = str(case)
-        except CheckFailedError as failure:
-            smallest, failure = _shrink(subject, unit, case, failure, alive)
-            result.status = "failed"
-            result.cases += 1
-            result.check, result.message = failure.check, failure.message
-            result.case = str(smallest)
-            break
+    started = time.monotonic()
+    try:
+        _run_all(subject, unit, plan, alive, result)
+    except NoTruthError as exc:
+        # The reference refuses what the op allows: its own fault when it is judged.
+        itself = subject.facts["plugin"] == REFERENCE
+        result.status = "failed" if itself else "no truth"
+        result.check, result.message = "runs" if itself else "", str(exc)
     if result.status == "passed" and not result.cases:
         result.status = "declined" if result.declined else "no recipe"
         result.message = "its supports() took no case" if result.declined else "no case is valid"
-    result.seconds = time.perf_counter() - started
+    if plan.save is not None and result.status != "failed":
+        path_of(plan.save, unit.name).unlink(missing_ok=True)
+    result.seconds = time.monotonic() - started
     return result
 
 
-def _run(
-    subject: Subject, unit: Unit, case: Case
-) -> tuple[type[Exception] | None, str, Bench | None]:
+def _run_all(
+    subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None], result: Result
+) -> None:
+    recipes, until = RECIPES[unit.spec.name], time.monotonic() + plan.seconds
+    promises: tuple[Promise, ...] = _PROMISES  # of the first case that is taken
+
+    def attempt(case: Case, *promised: Promise) -> bool:
+        alive(case)
+        try:
+            bench = Bench.set_up(subject, unit, case, subject.use(unit))
+            if plan.save is not None:
+                keep(plan.save, bench, case)
+            source = check_call(bench, case)
+        except (NotValidError, DeclinedError) as exc:
+            result.declined += isinstance(exc, DeclinedError)
+            return False
+        result.cases += 1
+        if source not in result.truth:
+            result.truth.append(source)
+        for promise in promised:
+            promise(bench, case)
+        return True
+
+    def fail(case: Case, failure: CheckFailedError) -> None:
+        result.status, result.case = "failed", str(case)
+        result.check, result.message = failure.check, failure.message
+        if plan.save is not None:
+            bench = Bench.set_up(subject, unit, case, subject.use(unit))
+            keep(plan.save, bench, case, f"{failure.check}: {failure.message}")
+
+    for case in cases(recipes, plan.seed, scale=plan.scale):
+        if result.cases and time.monotonic() > until:
+            result.cut = True
+            return
+        try:
+            if attempt(case, *promises):
+                promises = ()
+        except CheckFailedError as failure:
+            result.cases += 1
+            fail(*_smallest(attempt, case, promises, failure))
+            return
+    if not plan.quick and RANDOM and time.monotonic() < until:
+        from propolis.conformance.search import search  # noqa: PLC0415  (Hypothesis is large)
+
+        examples = max(5, int(EXAMPLES * plan.scale))
+        seconds = min(until - time.monotonic(), 1e6)
+        found = search(recipes, plan.seed, examples, seconds, attempt)
+        if found is not None:
+            fail(*found)
+
+
+def rerun(subject: Subject, unit: Unit, case: Case, save: str | None) -> None:
+    """Run a case as it was, to see whether the process survives it."""
     try:
         bench = Bench.set_up(subject, unit, case, subject.use(unit))
-        return None, check_call(bench, case), bench
-    except (NotValidError, DeclinedError) as exc:
-        return type(exc), "", None
+        if save is not None:
+            keep(save, bench, case)
+        check_call(bench, case)
+        for promise in _PROMISES:
+            promise(bench, case)
+    except (CheckFailedError, NotValidError, DeclinedError, NoTruthError):
+        return
 
 
-def _shrink(
-    subject: Subject,
-    unit: Unit,
+def _smallest(
+    attempt: Callable[..., bool],
     case: Case,
+    promises: tuple[Promise, ...],
     failure: CheckFailedError,
-    alive: Callable[[str], None],
 ) -> tuple[Case, CheckFailedError]:
-    """Halve sizes, and drop what is special, while the same check fails."""
+    """The smallest case that fails the same check, by itself or with the promise that failed."""
 
-    def fails(smaller: Case) -> CheckFailedError | None:
-        alive(str(smaller))
-        try:
-            _run(subject, unit, smaller)
-        except CheckFailedError as exc:
-            return exc if exc.check == failure.check else None
-        except NoTruthError:
+    def failing(*promised: Promise) -> Callable[[Case], CheckFailedError | None]:
+        def fails(case: Case) -> CheckFailedError | None:
+            try:
+                attempt(case, *promised)
+            except CheckFailedError as exc:
+                return exc if exc.check == failure.check else None
+            except NoTruthError:
+                return None
             return None
-        return None
 
-    progress = fails(case) is not None  # what only fails once, or in a promise, stays as it is
-    while progress:
-        progress = False
-        for smaller in _smaller(case):
-            found = fails(smaller)
-            if found is not None:
-                case, failure, progress = smaller, found, True
-                break
-    return case, failure
+        return fails
+
+    for fails in (failing(), *map(failing, promises)):
+        if fails(case) is not None:
+            return shrink(case, failure, fails, SHRINKING)
+    return case, failure  # it fails once only
 
 
-def _smaller(case: Case) -> list[Case]:
-    simpler = []
-    if case.layout != "contiguous":
-        simpler.append(replace(case, layout="contiguous"))
-    if case.values != "normal":
-        simpler.append(replace(case, values="normal"))
-    for name, size in case.sizes.items():
-        simpler += [
-            replace(case, sizes={**case.sizes, name: less})
-            for less in dict.fromkeys((size // 2, size - 1))
-            if 0 < less < size
-        ]
-    return simpler
+def _leak(bench: Bench, case: Case) -> None:
+    del case
+    check_leak(bench)
+
+
+def _capture(bench: Bench, case: Case) -> None:
+    del case
+    check_capture(bench)
+
+
+_PROMISES: Final = (check_errors, _leak, _capture)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty
@@ -17,14 +19,27 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis.conformance.cases import decode
+from propolis.conformance.cases import encode
+from propolis.conformance.judge import SHRINKING
 from propolis.conformance.judge import Result
+from propolis.conformance.shrink import shrink
 from propolis.errors import PluginError
 from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Mapping
     from collections.abc import Sequence
+
+    from propolis.conformance.cases import Case
+
+# Seconds that an idle child has to end by itself, so that tools in it (coverage) do too.
+_PATIENCE = 5.0
+# Most units take far less than their share of the time, so one may take more; and each
+# is judged at least for a moment.
+_GENEROUS, _LEAST = 32.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +51,14 @@ class Request:
         plugin: its name.
         device: where; None for the first device that it implements ops for.
         seed: of all random numbers.
-        quick: leave the random cases out.
+        quick: leave the random cases out, and judge each dtype of a parameter once instead
+            of all combinations.
         timeout: seconds without a sign of life until a child counts as hung.
+        save: folder that keeps the smallest failing case of each unit; None for none.
+        scale: of what is large or many, above 0; None for what the device says of itself
+            (``conformance_scale`` among its properties' extra), or 1.
+        seconds: how long all may take, about: a unit that takes far more than its share
+            leaves cases out; None for a minute when quick, else ten.
     """
 
     plugin: str
@@ -45,6 +66,19 @@ class Request:
     seed: int = 0
     quick: bool = False
     timeout: float = 60.0
+    save: str | None = None
+    scale: float | None = None
+    seconds: float | None = None
+
+    @property
+    def budget(self) -> float:
+        """Seconds for all units together."""
+        return self.seconds or (60.0 if self.quick else 600.0)
+
+
+def scale_of(request: Request, facts: Mapping[str, Any]) -> float:
+    """What was asked for, or what the device says of itself, or 1."""
+    return request.scale or float(facts["device_extra"].get("conformance_scale", 1))
 
 
 class ChildEndedError(Exception):
@@ -65,8 +99,9 @@ class Child:
     """
 
     def __init__(self, request: Request) -> None:
-        self._timeout = request.timeout
+        self._request = request
         self._buffer = b""
+        self._idle = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
         read, write = os.pipe()
         self._channel = read
@@ -87,7 +122,6 @@ class Child:
                 "answer": write,
                 "plugin": request.plugin,
                 "device": request.device,
-                "seed": request.seed,
                 "quick": request.quick,
             },
         )
@@ -103,25 +137,68 @@ class Child:
         self.units: list[tuple[str, str]] = [(u, op) for u, op in hello["units"]]
         self.facts: dict[str, Any] = hello["facts"]
 
-    def judge(self, unit: str) -> Result:
+    def judge(self, unit: str, seconds: float = math.inf) -> Result:
         """
-        The result of one unit.
+        The result of one unit; that a case kills the child is one.
 
-        Raises:
-            ChildEndedError: never; a dead child's unit is a failed result, and the
-                child is of no further use then (see ``usable``).
+        The child is of no further use then: see ``usable``.
+
+        Args:
+            unit: its name.
+            seconds: after which no further case begins.
         """
-        case = ""
+        request = self._request
+        scale = scale_of(request, self.facts)
+        plan = {
+            "seed": request.seed,
+            "quick": request.quick,
+            "scale": scale,
+            "seconds": seconds,
+            "save": request.save,
+        }
+        said: dict[str, Any] = {"case": "", "encoded": None}
         try:
-            self._send(unit)
-            while True:
-                said = self._receive()
-                if "result" in said:
-                    return Result(**said["result"])
-                case = said["case"]
+            self._send({"unit": unit, "plan": plan})
+            while "result" not in (answer := self._receive()):
+                said = answer
+            return Result(**answer["result"])
         except ChildEndedError as exc:
             self.close()
-            return Result(unit, "failed", 1, check=exc.check, message=str(exc), case=case)
+            last, failure = said["case"], exc
+            if said["encoded"] is not None:
+                op = unit.partition("[")[0]
+                last, failure = self._shrink(unit, decode(said["encoded"], op), exc)
+            return Result(unit, "failed", 1, check=failure.check, message=str(failure), case=last)
+
+    def _shrink(
+        self, unit: str, case: Case, failure: ChildEndedError
+    ) -> tuple[str, ChildEndedError]:
+        """The smallest case that ends a process the same way, each in a new one if need be."""
+        child: Child | None = None
+
+        def ends(smaller: Case, save: str | None = None) -> ChildEndedError | None:
+            nonlocal child
+            if child is None or not child.usable:
+                child = Child(self._request)
+            try:
+                encoded = encode(smaller, unit.partition("[")[0])
+                child._send({"unit": unit, "case": encoded, "save": save})
+                child._receive()
+            except ChildEndedError as exc:
+                child.close()
+                return exc if exc.check == failure.check else None
+            return None
+
+        try:
+            if failure.check == "hung" and self._request.timeout > SHRINKING / 4:
+                return str(case), failure
+            smallest, failure = shrink(case, failure, ends, SHRINKING)
+            if self._request.save is not None and smallest != case:
+                ends(smallest, self._request.save)  # what is on disk is the last that ran
+            return str(smallest), failure
+        finally:
+            if child is not None:
+                child.close()
 
     @property
     def usable(self) -> bool:
@@ -129,12 +206,13 @@ class Child:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, and those it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
+        """End the process, and those it started: it may leave by itself where it can."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+            self._process.wait(_PATIENCE if self._idle else 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._channel >= 0:
             os.close(self._channel)
@@ -142,6 +220,7 @@ class Child:
             self._said.close()
 
     def _send(self, value: Any) -> None:
+        self._idle = False
         stdin = self._process.stdin
         if stdin is None:
             return
@@ -155,8 +234,8 @@ class Child:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(self._timeout):
-                    msg = f"gave no sign of life for {self._timeout:g} s"
+                if not selector.select(self._request.timeout):
+                    msg = f"gave no sign of life for {self._request.timeout:g} s"
                     raise ChildEndedError("hung", msg)
                 more = os.read(self._channel, 65536)
                 if not more:
@@ -164,6 +243,7 @@ class Child:
                 self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
+        self._idle = "encoded" not in found
         return found
 
     def _end(self) -> str:
@@ -213,6 +293,8 @@ def run(
     for name in names:
         queue.put(name)
     found: dict[str, Result] = {}
+    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(names)))
+    until = time.monotonic() + request.budget
 
     def work(child: Child | None) -> None:
         try:
@@ -223,13 +305,13 @@ def run(
                     return
                 if child is None or not child.usable:
                     child = Child(request)
-                found[name] = child.judge(name)
+                share = (until - time.monotonic()) * count / (len(names) - len(found))
+                found[name] = child.judge(name, max(_LEAST, _GENEROUS * share))
                 progress(found[name])
         finally:
             if child is not None:
                 child.close()
 
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(names)))
     with ThreadPoolExecutor(count) as threads:
         for done in [threads.submit(work, c) for c in (first, *(None,) * (count - 1))]:
             done.result()

@@ -11,6 +11,7 @@ import pytest
 from propolis.conformance import expect
 from propolis.conformance.pool import Child
 from propolis.conformance.pool import Request
+from propolis.errors import PropolisError
 
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def _judge(config: pytest.Config) -> Judge:
     if _JUDGE not in config.stash:
         plugin = config.getoption("--propolis-plugin")
         if not plugin:
-            raise pytest.UsageError("--propolis-plugin NAME says which plugin to judge")
+            text = "--propolis-plugin NAME says which plugin to judge"
+            raise pytest.Collector.CollectError(text)
         file = config.getoption("--propolis-expect")
         request = Request(
             plugin,
@@ -83,5 +85,8 @@ def _judge(config: pytest.Config) -> Judge:
             config.getoption("--propolis-seed"),
             quick=not config.getoption("--propolis-full"),
         )
-        config.stash[_JUDGE] = Judge(request, expect.load(file) if file else {})
+        try:
+            config.stash[_JUDGE] = Judge(request, expect.load(file) if file else {})
+        except PropolisError as exc:  # what an author reads is the sentence, not our frames
+            raise pytest.Collector.CollectError(str(exc)) from None
     return config.stash[_JUDGE]

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis import dtypes
 from propolis.config import Config
+from propolis.conformance.keys import keys
+from propolis.conformance.keys import label_of
+from propolis.conformance.meter import Meter
 from propolis.conformance.recipes import RECIPES
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
@@ -25,6 +27,7 @@ from propolis.runtime import set_default_runtime
 if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.dtypes import DType
+    from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
 
@@ -62,14 +65,14 @@ class Raised(Quarantine):
 
     reason_given: str | None = None
 
-    def reason(self, impl: OpImpl, device: Device) -> str | None:
+    def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
         """Nothing is ever quarantined."""
-        del impl, device
+        del impl, key, device
         return None
 
-    def add(self, impl: OpImpl, device: Device, reason: str) -> None:
+    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
         """Note the reason."""
-        del impl, device
+        del impl, key, device
         self.reason_given = reason
 
 
@@ -81,10 +84,13 @@ class Subject:
         units: everything it declares.
         device: where it runs.
         oracle: a CPU with the reference's implementations and no others.
+        meter: what the implementation in use does.
         facts: plugin, distribution, version, device, for the report.
     """
 
-    def __init__(self, plugin: str, device: str | None) -> None:
+    meter: Meter
+
+    def __init__(self, plugin: str, device: str | None, *, quick: bool = True) -> None:
         config = Config.load(fallback="allow")
         runtime = Runtime.start(config)
         set_default_runtime(runtime)
@@ -113,7 +119,7 @@ class Subject:
         self.oracle.table = DispatchTable(self.oracle, reference, self.oracle)
         self._cpu = runtime.cpu
         self._own = own
-        self.units = self._units(own)
+        self.units = self._units(own, quick=quick)
         properties = self.device.properties
         self.facts: dict[str, Any] = {
             "plugin": name,
@@ -123,6 +129,7 @@ class Subject:
             "device_name": properties.name,
             "arch": properties.arch,
             "device_extra": dict(properties.extra),
+            "files": list(report.files),
         }
 
     def use(self, unit: Unit) -> FallbackLog:
@@ -131,7 +138,8 @@ class Subject:
         log = FallbackLog("allow")
         cpu = self.device if self.device is self._cpu else self._cpu
         self.raised = Raised()
-        impls = [unit.impl, *same]
+        self.meter = Meter(unit.impl, self.device)
+        impls = [self.meter.impl, *same]
         self.device.table = DispatchTable(self.device, impls, cpu, log, quarantine=self.raised)
         return log
 
@@ -150,15 +158,15 @@ class Subject:
         )
         raise UsageError(msg)
 
-    def _units(self, impls: list[OpImpl]) -> list[Unit]:
+    def _units(self, impls: list[OpImpl], *, quick: bool) -> list[Unit]:
         units: list[Unit] = []
         seen: dict[str, int] = {}
         for impl in impls:
             spec = catalogue()[impl.op]
-            for key in _keys(spec):
+            for key in keys(spec, every=not quick):
                 if static_refusal(spec, key, self.device, impl) is not None:
                     continue
-                label = f"{spec.name}[{','.join(d.name for d in key)}]"
+                label = label_of(spec, key)
                 seen[label] = count = seen.get(label, 0) + 1
                 units.append(Unit(label if count == 1 else f"{label}#{count}", spec, key, impl))
         return units
@@ -167,18 +175,3 @@ class Subject:
 def has_recipe(op: str) -> bool:
     """Whether arguments of the op can be drawn."""
     return op in RECIPES
-
-
-def _keys(spec: OpSpec) -> list[tuple[DType, ...]]:
-    """
-    The keys to judge: each dtype of each parameter, the others at their most usual.
-
-    All pairs of five floats and twelve block formats would say little more.
-    """
-    allowed = [[d for d in dtypes.ALL if d in kinds] for kinds in spec.dtypes.values()]
-    usual = [dtypes.f32 if dtypes.f32 in kinds else kinds[0] for kinds in allowed]
-    keys: dict[tuple[DType, ...], None] = {}
-    for i, kinds in enumerate(allowed):
-        for kind in kinds:
-            keys[*usual[:i], kind, *usual[i + 1 :]] = None
-    return list(keys)

@@ -1,25 +1,26 @@
 """
 What an op's result should be: float64, or exact integers.
 
-Formulas of numpy come first; for other ops the CPU reference runs on float64 copies
-of the inputs, which judges every plugin but the reference itself (for which it still
-says whether narrow dtypes agree with the wide one).
+Every op of the catalogue has a formula of its own in :mod:`propolis.conformance.truths`,
+but the K formats' quantisation, whose bits the CPU reference defines.  For ops without
+one the reference runs on float64 copies of the inputs: that judges every plugin but the
+reference itself, and the report says so.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
 import numpy as np
 
-from propolis import dtypes
-from propolis.conformance.inputs import Value
-from propolis.ops import catalogue
+from propolis.conformance.rounding import rounded
+from propolis.conformance.truths import FORMULAS
+from propolis.conformance.truths import blocks
+from propolis.conformance.truths.rows import rms_norm
 from propolis.tensor import Tensor
 
 
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Mapping
 
+    from propolis.conformance.inputs import Value
     from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.ops._spec import OpSpec
 
 Array = np.ndarray[Any, Any]
+
+NUMPY: Final = "numpy f64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,149 +47,23 @@ class Truth:
     Attributes:
         outputs: one array each: f64, exact integers, or the bits of a block format.
         source: who computed them.
-        scale: for sums of products, the sum of their magnitudes, else None.
+        magnitudes: of each output's terms, None where its op has none.
     """
 
     outputs: list[Array]
     source: str
-    scale: Array | None = None
+    magnitudes: list[Array | None]
 
 
 class NoTruthError(Exception):
     """Neither a formula nor a reference knows the op."""
 
 
-def _softmax(x: Array, dim: int = -1) -> Array:
-    if x.shape[dim] == 0:
-        return x
-    e = np.exp(x - x.max(dim, keepdims=True))
-    return np.asarray(e / e.sum(dim, keepdims=True))
-
-
-def _rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
-    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight)
-
-
-def _layer_norm(x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5) -> Array:
-    d = x - x.mean(-1, keepdims=True)
-    y = d / np.sqrt((d * d).mean(-1, keepdims=True) + eps) * weight
-    return np.asarray(y if bias is None else y + bias)
-
-
-def _linear(x: Array, w: Array, bias: Array | None = None) -> Array:
-    y = x @ w.T
-    return np.asarray(y if bias is None else y + bias)
-
-
-def _silu(x: Array) -> Array:
-    return np.asarray(x / (1 + np.exp(-x)))
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _sum(x: Array, dims: Any = None, *, keepdim: bool = False) -> Array:
-    # Integers wrap in their own dtype.
-    kind = x.dtype if x.dtype.kind in "iu" else None
-    return np.asarray(np.sum(x, dims, kind, keepdims=keepdim))
-
-
-def _mean(x: Array, dims: Any = None, *, keepdim: bool = False) -> Array:
-    return np.asarray(np.mean(x, dims, keepdims=keepdim))
-
-
-def _kv_append(cache: Array, x: Array, positions: Array) -> Array:
-    cache = cache.copy()
-    for b, row in enumerate(positions):
-        cache[b, row] = x[b]
-    return cache
-
-
-def _argmax(x: Array, dim: int = -1) -> Array:
-    return np.asarray(np.argmax(x, dim))
-
-
-def _compare(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    return lambda a, b: function(a, b).astype(np.uint8)
-
-
-FORMULAS: Final[Mapping[str, Callable[..., Array]]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "eq": _compare(np.equal),
-    "ne": _compare(np.not_equal),
-    "lt": _compare(np.less),
-    "le": _compare(np.less_equal),
-    "gt": _compare(np.greater),
-    "ge": _compare(np.greater_equal),
-    "exp": np.exp,
-    "log": np.log,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "recip": lambda x: 1 / x,
-    "sigmoid": _sigmoid,
-    "silu": _silu,
-    "silu_mul": lambda gate, up: _silu(gate) * up,
-    "abs": np.abs,
-    "neg": np.negative,
-    "sqr": lambda x: x * x,
-    "copy": lambda x: x,
-    "where": lambda condition, a, b: np.asarray(np.where(condition != 0, a, b)),
-    "softmax": _softmax,
-    "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm,
-    "matmul": np.matmul,
-    "linear": _linear,
-    "sum": _sum,
-    "mean": _mean,
-    "argmax": _argmax,
-    "kv_append": _kv_append,
-    "assign": lambda target, source: np.broadcast_to(source, target.shape),
-}
-
-
-def _norm_scale(x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5) -> Array:
-    """What subtracting the mean may lose: the largest magnitude over the deviation."""
-    if not x.shape[-1]:
-        return x
-    largest = np.abs(x).max(-1, keepdims=True)
-    y = largest / np.sqrt(x.var(-1, keepdims=True) + eps) * np.abs(weight)
-    return np.asarray(y if bias is None else y + np.abs(bias))
-
-
-def _group_norm_scale(
-    x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5
-) -> Array:
-    if not x.size:
-        return x
-    rows = x.reshape(x.shape[0], groups, -1)
-    largest = np.abs(rows).max(-1, keepdims=True)
-    y = np.broadcast_to(largest / np.sqrt(rows.var(-1, keepdims=True) + eps), rows.shape)
-    across = (-1, *(1,) * (x.ndim - 2))
-    return np.asarray(
-        y.reshape(x.shape) * np.abs(weight).reshape(across) + np.abs(bias).reshape(across)
-    )
-
-
-# Where rounding errors grow with something else than the op of the magnitudes.
-SCALES: Final[Mapping[str, Callable[..., Array]]] = {
-    "layer_norm": _norm_scale,
-    "group_norm": _group_norm_scale,
-    "group_norm_silu": _group_norm_scale,
-}
-
 # Products with weights in blocks are products with what the blocks stand for.
 DENSE: Final = {"qmatmul": "linear", "moe_qmatmul": "moe_linear"}
 
 # Their results depend on the inputs' own dtype, so f64 copies would say something else.
-_OWN_DTYPE = frozenset({"cast", "quantize", "dequantize", "uniform", "normal", "fill"})
+_OWN_DTYPE = frozenset({"quantize"})
 
 
 def truth(
@@ -194,7 +72,6 @@ def truth(
     attributes: Mapping[str, Any],
     oracle: Device,
     *,
-    linear: bool,
     fixed: Collection[str] = (),
 ) -> Truth:
     """
@@ -204,8 +81,7 @@ def truth(
         spec: the op.
         values: its tensors.
         attributes: its other arguments.
-        oracle: a CPU that runs the reference's implementations.
-        linear: whether to compute the sum of magnitudes too.
+        oracle: a CPU that runs the reference's implementations, for ops without a formula.
         fixed: tensors whose dtype is the same whatever the op computes in.
 
     Raises:
@@ -213,94 +89,101 @@ def truth(
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of empty rows
-        dense = DENSE.get(spec.name)
-        if dense is not None:
-            spec = catalogue()[dense]
-            values = {name: _dequantized(value, oracle) for name, value in values.items()}
-        outputs, source = _expected(spec, values, attributes, oracle, fixed)
-        scale = None
-        special = SCALES.get(spec.name)
-        if special is not None:
-            given = {name: value.wide for name, value in values.items()}
-            scale = special(*given.values(), **_present(attributes))
-        elif linear and outputs[0].dtype.kind == "f":
-            sizes = {name: _magnitude(value) for name, value in values.items()}
-            scale = np.abs(_expected(spec, sizes, attributes, oracle, fixed)[0][0])
-    return Truth(outputs, f"{source}, dequantized" if dense else source, scale)
+        formula = _formula(spec, values, attributes)
+        source = NUMPY
+        if formula is None:
+            widen = spec.name not in _OWN_DTYPE
+            source = "cpu_ref in f64" if widen else "cpu_ref"
+            kept = {n: v for n, v in values.items() if n in fixed or v.dtype.is_block or not widen}
+            formula = _reference(spec, oracle, kept)
+        given = {name: _numbers(spec, value) for name, value in values.items()}
+        args, kwargs = arranged(spec, {**given, **_present(attributes)})
+        outputs = _listed(formula(*args, **kwargs))
+        magnitudes: list[Array | None] = [None] * len(outputs)
+        if spec.magnitude is not None and outputs[0].dtype.kind == "f":
+            magnitudes = _listed(spec.magnitude(formula, *args, **kwargs))
+    return Truth(outputs, source, magnitudes)
 
 
-def _magnitude(value: Value) -> Value:
-    if not value.dtype.is_float:
-        return value
-    return replace(value, array=np.abs(value.wide), dtype=dtypes.f64)
+def _formula(
+    spec: OpSpec, values: Mapping[str, Value], attributes: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """The op in f64; None where nobody wrote it down."""
+    first = next(iter(values.values()))
+    if spec.name == "quantize":
+        return blocks.quantize if blocks.quantizes(attributes["dtype"]) else None
+    if spec.name == "dequantize":
+        return _numbers_already
+    if spec.name == "add_rms_norm":
+        return _add_rms_norm(first.dtype)
+    return FORMULAS.get(DENSE.get(spec.name, spec.name))
 
 
-def _expected(
-    spec: OpSpec,
-    values: Mapping[str, Value],
-    attributes: Mapping[str, Any],
-    oracle: Device,
-    fixed: Collection[str],
-) -> tuple[list[Array], str]:
-    formula = FORMULAS.get(spec.name)
-    blocks = any(v.dtype.is_block for v in values.values())
-    if spec.name == "copy" and blocks:
-        return [values["x"].array], "the input's bits"
-    if formula is not None and not blocks:
-        given = {name: value.wide for name, value in values.items()}
-        return [np.asarray(formula(*given.values(), **_present(attributes)))], "numpy f64"
-    return _by_reference(spec, values, attributes, oracle, fixed)
+def _numbers_already(x: Array, dtype: DType | None = None) -> Array:
+    """Blocks became numbers with all other tensors; the result is rounded to its dtype."""
+    del dtype
+    return x
+
+
+def _add_rms_norm(kind: DType) -> Callable[..., tuple[Array, Array]]:
+    def add_rms_norm(
+        x: Array, residual: Array, weight: Array, eps: float = 1e-5
+    ) -> tuple[Array, Array]:
+        total = rounded(x + residual, kind)
+        return total, rms_norm(total, weight, eps)
+
+    return add_rms_norm
+
+
+def _numbers(spec: OpSpec, value: Value) -> Array:
+    """A tensor in f64, integers as they are; blocks as the numbers they stand for."""
+    if not value.dtype.is_block:
+        return value.wide
+    return value.array if spec.name == "copy" else blocks.dequantize(value.array, value.dtype)
 
 
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _dequantized(value: Value, oracle: Device) -> Value:
-    """The reference's values of a block format, in f64."""
-    if not value.dtype.is_block:
-        return value
-    blocks = _tensor(value.array, value.dtype, value, oracle)
-    spec = catalogue()["dequantize"]
-    (array,) = _call(spec, {"x": blocks}, {"dtype": dtypes.f64})
-    return Value(array, dtypes.f64, value.shape)
-
-
-def _by_reference(
-    spec: OpSpec,
-    values: Mapping[str, Value],
-    attributes: Mapping[str, Any],
-    oracle: Device,
-    fixed: Collection[str],
-) -> tuple[list[Array], str]:
-    """The reference's own result, on f64 copies where the op takes them."""
-    widen = spec.name not in _OWN_DTYPE and "dtype" not in attributes
-    tensors = {}
-    for name, value in values.items():
-        array, kind = value.array, value.dtype
-        if widen and kind.is_float and name not in fixed:
-            array, kind = value.wide, dtypes.f64
-        tensors[name] = _tensor(array, kind, value, oracle)
-    try:
-        return _call(spec, tensors, attributes), "cpu_ref in f64" if widen else "cpu_ref"
-    except Exception as exc:
-        msg = f"{spec.name}: no formula, and the reference gave {type(exc).__name__}: {exc}"
-        raise NoTruthError(msg) from exc
-
-
-def _tensor(array: Array, kind: DType, value: Value, oracle: Device) -> Tensor:
-    if kind.is_block:
-        raw = np.ascontiguousarray(array).reshape(-1)
-        return Tensor.from_blocks(raw, kind, value.shape, oracle)
-    # A copy, for ops that write into it; flat first, as numpy gives empty arrays any strides.
-    return Tensor.from_numpy(np.array(array).reshape(-1), oracle).reshape(*value.shape)
-
-
-def _call(spec: OpSpec, tensors: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> list[Any]:
-    args, kwargs = arranged(spec, {**tensors, **attributes})
-    result = spec(*args, **kwargs)  # type: ignore[operator]
+def _listed(result: Any) -> list[Any]:
     results = result if isinstance(result, tuple) else (result,)
-    return [_wide(tensor) for tensor in results]
+    return [None if r is None else np.asarray(r) for r in results]
+
+
+def _reference(spec: OpSpec, oracle: Device, kept: Mapping[str, Value]) -> Callable[..., Any]:
+    """The reference's own answer, as a function of arrays like any formula."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        names = list(spec.signature.parameters)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors = {
+            name: _kept(kept[name], oracle) if name in kept else _tensor(value, oracle)
+            for name, value in given.items()
+            if isinstance(value, np.ndarray)
+        }
+        try:
+            placed, named = arranged(spec, {**given, **tensors})
+            result = spec(*placed, **named)  # type: ignore[operator]
+        except Exception as exc:
+            msg = f"{spec.name}: no formula, and the reference gave {type(exc).__name__}: {exc}"
+            raise NoTruthError(msg) from exc
+        results = result if isinstance(result, tuple) else (result,)
+        return tuple(_wide(tensor) for tensor in results)
+
+    return run
+
+
+def _kept(value: Value, oracle: Device) -> Tensor:
+    if value.dtype.is_block:
+        raw = np.ascontiguousarray(value.array).reshape(-1)
+        return Tensor.from_blocks(raw, value.dtype, value.shape, oracle)
+    return _tensor(value.array, oracle)
+
+
+def _tensor(array: Array, oracle: Device) -> Tensor:
+    # A copy, for ops that write into it; flat first, as numpy gives empty arrays any strides.
+    return Tensor.from_numpy(np.array(array).reshape(-1), oracle).reshape(*array.shape)
 
 
 def _wide(tensor: Tensor) -> Array:
@@ -320,3 +203,6 @@ def arranged(spec: OpSpec, given: Mapping[str, Any]) -> tuple[list[Any], dict[st
         else:
             kwargs[name] = given[name]
     return args, kwargs
+
+
+__all__ = ["NoTruthError", "Truth", "arranged", "truth"]

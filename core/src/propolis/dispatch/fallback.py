@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -17,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from propolis import events
 from propolis.errors import FallbackError
 from propolis.layout import Layout
 from propolis.tensor import Tensor
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.device import Device
-    from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
 
 
@@ -93,9 +94,7 @@ class FallbackLog:
                 counted.calls += 1
                 counted.nbytes += nbytes
         if is_new and self.policy == "warn":
-            from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-            get_logger().warning("op.fallback", op=op, device=device, to="cpu", reason=label)
+            events.OP_FALLBACK.emit(op=op, device=device, to="cpu", reason=label)
 
     def _expect_in_budget(self, op: str, device: str, reason: str, nbytes: int) -> None:
         calls, copied = self.total.calls + 1, self.total.nbytes + nbytes
@@ -124,62 +123,75 @@ class FallbackLog:
 
 
 def traffic(spec: OpSpec, cpu: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes that :func:`run_on_cpu` copies for a call, there and back."""
+    """Bytes that a call copies to run on the CPU, there and back."""
     read = (*args[spec.outputs :], *kwargs.values())
     there = (v for v in read if isinstance(v, Tensor) and v.device is not cpu)
     back = args[: max(spec.outputs, 1)]
     return sum(map(_nbytes_reached, there)) + sum(map(_nbytes_reached, back))
 
 
-def run_on_cpu(
-    spec: OpSpec,
-    key: Key,
-    cpu: Device,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
+class Mirrored:
     """
-    Run one call, destinations first, on host copies of its tensors; copy the results back.
+    One call on the CPU, over host copies of its tensors; made once, run any number of times.
 
-    Args:
-        spec: the op.
-        key: its dispatch key.
-        cpu: the CPU, whose own table serves the op.
-        args: destinations and arguments, as implementations receive them.
-        kwargs: the keyword arguments.
+    Mirrors have their tensors' strides, over the bytes that those reach.
     """
-    copy = _Mirror(cpu)
-    # Of destinations that are rewritten whole, nothing is read.
-    blank = [cpu.empty(out.shape, out.dtype) for out in args[: spec.outputs]]
-    host_args = [*blank, *(copy(a) for a in args[spec.outputs :])]
-    host_kwargs = {name: copy(a) for name, a in kwargs.items()}
-    run: Callable[..., None] = cpu.table.bind(spec, key)
-    run(*host_args, **host_kwargs)
-    for target, result in zip(args[: max(spec.outputs, 1)], host_args, strict=False):
-        raw = result.storage.bytes[: _nbytes_reached(target)]
-        start = target.dtype.nbytes(target.layout.offset)
-        target.device.memory.copy_in(target.storage, start, raw)
 
+    def __init__(
+        self,
+        spec: OpSpec,
+        cpu: Device,
+        run: Callable[..., None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        buffer: Callable[[int, int], np.ndarray] | None = None,
+    ) -> None:
+        """
+        Make the mirrors.
 
-class _Mirror:
-    """Makes host tensors with the same layout over a copy of the bytes a tensor reaches."""
+        Args:
+            spec: the op.
+            cpu: the CPU.
+            run: what serves the op there.
+            args: destinations and arguments, as implementations receive them.
+            kwargs: the keyword arguments.
+            buffer: gives host memory for the mirror of that number and size; None for
+                fresh memory.
+        """
+        self._cpu = cpu
+        self._buffer = buffer or (lambda _number, nbytes: np.empty(nbytes, np.uint8))
+        self._pairs: list[tuple[Tensor, np.ndarray]] = []
+        host = [self._mirror(value) for value in args]
+        there = {name: self._mirror(value) for name, value in kwargs.items()}
+        self._run: Callable[[], None] = partial(run, *host, **there)
+        # Of destinations that are rewritten whole, nothing is read.
+        self._read = self._pairs[spec.outputs :]
+        self._written = self._pairs[: max(spec.outputs, 1)]
 
-    def __init__(self, cpu: Device) -> None:
-        self.cpu = cpu
+    def __call__(self) -> None:
+        """Copy the inputs there, run, and copy the results back."""
+        for tensor, raw in self._read:
+            tensor.device.copy_out(raw, tensor.storage, _start(tensor))
+        self._run()
+        for tensor, raw in self._written:
+            tensor.device.copy_in(tensor.storage, _start(tensor), raw)
 
-    def __call__(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.device is self.cpu:
+    def _mirror(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.device is self._cpu:
             return value
         from propolis.cpu import CpuStorage  # noqa: PLC0415
 
-        layout, dtype = value.layout, value.dtype
-        start = dtype.nbytes(layout.offset)
-        raw = np.empty(_nbytes_reached(value), np.uint8)
-        value.device.memory.copy_out(raw, value.storage, start)
-        return Tensor(CpuStorage(raw), Layout(layout.shape, layout.strides), dtype, self.cpu)
+        raw = self._buffer(len(self._pairs), _nbytes_reached(value))
+        self._pairs.append((value, raw))
+        layout = Layout(value.layout.shape, value.layout.strides)
+        return Tensor(CpuStorage(raw), layout, value.dtype, self._cpu)
+
+
+def _start(tensor: Tensor) -> int:
+    return tensor.dtype.nbytes(tensor.layout.offset)
 
 
 def _nbytes_reached(tensor: Tensor) -> int:
     """Bytes from the first element that the layout reaches to the last; whole blocks."""
     layout, dtype = tensor.layout, tensor.dtype
-    return dtype.nbytes(layout.extent) - dtype.nbytes(layout.offset)
+    return dtype.nbytes(layout.extent) - _start(tensor)

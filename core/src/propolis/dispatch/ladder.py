@@ -6,25 +6,28 @@ A call that its first rung takes pays for a ``try`` and nothing else.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis.dispatch.fallback import run_on_cpu
+from propolis.dispatch.fallback import Mirrored
 from propolis.dispatch.fallback import traffic
 from propolis.dispatch.quarantine import can_repeat
 from propolis.dispatch.quarantine import is_fault
+from propolis.dispatch.quarantine import is_reference
 from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
-from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.loader import describe
+from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.dispatch.resolve import Trace
+    from propolis.dispatch.site import Site
     from propolis.dispatch.table import DispatchTable
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -39,6 +42,7 @@ class Ladder:
         chain: the candidates on the device.
         split: the op's decomposition, where its parts are served.
         has_cpu: whether the CPU is the last rung.
+        site: the captured call it is for; None for all calls that are not.
     """
 
     def __init__(self, table: DispatchTable, spec: OpSpec, key: Key, trace: Trace) -> None:
@@ -48,23 +52,38 @@ class Ladder:
         self.chain = trace.chain
         self.split = spec.decomposed.fn if spec.decomposed and trace.is_split else None
         self.has_cpu = trace.cpu is not None and trace.cpu.on_device
+        self.site: Site | None = None
         self._rejections = trace.rejections
-        self.retire: Callable[[], None] = lambda: None
+        self.retire: Callable[[], None] = _nothing
         """Makes what :meth:`entry` gave look at quarantine and device again: captured
         graphs hold it, while new calls get another from the table."""
+
+    def at(self, site: Site) -> Ladder:
+        """The same for one captured call, which keeps its memory at ``site``."""
+        own = copy.copy(self)
+        own.site, own.retire = site, _nothing
+        return own
 
     def entry(self) -> Callable[..., None]:
         """What the table binds: the cheapest callable that does all that is needed."""
         if not self.chain:
-            return self.split or self.walk
+            return self.walk if self.split is None else self._decompose
         first = self.chain[0]
         if first.supports is not None or not first.strided:
             return self.walk
         lower = len(self.chain) > 1 or self.split is not None or self.has_cpu
         on_cpu = self.table.device is self.table.cpu
-        if on_cpu and (not lower or _is_reference(first)):
+        if on_cpu and (not lower or is_reference(first)):
             return first.fn  # nobody to take over, and no hardware to lose
         return self._guarded(first)
+
+    def server(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpImpl | None:
+        """The candidate that takes a call as things stand; None when a lower rung does."""
+        for impl in self.chain:
+            barred = self.table.quarantine.reason(impl, self.key, self.table.device)
+            if (barred or refusal(self.spec, impl, args, kwargs)) is None:
+                return impl
+        return None
 
     def _guarded(self, impl: OpImpl) -> Callable[..., None]:
         fn, walk = impl.fn, self.walk
@@ -92,7 +111,7 @@ class Ladder:
 
     def walk(self, *args: Any, **kwargs: Any) -> None:
         """Run a call on the first rung that takes it."""
-        self.table.expect_alive()
+        self.table.device.expect_alive()
         self._finish(args, kwargs, [])
 
     def _finish(
@@ -105,7 +124,7 @@ class Ladder:
         try:
             self._climb_down(args, kwargs, failed)
         except DeviceLostError as exc:
-            self.table.lose(exc)
+            self.table.device.lost(exc)
             raise
         except UsageError:
             raise
@@ -118,7 +137,9 @@ class Ladder:
                 raise first from first.__cause__
             raise exc from first
         for impl, error in failed:
-            self.table.condemn(impl, f"raised {describe(error)}")
+            self._save(impl, error, args, kwargs)
+            self.table.condemn(impl, self.key, f"raised {describe(error)}")
+            error.__traceback__ = None  # its frames, and so itself, hold the call's tensors
 
     def _climb_down(
         self,
@@ -134,7 +155,7 @@ class Ladder:
                 continue
             started = False
             try:
-                reason = table.quarantine.reason(impl, table.device)
+                reason = table.quarantine.reason(impl, self.key, table.device)
                 reason = reason or refusal(spec, impl, args, kwargs)
                 if reason is None:
                     started = True
@@ -146,7 +167,7 @@ class Ladder:
                 reason = f"raised {describe(exc)}"
             reasons.append(f"{impl.provenance}: {reason}")
         if self.split is not None:
-            self.split(*args, **kwargs)
+            self._decompose(*args, **kwargs)
             return
         why = "; ".join(reasons) or self._rejections
         if not self.has_cpu:
@@ -155,15 +176,39 @@ class Ladder:
         table.fallbacks.admit(
             spec.name, table.device.id, why, traffic(spec, table.cpu, args, kwargs)
         )
-        run_on_cpu(spec, self.key, table.cpu, args, kwargs)
+        self._run_on_cpu(args, kwargs)
 
     def _run(self, impl: OpImpl, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not impl.strided:
-            destinations = max(self.spec.outputs, 1)
-            packed = self.table.placement.packed_rows
-            args = (*args[:destinations], *map(packed, args[destinations:]))
-            kwargs = {name: packed(value) for name, value in kwargs.items()}
+            first = max(self.spec.outputs, 1)
+            read = (self._packed(i, value) for i, value in enumerate(args[first:]))
+            args = (*args[:first], *read)
+            kwargs = {name: self._packed(name, value) for name, value in kwargs.items()}
         impl.fn(*args, **kwargs)
+
+    def _packed(self, place: int | str, value: Any) -> Any:
+        """A contiguous copy of a strided tensor, counted; other values as they are."""
+        if not isinstance(value, Tensor) or value.is_contiguous:
+            return value
+        self.table.placement.strided_copies += 1
+        return value.contiguous() if self.site is None else self.site.packed(place, value)
+
+    def _decompose(self, *args: Any, **kwargs: Any) -> None:
+        assert self.split is not None  # noqa: S101  (who calls has looked)
+        if self.site is None:
+            self.split(*args, **kwargs)
+        else:
+            self.site.decompose(self.split, args, kwargs)
+
+    def _run_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        spec, cpu, site = self.spec, self.table.cpu, self.site
+        if site is None:
+            Mirrored(spec, cpu, cpu.table.bind(spec, self.key), args, kwargs)()
+            return
+        if site.mirrored is None:
+            run = cpu.table.bind_at(site.on(cpu), spec, self.key)
+            site.mirrored = Mirrored(spec, cpu, run, args, kwargs, site.stock.host)
+        site.mirrored()
 
     def _failed(
         self,
@@ -181,20 +226,34 @@ class Ladder:
             PluginError: the implementation is at fault, and its inputs may be overwritten.
         """
         if isinstance(exc, DeviceLostError):
-            self.table.lose(exc)
-        if not is_fault(exc) or _is_reference(impl):
+            self.table.device.lost(exc)
+        if not is_fault(exc) or is_reference(impl):
             raise exc
         if not started or can_repeat(self.spec, args, kwargs):
             return
         if len(self.chain) == 1 and self.split is None and not self.has_cpu:
             raise exc
         reason = f"raised {describe(exc)}"
-        self.table.condemn(impl, reason)
+        self._save(impl, exc, args, kwargs, intact=False)
+        self.table.condemn(impl, self.key, reason)
         msg = (
             f"{self.spec.name}: {impl.provenance} {reason} and may have overwritten its inputs: "
             f"the call cannot be repeated; others serve the next one"
         )
         raise PluginError(msg) from exc
+
+    def _save(
+        self,
+        impl: OpImpl,
+        exc: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        intact: bool = True,
+    ) -> None:
+        """Keep the call in a file, where the settings ask for it."""
+        if self.table.save is not None:
+            self.table.save(self.spec, impl, exc, args, kwargs, intact)
 
 
 def refusal(
@@ -214,9 +273,8 @@ def refusal(
     return reason
 
 
-def _is_reference(impl: OpImpl) -> bool:
-    """The CPU reference says what is right: nobody takes over from it, nothing hides its errors."""
-    return impl.provenance is not None and impl.provenance.plugin in ESSENTIAL
+def _nothing() -> None:
+    """What there is to retire of an entry that looks at everything anew."""
 
 
 __all__ = ["Ladder", "refusal"]

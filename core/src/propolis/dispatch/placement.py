@@ -13,16 +13,14 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis.tensor import Tensor
-
 
 if TYPE_CHECKING:
     from propolis.device import Device
     from propolis.dispatch.fallback import FallbackLog
     from propolis.dispatch.metrics import Metrics
     from propolis.dispatch.resolve import Trace
-    from propolis.records import Prepared
-    from propolis.records import Provenance
+    from propolis.records import OpImpl
+    from propolis.tensor import Tensor
 
 
 @dataclass(slots=True)
@@ -41,6 +39,7 @@ class Placement:
 
     Attributes:
         strided_copies: inputs copied because an implementation takes no strides.
+        in_place_copies: inputs copied because they are the destination too.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class Placement:
         self.fallbacks = fallbacks
         self.metrics = metrics
         self.strided_copies = 0
+        self.in_place_copies = 0
         self._on_device: dict[str, set[str]] = {}
         self._split: dict[str, str] = {}
         self._on_cpu: dict[str, str] = {}
@@ -64,26 +64,23 @@ class Placement:
         else:
             self._on_cpu[trace.op] = trace.rejections
 
-    def record_weight(
-        self,
-        op: str,
-        source: Provenance,
-        weight: Tensor,
-        prepared: Prepared,
-    ) -> None:
-        """Note what preparing a weight made of it."""
-        entry = self._weights[op, source.plugin, prepared.what]
-        entry.count += 1
-        entry.nbytes_before += weight.nbytes
-        entry.nbytes_after += prepared.nbytes
-        entry.dtypes.add(weight.dtype.name)
+    def record_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
+        """Note that an implementation prepared a weight: to so many bytes, and how."""
+        self._weigh(impl, weight, nbytes, what, 1)
 
-    def packed_rows(self, value: Any) -> Any:
-        """A contiguous copy of a strided tensor, counted; other values as they are."""
-        if not isinstance(value, Tensor) or value.is_contiguous:
-            return value
-        self.strided_copies += 1
-        return value.contiguous()
+    def forget_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
+        """Note that a weight is no longer prepared so."""
+        self._weigh(impl, weight, nbytes, what, -1)
+
+    def _weigh(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str, count: int) -> None:
+        where = impl.op, impl.provenance.plugin if impl.provenance else "?", what
+        entry = self._weights[where]
+        entry.count += count
+        entry.nbytes_before += count * weight.nbytes
+        entry.nbytes_after += count * nbytes
+        entry.dtypes.add(weight.dtype.name)
+        if not entry.count:
+            del self._weights[where]
 
     def lines(self) -> list[str]:
         """The summary for people."""
@@ -107,18 +104,14 @@ class Placement:
             )
         if self.strided_copies:
             lines.append(f"copies: {self.strided_copies} strided inputs made contiguous")
+        if self.in_place_copies:
+            lines.append(f"copies: {self.in_place_copies} inputs that were the destination too")
         for (op, reason), tally in sorted(self.fallbacks.tallies.items()):
             lines.append(
                 f"fallback: {op} ran on the cpu {tally.calls} times, "
                 f"{_mb(tally.nbytes)} copied ({reason})"
             )
-        for row in self._costs():
-            fell = f", {row['fallbacks']} of them fallbacks" if row["fallbacks"] else ""
-            lines.append(
-                f"metrics: {row['op']} by {row['plugin']} on {row['device']}: {row['calls']} "
-                f"calls{fell}, {_mb(row['nbytes'])}, {row['seconds']:.3f} s"
-            )
-        return lines
+        return [*lines, *_table(self._costs())]
 
     def _costs(self) -> list[dict[str, Any]]:
         if self.metrics is None:
@@ -148,12 +141,34 @@ class Placement:
                 for (op, plugin, what), entry in sorted(self._weights.items())
             ],
             "strided_copies": self.strided_copies,
+            "in_place_copies": self.in_place_copies,
             "fallbacks": [
                 {"op": op, "reason": reason, "calls": tally.calls, "nbytes": tally.nbytes}
                 for (op, reason), tally in sorted(self.fallbacks.tallies.items())
             ],
             **({"metrics": self._costs()} if self.metrics is not None else {}),
         }
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """The costs of ops in columns; nothing where there are none."""
+    if not rows:
+        return []
+    total = sum(row["seconds"] for row in rows) or 1.0
+    cells = [("op", "plugin", "device", "calls", "fallbacks", "bytes", "seconds", "share")]
+    for row in rows:
+        names = (row["op"], row["plugin"], row["device"], str(row["calls"]), str(row["fallbacks"]))
+        share = f"{row['seconds'] / total:.1%}"
+        cells.append((*names, _mb(row["nbytes"]), f"{row['seconds']:.3f}", share))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for cell in cells:
+        texts = [
+            text.ljust(width) if i < 3 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(cell, widths, strict=True))
+        ]
+        lines.append("metrics: " + "  ".join(texts))
+    return lines
 
 
 def _mb(nbytes: int) -> str:

@@ -6,6 +6,11 @@ Propolis's own, a :class:`PluginError`, and a :class:`DeviceError` other than a 
 device or one without memory.  An error that names the user's data (an index out of
 range) is the user's.  A fault is only believed once a lower rung has done the same
 call: where all fail, it is the data.
+
+What is taken out is one implementation for one combination of dtypes: what a plugin
+compiles, loads and launches as one kernel.  Its other dtypes are other kernels and stay;
+its other shapes are not known to be better and go with it.  A plugin that has a kernel
+for each head size says so with ``OpImpl.variant``, and loses one.
 """
 
 from __future__ import annotations
@@ -15,11 +20,14 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import events
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
+from propolis.plugins.discovery import ESSENTIAL
+from propolis.released import storage_of
 from propolis.tensor import Tensor
 
 
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.device import Device
+    from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
     from propolis.records import Provenance
@@ -35,11 +44,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    An op of a plugin that may not run.
+    An implementation that may not run for some dtypes.
 
     Attributes:
         source: the plugin.
         op: the op's name.
+        variant: which of the plugin's implementations of it.
+        dtypes: of the op's dispatch parameters, by name.
         kind: the device kind it ran on.
         arch: the device's architecture.
         reason: what it raised.
@@ -47,9 +58,21 @@ class Entry:
 
     source: Provenance
     op: str
+    variant: str
+    dtypes: tuple[str, ...]
     kind: str
     arch: str
     reason: str
+
+    @property
+    def what(self) -> tuple[str, str, str, tuple[str, ...], str, str]:
+        """What may not run, and where: there is one entry for each."""
+        return (self.source.plugin, self.op, self.variant, self.dtypes, self.kind, self.arch)
+
+    @property
+    def label(self) -> str:
+        """The implementation for people: ``attention (f16) hd64``."""
+        return f"{self.op} ({', '.join(self.dtypes)}) {self.variant}".rstrip()
 
 
 @dataclass(slots=True)
@@ -58,33 +81,31 @@ class Quarantine:
     What must not run in this process.
 
     Attributes:
-        entries: by (plugin, op, device kind, architecture).
+        entries: by :attr:`Entry.what`.
         keep: remembers a new entry beyond this process; None where nobody does.
     """
 
-    entries: dict[tuple[str, str, str, str], Entry] = field(default_factory=dict)
+    entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
     keep: Callable[[Entry], None] | None = None
 
-    def reason(self, impl: OpImpl, device: Device) -> str | None:
-        """Why the implementation may not run; None when it may."""
+    def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
+        """Why the implementation may not run for these dtypes; None when it may."""
         if not self.entries or impl.provenance is None:
             return None
-        place = (device.kind, device.properties.arch)
-        entry = self.entries.get((impl.provenance.plugin, impl.op, *place))
-        return entry.reason if entry is not None else None
+        known = self.entries.get(_entry(impl.provenance, impl, key, device).what)
+        return known.reason if known is not None else None
 
-    def add(self, impl: OpImpl, device: Device, reason: str) -> None:
-        """Take an implementation out, log it, and remember it."""
-        source, arch = impl.provenance, device.properties.arch
-        if source is None or self.reason(impl, device) is not None:
+    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
+        """Take an implementation out for these dtypes, log it, and remember it."""
+        source = impl.provenance
+        if source is None or self.reason(impl, key, device) is not None:
             return
-        entry = Entry(source, impl.op, device.kind, arch, reason)
-        self.entries[source.plugin, impl.op, device.kind, arch] = entry
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        get_logger().warning(
-            "op.quarantined",
-            op=impl.op,
+        entry = _entry(source, impl, key, device, reason)
+        self.entries[entry.what] = entry
+        events.OP_QUARANTINED.emit(
+            op=entry.op,
+            dtypes=",".join(entry.dtypes),
+            variant=entry.variant,
             device=device.id,
             plugin=source.plugin,
             distribution=source.distribution,
@@ -95,11 +116,23 @@ class Quarantine:
             self.keep(entry)
 
 
+def _entry(source: Provenance, impl: OpImpl, key: Key, device: Device, reason: str = "") -> Entry:
+    kinds = key if isinstance(key, tuple) else (key,)
+    names = tuple(kind.name for kind in kinds)
+    arch = device.properties.arch
+    return Entry(source, impl.op, impl.variant, names, device.kind, arch, reason)
+
+
 def is_fault(exc: Exception) -> bool:
     """Whether an exception speaks against the implementation that raised it."""
     if isinstance(exc, DeviceLostError | OutOfMemoryError | MemoryError):
         return False
     return not isinstance(exc, PropolisError) or isinstance(exc, PluginError | DeviceError)
+
+
+def is_reference(impl: OpImpl) -> bool:
+    """The CPU reference says what is right: nobody takes over from it, nothing hides its errors."""
+    return impl.provenance is not None and impl.provenance.plugin in ESSENTIAL
 
 
 def can_repeat(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -108,4 +141,4 @@ def can_repeat(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         return False
     written = [out.storage for out in args[: spec.outputs]]
     read = (v for v in (*args[spec.outputs :], *kwargs.values()) if isinstance(v, Tensor))
-    return not any(v.storage is storage for v in read for storage in written)
+    return not any(storage_of(v) is storage for v in read for storage in written)

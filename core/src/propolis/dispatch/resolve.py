@@ -109,9 +109,9 @@ class Trace:
         return "; ".join(lines)
 
 
-def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str, str]:
+def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str, str, str]:
     """
-    Sort key of candidates: override, priority downwards, distribution, plugin name.
+    Sort key of candidates: override, priority downwards, distribution, plugin, variant.
 
     Args:
         impl: a candidate.
@@ -120,7 +120,8 @@ def ladder_order(impl: OpImpl, first: Sequence[str] = ()) -> tuple[int, int, str
     source = impl.provenance
     plugin = source.plugin if source else ""
     named = first.index(plugin) if plugin in first else len(first)
-    return (named, -impl.priority, source.distribution if source else "", plugin)
+    distribution = source.distribution if source else ""
+    return (named, -impl.priority, distribution, plugin, impl.variant)
 
 
 def resolve(
@@ -156,7 +157,7 @@ def resolve(
         if reason is None and rules.exact and not impl.exact:
             reason = "it rounds its inputs further, and numerics is 'exact'"
         if reason is None and quarantine is not None:
-            raised = quarantine.reason(impl, device)
+            raised = quarantine.reason(impl, kinds, device)
             reason = raised and f"quarantined: {raised}; `propolis quarantine clear` lets it back"
         if reason is not None:
             verdicts.append(Verdict(impl, "rejected", reason))

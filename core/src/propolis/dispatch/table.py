@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.ladder import Ladder
@@ -19,7 +20,7 @@ from propolis.dispatch.resolve import Split
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.dispatch.rules import Rules
-from propolis.errors import DeviceLostError
+from propolis.dispatch.weights import Weights
 from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from propolis.device import Device
     from propolis.dispatch.metrics import Metrics
+    from propolis.dispatch.site import Site
     from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -49,9 +51,11 @@ class DispatchTable:
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
         quarantine: implementations that raised.
-        lost: what the device failed with for good; None while it works.
+        save: keeps the call at which an implementation raised (see
+            :class:`propolis.drift.failing.Saver`); None where the settings do not ask.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
+        weights: those that implementations prepared.
     """
 
     def __init__(
@@ -67,14 +71,16 @@ class DispatchTable:
         self.device = device
         self.cpu = cpu
         self.plain: dict[str, dict[Key, Callable[..., None]]] = defaultdict(dict)
-        self.bound = self.plain
+        self.bound: dict[str, dict[Key, Callable[..., None]]] = self.plain
         self.fallbacks = fallbacks or FallbackLog()
         self.rules = rules or Rules()
         self.quarantine = quarantine or Quarantine()
-        self.lost: DeviceLostError | None = None
+        self.save: Callable[..., None] | None = None
         self.generation = 0
-        self._ladders: list[Ladder] = []
+        self._ladders: dict[tuple[str, Key], Ladder] = {}
+        self._live: WeakSet[Ladder] = WeakSet()
         self.placement = Placement(device, self.fallbacks, metrics)
+        self.weights = Weights(self)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
             entry = metrics.measured(impl, device) if metrics is not None else impl
@@ -133,8 +139,16 @@ class DispatchTable:
                 gives every candidate's reason.
             DeviceLostError: the device failed for good earlier.
         """
-        self.expect_alive()
+        self.device.expect_alive()
         known = self.plain[spec.name].get(key)
+        if known is not None:
+            return known
+        run = self.plain[spec.name][key] = self._ladder(spec, key).entry()
+        return run
+
+    def _ladder(self, spec: OpSpec, key: Key) -> Ladder:
+        """The op's rungs for this key, resolved once a generation."""
+        known = self._ladders.get((spec.name, key))
         if known is not None:
             return known
         trace = self.trace(spec, key)
@@ -147,11 +161,20 @@ class DispatchTable:
             )
             raise NoImplementationError(msg)
         self.placement.record(trace)
-        ladder = Ladder(self, spec, key, trace)
-        run = ladder.entry()
-        self._ladders.append(ladder)
-        self.plain[spec.name][key] = run
-        return run
+        ladder = self._ladders[spec.name, key] = Ladder(self, spec, key, trace)
+        self._live.add(ladder)
+        return ladder
+
+    def bind_at(self, site: Site, spec: OpSpec, key: Key) -> Callable[..., None]:
+        """As :meth:`bind`, for one captured call: what it needs is kept at ``site``."""
+        self.device.expect_alive()
+        ladder = site.ladder = self._ladder(spec, key).at(site)
+        self._live.add(ladder)
+        return ladder.entry()
+
+    def works_in_place(self, spec: OpSpec, key: Key) -> bool:
+        """Whether all who may run the op here can write over an input."""
+        return all(impl.in_place for impl in self._ladder(spec, key).chain)
 
     def prepare(self, spec: OpSpec, key: Key, weight: Tensor) -> Tensor:
         """
@@ -161,39 +184,20 @@ class DispatchTable:
             The same tensor, carrying the prepared form for that implementation, or
             ``weight`` itself when the implementation takes weights as they are.
         """
-        winner = self.trace(spec, key).winner
-        if winner is None or winner.prepare is None or winner.provenance is None:
-            return weight
-        prepared = winner.prepare(weight)
-        self.placement.record_weight(spec.name, winner.provenance, weight, prepared)
-        return weight.with_packed({winner.provenance.plugin: prepared.payload})
+        return self.weights.prepare(spec, key, weight)
 
-    def condemn(self, impl: OpImpl, reason: str) -> None:
-        """Take an implementation out of the table, for this and later processes."""
-        self.quarantine.add(impl, self.device, reason)
-        self._rebind()
+    def condemn(self, impl: OpImpl, key: Key, reason: str) -> None:
+        """Take an implementation out for these dtypes, for this and later processes."""
+        self.quarantine.add(impl, key, self.device, reason)
+        self.rebind()
+        self.weights.replace(impl, key)
 
-    def lose(self, error: DeviceLostError) -> None:
-        """Mark the device lost: every later call raises the same at once."""
-        if self.lost is None:
-            self.lost = error
-            self._rebind()
-
-    def expect_alive(self) -> None:
-        """
-        Check that the device is not lost.
-
-        Raises:
-            DeviceLostError: it is.
-        """
-        if self.lost is not None:
-            msg = f"{self.device.id} is lost: {self.lost}; only a new process can use it again"
-            raise DeviceLostError(msg) from self.lost
-
-    def _rebind(self) -> None:
+    def rebind(self) -> None:
         """Begin a new generation: every key is resolved again when it is next called."""
         self.generation += 1
-        ladders, self._ladders = self._ladders, []
+        self._ladders.clear()
         self.plain.clear()
-        for ladder in ladders:
+        # Those that captured graphs hold are among them.
+        live, self._live = self._live, WeakSet()
+        for ladder in list(live):
             ladder.retire()

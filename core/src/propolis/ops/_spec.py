@@ -23,6 +23,19 @@ from propolis.dtypes import DType
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.layout import Shape
+from propolis.ops._check import check_tensors
+from propolis.ops._check import expect_apart
+from propolis.ops._check import in_place
+from propolis.ops._check import is_clear
+from propolis.ops._check import may_share
+from propolis.ops._check import mixed_devices
+from propolis.ops._check import overlapping
+from propolis.ops._docs import completed
+from propolis.ops._tolerance import DEFAULT_TOLERANCE
+from propolis.ops._tolerance import EXACT
+from propolis.ops._tolerance import Magnitude
+from propolis.ops._tolerance import Tolerance
+from propolis.ops._tolerance import allowed_error
 from propolis.tensor import Tensor
 
 
@@ -30,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Collection
     from collections.abc import Mapping
+
+    import numpy as np
 
     from propolis.device import Device
 
@@ -40,29 +55,6 @@ Key = DType | tuple[DType, ...]
 
 Meta = tuple[Shape, DType]
 """Shape and dtype of an output."""
-
-
-class Tolerance(NamedTuple):
-    """
-    How far a result may be from the truth: ``|x - truth| <= atol + rtol * |truth|``.
-
-    Where both are 0 (``EXACT``) the result is the truth rounded once to its dtype.
-    """
-
-    rtol: float
-    atol: float
-
-
-EXACT: Final = Tolerance(0.0, 0.0)
-
-# Some ulps of each dtype, for ops that round a few times on the way.
-DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
-    dtypes.f64: Tolerance(1e-12, 1e-13),
-    dtypes.f32: Tolerance(1e-5, 1e-6),
-    dtypes.f16: Tolerance(2e-3, 1e-3),
-    dtypes.bf16: Tolerance(1.6e-2, 1e-3),
-    dtypes.f8e4m3: Tolerance(1.3e-1, 2e-3),
-}
 
 
 class Decomposition(NamedTuple):
@@ -88,10 +80,14 @@ class OpSpec:
         family: the module of the catalogue it stands in.
         infer: validates arguments; gives shape and dtype of the output.
         dtypes: the allowed dtypes of each dispatch parameter, in signature order.
+        elementwise: whether each element of the output comes from the same one of each
+            input of its shape alone: then ``into`` may write over one of them.
         outputs: how many tensors it gives; 0 when it mutates.
         mutates: whether the first argument is the destination (then the op
             allocates nothing and returns that argument).
         tolerance: per output dtype; exact where a dtype is missing.
+        magnitude: how large the terms of a result were, for ops whose terms may cancel;
+            None for others (see :data:`Magnitude`).
         signature: the op's parameters, which implementations repeat.
         decomposed: how it is done with other ops; None where it is not.
     """
@@ -105,17 +101,22 @@ class OpSpec:
         allowed: Mapping[str, Collection[DType]],
         outputs: int,
         tolerance: Mapping[DType, Tolerance],
+        magnitude: Magnitude | None = None,
+        elementwise: bool = False,
+        shared: Mapping[str, str] | None = None,
     ) -> None:
         self.name: Final = infer.__name__
         self.family: Final = infer.__module__.rpartition(".")[2]
         self.infer: Final = infer
         self.dtypes: Final = {name: frozenset(kinds) for name, kinds in allowed.items()}
+        self.elementwise: Final = elementwise
         self.outputs: Final = outputs
         self.mutates: Final = outputs == 0
         self.tolerance: Final = tolerance
+        self.magnitude: Final = magnitude
         self.signature: Final = inspect.signature(infer)
-        self.__doc__ = inspect.getdoc(infer)
         names = list(self.signature.parameters)
+        self.__doc__ = completed(inspect.getdoc(infer) or "", names, shared or {})
         self._tensors = tuple(
             name
             for name, parameter in self.signature.parameters.items()
@@ -127,6 +128,26 @@ class OpSpec:
     def summary(self) -> str:
         """The first line of the docstring."""
         return (self.__doc__ or "").strip().partition("\n")[0]
+
+    def allowed(
+        self,
+        dtype: DType,
+        truth: np.ndarray,
+        magnitude: np.ndarray | None = None,
+        *,
+        exact: bool = True,
+    ) -> np.ndarray:
+        """
+        How far each element of a result may be from the truth.
+
+        Args:
+            dtype: the result's.
+            truth: in f64.
+            magnitude: what ``self.magnitude`` gave for it.
+            exact: whether the implementation computes with its inputs as they are.
+        """
+        tolerance = self.tolerance.get(dtype, EXACT)
+        return allowed_error(tolerance, dtype, truth, magnitude, exact=exact)
 
     def decomposition(
         self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
@@ -175,23 +196,32 @@ class OpSpec:
                 raise DTypeError(msg)
         return kinds[0] if len(kinds) == 1 else kinds
 
+    def key_of(self, args: tuple[Any, ...]) -> Key:
+        """
+        The dispatch key of a call.
+
+        Raises:
+            DTypeError: the op does not allow it.
+        """
+        return self.key(*(args[i].dtype for i in self._key_index))
+
     def _infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             meta = self.infer(*args, **kwargs)
             first = args[0]
             if not isinstance(first, Tensor):  # numpy's arrays have shape and device too
-                self._check_tensors(args, kwargs)
+                check_tensors(self, args, kwargs)
             device = first.device
             required = len(self._tensors)
             for tensor in args[1:required]:
                 if tensor.device is not device:
-                    raise self._mixed_devices(args, kwargs)
+                    raise mixed_devices(self, args, kwargs)
             if kwargs or len(args) > required:
                 for value in (*args[required:], *kwargs.values()):
                     if isinstance(value, Tensor) and value.device is not device:
-                        raise self._mixed_devices(args, kwargs)
+                        raise mixed_devices(self, args, kwargs)
         except (AttributeError, TypeError, IndexError, OpError) as exc:
-            self._check_tensors(args, kwargs)
+            check_tensors(self, args, kwargs)
             if isinstance(exc, TypeError | IndexError):
                 msg = f"{self.name}{self.signature}: {exc}"
                 raise OpError(msg) from exc
@@ -210,43 +240,6 @@ class OpSpec:
         except KeyError:
             return device.table.bind(self, key)
 
-    def _check_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = self.signature.parameters
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        for name, value in given.items():
-            annotation = parameters[name].annotation if name in parameters else None
-            optional = annotation == "Tensor | None"
-            if annotation != "Tensor" and not (optional and value is not None):
-                continue
-            if not isinstance(value, Tensor):
-                msg = (
-                    f"{self.name}: {name} is a {type(value).__name__}, not a Tensor: "
-                    f"Tensor.from_numpy makes one"
-                )
-                raise OpError(msg)
-
-    def _mixed_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
-        given = self.signature.bind(*args, **kwargs).arguments.items()
-        places = ", ".join(
-            f"{name} on {value.device.id}" for name, value in given if isinstance(value, Tensor)
-        )
-        return OpError(f"{self.name}: tensors on several devices ({places}): move them with .to()")
-
-    def _check_out(self, out: Any, meta: Meta, device: Device) -> None:
-        """Refuse an output that does not fit the result."""
-        if not isinstance(out, Tensor):
-            msg = f"{self.name}: out is a {type(out).__name__}, not a Tensor"
-            raise OpError(msg)
-        if (out.shape, out.dtype) != meta:
-            msg = f"{self.name}: the result is {meta[1]} of shape {meta[0]}, out is {out!r}"
-            raise OpError(msg)
-        if not out.is_contiguous:
-            msg = f"{self.name}: out has strides {out.strides}; it must be contiguous"
-            raise OpError(msg)
-        if out.device is not device:
-            msg = f"{self.name}: out is on {out.device.id}, the arguments on {device.id}"
-            raise OpError(msg)
-
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature}>"
 
@@ -260,7 +253,11 @@ class Op(OpSpec, Generic[P]):
         first: Any = args[0]
         device = first.device
         if meta is None:
-            self._bound(device, args)(*args, **kwargs)
+            if may_share(first, args[1:], kwargs):
+                rest, named = in_place(self, first, args[1:], kwargs)
+                self._bound(device, args)(first, *rest, **named)
+            else:
+                self._bound(device, args)(*args, **kwargs)
             return first  # type: ignore[no-any-return]
         run = self._bound(device, args)  # refuses dtypes before anything is allocated
         out: Tensor = device.empty(*meta)
@@ -273,15 +270,18 @@ class Op(OpSpec, Generic[P]):
 
         Raises:
             OpError: ``out`` has another shape, dtype or device than the result, is
-                strided, or the op has a destination of its own.
+                strided, shares memory with an input (save that it may be one, exactly,
+                where the op is ``elementwise``), or the op has a destination of its own.
         """
         meta = self._infer(args, kwargs)
         if meta is None:
             msg = f"{self.name}: writes into its first argument and takes no out"
             raise OpError(msg)
-        first: Any = args[0]
-        self._check_out(out, meta, first.device)
-        self._bound(out.device, args)(out, *args, **kwargs)
+        if is_clear(self, out, meta, args, kwargs):
+            self._bound(out.device, args)(out, *args, **kwargs)
+        else:
+            read, named = in_place(self, out, args, kwargs)
+            self._bound(out.device, args)(out, *read, **named)
         return out
 
 
@@ -310,16 +310,17 @@ class PairOp(OpSpec, Generic[P]):
 
         Raises:
             OpError: there are not two outputs, or one has another shape, dtype or device
-                than the result, or is strided.
+                than the result, is strided, or shares memory with another or an input.
         """
         metas = self._infer(args, kwargs)
-        first: Any = args[0]
         if len(outs) != len(metas):
             msg = f"{self.name}: gives {len(metas)} tensors, got places for {len(outs)}"
             raise OpError(msg)
         for out, meta in zip(outs, metas, strict=True):
-            self._check_out(out, meta, first.device)
-        self._bound(first.device, args)(*outs, *args, **kwargs)
+            if not is_clear(self, out, meta, args, kwargs):
+                overlapping(self, out, args, kwargs)
+        expect_apart(self, *outs)
+        self._bound(outs[0].device, args)(*outs, *args, **kwargs)
         return outs
 
 
@@ -330,7 +331,10 @@ def op(
     allowed: Mapping[str, Collection[DType]],
     *,
     mutates: bool = False,
+    elementwise: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
     Declare an op by its inference function.
@@ -339,12 +343,23 @@ def op(
         allowed: for each parameter whose dtype selects the implementation, the
             dtypes it may have.
         mutates: the first parameter is the destination.
+        elementwise: see :class:`OpSpec`.
         tolerance: how far results may be from the truth, per output dtype.
+        magnitude: see :attr:`OpSpec.magnitude`.
+        shared: what the docstring's ``Args`` says of parameters that it leaves out: the
+            text of all ops of a family.
     """
 
     def declare(infer: Callable[P, Meta | None]) -> Op[P]:
-        outputs = 0 if mutates else 1
-        spec: Op[P] = Op(infer, allowed=allowed, outputs=outputs, tolerance=tolerance)
+        spec: Op[P] = Op(
+            infer,
+            allowed=allowed,
+            outputs=0 if mutates else 1,
+            tolerance=tolerance,
+            magnitude=magnitude,
+            elementwise=elementwise,
+            shared=shared,
+        )
         _registry[spec.name] = spec
         return spec
 
@@ -355,11 +370,20 @@ def pair_op(
     allowed: Mapping[str, Collection[DType]],
     *,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs; arguments as :func:`op`."""
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, tolerance=tolerance)
+        spec: PairOp[P] = PairOp(
+            infer,
+            allowed=allowed,
+            outputs=2,
+            tolerance=tolerance,
+            magnitude=magnitude,
+            shared=shared,
+        )
         _registry[spec.name] = spec
         return spec
 

@@ -8,27 +8,90 @@ captured step can be replayed at any length.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.ops._docs import parameter_docs
 from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.dtypes import DType
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 Window = tuple[int, int]
 """Keys a query sees to its left and right; -1 for all."""
 
 
-@op({"q": FLOATS})
+def _attention_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> Array:
+    """
+    Weights times values, and what rounding the scores does to the weights.
+
+    A score that is off by ``d`` multiplies its weight by ``exp(d)``.  Scores are short
+    sums: they lose about two units, where the 64 that long ones are allowed would hide half
+    precision.
+    """
+    reach = _score_reach(q, k, *args, **kwargs)
+    return np.asarray(f(q, k, np.abs(v), *args, **kwargs) * (1 + reach / 32))
+
+
+def _score_reach(
+    q: Array,
+    k: Array,
+    kv_len: Array | None = None,
+    *,
+    scale: float | None = None,
+    bias: Array | None = None,
+    alibi: Array | None = None,
+    q_start: Array | None = None,
+    block_table: Array | None = None,
+    **rules: Any,
+) -> Array:
+    """
+    For each query and head a bound on its scores' sums of magnitudes.
+
+    Returns:
+        (batch, tokens, heads, 1); of ragged and paged calls the keys of all sequences bound
+        each.
+    """
+    size, heads = np.abs(q), q.shape[2]
+    keys = np.abs(_finite(k))  # what lies behind kv_len may be anything
+    if q_start is not None or block_table is not None:
+        largest = keys.max((0, 1), initial=0.0)[None]
+    else:
+        valid = np.full(len(k), k.shape[1]) if kv_len is None else kv_len
+        seen = np.arange(k.shape[1]) < valid[:, None]
+        largest = np.where(seen[:, :, None, None], keys, 0.0).max(1, initial=0.0)
+    largest = np.repeat(largest, heads // k.shape[2], 1)
+    scores = (_finite(size) * largest[:, None]).sum(-1, keepdims=True)
+    scores = scores * abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + np.abs(_finite(bias)).max(initial=0)
+    if alibi is not None:
+        scores = scores + np.abs(alibi)[:, None] * (q.shape[1] + k.shape[0] * k.shape[1])
+    return np.asarray(scores)
+
+
+def _finite(a: Array) -> Array:
+    return np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@op({"q": FLOATS}, tolerance=RELATIVE, magnitude=_attention_terms)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -53,6 +116,13 @@ def attention(
     ``t`` queries over ``n`` valid keys, query ``i`` stands at position ``p = n - t + i``.
     It sees keys up to ``p`` when causal, and keys ``p - left`` to ``p + right`` of a
     window.  A query that sees no key gives zeros.
+
+    What lies beyond ``kv_len`` is never part of a result, whatever its bytes: a cache need
+    not be cleared.  A key that ``causal`` or ``window`` hides from a query has weight 0 for
+    it.  Where its value is not finite, the CPU reference still leaves it out; others may
+    give NaN (0 * NaN, as torch's do: in whole, or for the keys of a tile), because a test of
+    every product would cost what matrix units gain.  A ``bias`` of -inf is a score, not a
+    mask: its 0 * NaN is NaN everywhere.
 
     Ragged batches: with ``q_start``, ``q`` is (1, total, heads, head_dim) and sequence
     ``s`` is its rows ``q_start[s]`` to ``q_start[s + 1]``; ``k`` and ``v`` hold a sequence
@@ -90,7 +160,23 @@ def attention(
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 
 
-@pair_op({"q": FLOATS})
+def _attention_lse_terms(
+    f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+) -> tuple[Array, Array]:
+    def weighted(*args: Any, **kwargs: Any) -> Array:
+        return np.asarray(f(*args, **kwargs)[0])
+
+    lse = np.abs(f(q, k, v, *args, **kwargs)[1])
+    reach = _score_reach(q, k, *args, **kwargs)[..., 0].transpose(0, 2, 1)
+    return _attention_terms(weighted, q, k, v, *args, **kwargs), 1 + lse + reach / 32
+
+
+@pair_op(
+    {"q": FLOATS},
+    tolerance=RELATIVE,
+    magnitude=_attention_lse_terms,
+    shared=parameter_docs(attention.__doc__ or ""),
+)
 def attention_lse(
     q: Tensor,
     k: Tensor,
@@ -111,20 +197,6 @@ def attention_lse(
     ``attention`` with the logarithm of each row's sum of exponentials as well.
 
     Two results over disjoint keys can be merged with it, as split-KV decoding does.
-
-    Args:
-        q: as for ``attention``.
-        k: as for ``attention``.
-        v: as for ``attention``.
-        kv_len: as for ``attention``.
-        scale: as for ``attention``.
-        causal: as for ``attention``.
-        window: as for ``attention``.
-        softcap: as for ``attention``.
-        bias: as for ``attention``.
-        alibi: as for ``attention``.
-        q_start: as for ``attention``.
-        block_table: as for ``attention``.
 
     Returns:
         The result of ``attention``, and (batch, heads, tokens) in f32 (f64 for f64):

@@ -8,12 +8,12 @@ from propolis import dtypes
 from propolis.dtypes import PLAIN
 from propolis.ops._infer import broadcast
 from propolis.ops._infer import same_dtype
-from propolis.ops._spec import DEFAULT_TOLERANCE
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import Op
 from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ Raises:
 # rounding its result again rounds the true one (Figueroa 1995).
 _ROUNDED_ONCE = dict.fromkeys(PLAIN, EXACT)
 
-# The same, but quotients among bf16's denormals lie closer to ties than f32's own denormals
-# tell apart: the last bit, 2**-133, may differ there.
-_QUOTIENT = {**_ROUNDED_ONCE, dtypes.bf16: Tolerance(0.0, 2.0**-133)}
+# The same, but products and quotients among bf16's denormals lie closer to ties than f32's
+# own denormals tell apart: the last bit, 2**-133, may differ there.
+_SCALED = {**_ROUNDED_ONCE, dtypes.bf16: Tolerance(0.0, 2.0**-133)}
 
 
 def _arithmetic(
@@ -61,7 +61,7 @@ def _arithmetic(
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="dtype of ``a``")
-    return op({"a": PLAIN}, tolerance=tolerance)(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance=tolerance)(infer)
 
 
 def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
@@ -73,24 +73,24 @@ def _comparison(name: str, meaning: str) -> Op[[Tensor, Tensor]]:
 
     infer.__name__ = name
     infer.__doc__ = meaning + _CONTRACT.format(result="u8: 1 for true, 0 for false")
-    return op({"a": PLAIN}, tolerance={})(infer)
+    return op({"a": PLAIN}, elementwise=True, tolerance={})(infer)
 
 
 add = _arithmetic("add", "``a + b``; integers wrap around.")
 sub = _arithmetic("sub", "``a - b``; integers wrap around.")
-mul = _arithmetic("mul", "``a * b``; integers wrap around.")
+mul = _arithmetic("mul", "``a * b``; integers wrap around.", _SCALED)
 div = _arithmetic(
     "div",
     "``a / b``; integers truncate toward zero, and by zero give 0 (the quotient that does\n"
     "not trap anywhere); the minimum by -1 wraps around.",
-    _QUOTIENT,
+    _SCALED,
 )
 maximum = _arithmetic("maximum", "The larger of ``a`` and ``b``; NaN where either is.")
 minimum = _arithmetic("minimum", "The smaller of ``a`` and ``b``; NaN where either is.")
 pow = _arithmetic(  # noqa: A001  (the field's name)
     "pow",
     "``a ** b``, as C's pow; integers wrap around, and to a negative power are 0, save 1\nand -1.",
-    DEFAULT_TOLERANCE,
+    RELATIVE,
 )
 eq = _comparison("eq", "``a == b``; NaN equals nothing.")
 ne = _comparison("ne", "``a != b``; NaN differs from everything.")

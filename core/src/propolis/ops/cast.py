@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": PLAIN}, tolerance=dict.fromkeys(dtypes.ALL, EXACT))
+@op({"x": PLAIN}, elementwise=True, tolerance=dict.fromkeys(dtypes.ALL, EXACT))
 def cast(x: Tensor, dtype: DType, /) -> Meta:
     """
     The same values in another plain dtype.

@@ -8,6 +8,7 @@ one for each; padding is with zeros.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Final
 
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
@@ -18,6 +19,8 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -27,8 +30,28 @@ if TYPE_CHECKING:
 
 Sizes = int | tuple[int, ...]
 
+WINDOW: Final = {
+    "kernel": "(height, width) of a window.",
+    "stride": "elements between windows.",
+    "padding": "zeros on both sides.",
+    "dilation": "elements between the taps of a window.",
+}
+"""What the attributes of ops with windows mean."""
 
-@op({"x": FLOATS})
+_CHANNELS: Final = {
+    "bias": "(out_channels,), same dtype, or None.",
+    "groups": "divides the channels of input and output.",
+}
+_CONV: Final = {**WINDOW, **_CHANNELS}
+_TRANSPOSE: Final = {
+    "stride": "output elements between input elements.",
+    "padding": "elements cut from both sides of the output.",
+    "dilation": "elements between the taps of a kernel.",
+    **_CHANNELS,
+}
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_CONV)
 def conv1d(
     x: Tensor,
     w: Tensor,
@@ -46,11 +69,6 @@ def conv1d(
     Args:
         x: (batch, in_channels, length), a float dtype; sums are in f32 or wider.
         w: (out_channels, in_channels / groups, kernel), same dtype.
-        bias: (out_channels,), same dtype, or None.
-        stride: elements between windows.
-        padding: zeros on both sides.
-        dilation: elements between the taps of a window.
-        groups: divides the channels of input and output.
 
     Returns:
         (batch, out_channels, length_out), dtype of ``x``, with
@@ -64,7 +82,7 @@ def conv1d(
     return _conv("conv1d", 1, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_CONV)
 def conv2d(
     x: Tensor,
     w: Tensor,
@@ -82,11 +100,6 @@ def conv2d(
     Args:
         x: (batch, in_channels, height, width), a float dtype; sums are in f32 or wider.
         w: (out_channels, in_channels / groups, kernel_h, kernel_w), same dtype.
-        bias: (out_channels,), same dtype, or None.
-        stride: elements between windows.
-        padding: zeros on both sides.
-        dilation: elements between the taps of a window.
-        groups: divides the channels of input and output.
 
     Returns:
         (batch, out_channels, height_out, width_out), dtype of ``x``; sizes as in
@@ -100,7 +113,7 @@ def conv2d(
     return _conv("conv2d", 2, x, w, bias, (stride, padding, dilation), groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_TRANSPOSE)
 def conv_transpose1d(
     x: Tensor,
     w: Tensor,
@@ -119,12 +132,7 @@ def conv_transpose1d(
     Args:
         x: (batch, in_channels, length), a float dtype; sums are in f32 or wider.
         w: (in_channels, out_channels / groups, kernel), same dtype.
-        bias: (out_channels,), same dtype, or None.
-        stride: output elements between input elements.
-        padding: elements cut from both sides of the output.
         output_padding: elements added at its end, fewer than stride or dilation.
-        dilation: elements between the taps of a kernel.
-        groups: divides the channels of input and output.
 
     Returns:
         (batch, out_channels, length_out), dtype of ``x``, with ``length_out = (length -
@@ -139,7 +147,7 @@ def conv_transpose1d(
     return _conv_transpose("conv_transpose1d", 1, x, w, bias, attributes, groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_TRANSPOSE)
 def conv_transpose2d(
     x: Tensor,
     w: Tensor,
@@ -158,12 +166,7 @@ def conv_transpose2d(
     Args:
         x: (batch, in_channels, height, width), a float dtype; sums are in f32 or wider.
         w: (in_channels, out_channels / groups, kernel_h, kernel_w), same dtype.
-        bias: (out_channels,), same dtype, or None.
-        stride: output elements between input elements.
-        padding: elements cut from both sides of the output.
         output_padding: elements added at its ends, fewer than stride or dilation.
-        dilation: elements between the taps of a kernel.
-        groups: divides the channels of input and output.
 
     Returns:
         (batch, out_channels, height_out, width_out), dtype of ``x``; sizes as in
@@ -178,7 +181,7 @@ def conv_transpose2d(
     return _conv_transpose("conv_transpose2d", 2, x, w, bias, attributes, groups)
 
 
-@op({"x": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT))
+@op({"x": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT), shared=WINDOW)
 def im2col(
     x: Tensor,
     /,
@@ -193,10 +196,6 @@ def im2col(
 
     Args:
         x: (batch, channels, height, width), any plain dtype.
-        kernel: (height, width) of a window.
-        stride: elements between windows.
-        padding: zeros on both sides.
-        dilation: elements between the taps of a window.
 
     Returns:
         (batch, height_out * width_out, channels * kernel_h * kernel_w), dtype of ``x``.

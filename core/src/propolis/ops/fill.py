@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import PLAIN
@@ -14,20 +17,23 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence
 
     from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": frozenset(dtypes.ALL)}, tolerance=_EXACT)
+@op({"x": frozenset(dtypes.ALL)}, elementwise=True, tolerance=_EXACT)
 def copy(x: Tensor, /) -> Meta:
     """
     A row-major copy.
@@ -73,7 +79,12 @@ def fill(target: Tensor, /, value: float) -> None:
     """
 
 
-@op({"target": PLAIN}, mutates=True)
+def _steps(f: Callable[..., Any], target: Array, start: float = 0, step: float = 1) -> Array:
+    """The start, and how far each element is from it."""
+    return np.asarray(f(target, abs(start), abs(step)))
+
+
+@op({"target": PLAIN}, mutates=True, tolerance=ROUNDED, magnitude=_steps)
 def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
     """
     ``target[i] = start + i * step``, in place, in row-major order.

@@ -21,6 +21,8 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -128,7 +130,12 @@ def scatter(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = -1) -> No
     _check_scatter("scatter", target, ids, source, dim)
 
 
-@op({"target": PLAIN, "ids": INDEX_DTYPES}, mutates=True)
+@op(
+    {"target": PLAIN, "ids": INDEX_DTYPES},
+    mutates=True,
+    tolerance=ROUNDED,
+    magnitude=of_absolutes,
+)
 def scatter_add(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = -1) -> None:
     """
     ``target[ids[i, j, k], j, k] += source[i, j, k]`` for dim 0, in place.
@@ -150,7 +157,12 @@ def scatter_add(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = -1) -
     _check_scatter("scatter_add", target, ids, source, dim)
 
 
-@op({"target": PLAIN, "ids": INDEX_DTYPES}, mutates=True)
+@op(
+    {"target": PLAIN, "ids": INDEX_DTYPES},
+    mutates=True,
+    tolerance=ROUNDED,
+    magnitude=of_absolutes,
+)
 def index_add(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = 0) -> None:
     """
     Add slices of ``source`` to the slices of ``target`` that ``ids`` names, in place.

@@ -10,6 +10,8 @@ from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 from propolis.ops.binary import add
 
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"a": FLOATS})
+@op({"a": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def matmul(a: Tensor, b: Tensor, /) -> Meta:
     """
     ``a @ b`` over the last two dimensions; leading ones broadcast.
@@ -40,7 +42,7 @@ def matmul(a: Tensor, b: Tensor, /) -> Meta:
     return (*batch, a.shape[-2], b.shape[-1]), a.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def linear(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> Meta:
     """
     ``x @ w.T + bias``: a linear layer, weights as checkpoints store them.

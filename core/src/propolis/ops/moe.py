@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 
 from propolis import dtypes
 from propolis.dtypes import BLOCKS
@@ -14,13 +15,27 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
-@pair_op({"logits": FLOATS})
+def _weights(
+    f: Callable[..., Any], logits: Array, k: int, *, renormalize: bool = True
+) -> tuple[Array, None]:
+    """As for ``softmax``: exponentials lose what their arguments are rounded by."""
+    below = logits.max(-1, keepdims=True) - logits.min(-1, keepdims=True)
+    return f(logits, k, renormalize=renormalize)[0] * (1 + below / 32), None
+
+
+@pair_op({"logits": FLOATS}, tolerance=RELATIVE, magnitude=_weights)
 def moe_gate(
     logits: Tensor,
     /,
@@ -32,7 +47,8 @@ def moe_gate(
     The ``k`` likeliest experts of each token and their weights.
 
     Weights are ``softmax(logits)`` over all experts; renormalised, those of the
-    chosen sum to 1.  Of equal experts the first is taken first.
+    chosen sum to 1.  Experts are chosen by their logits; of equal ones the first is taken
+    first.
 
     Args:
         logits: (tokens, experts), a float dtype; computed in f32 or wider.
@@ -56,7 +72,7 @@ def moe_gate(
     return (shape, logits.dtype), (shape, dtypes.i64)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def moe_linear(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     """
     ``out[t, j] = x[t, j] @ w[experts[t, j]].T``: each token times its experts' weights.
@@ -79,7 +95,7 @@ def moe_linear(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     return _moe_linear("moe_linear", x, w, experts)
 
 
-@op({"x": FLOATS, "w": BLOCKS})
+@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def moe_qmatmul(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     """
     ``moe_linear`` with weights in a GGUF block format.

@@ -7,6 +7,9 @@ All compute in f32 or wider and round once.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
@@ -15,23 +18,37 @@ from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
 from propolis.ops._spec import pair_op
+from propolis.ops._tolerance import RELATIVE
 from propolis.ops.binary import add
 from propolis.ops.unary import silu
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS})
+_ROWS = {
+    "x": "(..., width), a float dtype.",
+    "weight": "(width,), same dtype.",
+    "bias": "(width,), same dtype, or None.",
+    "eps": "added to the mean square.",
+}
+_GROUPS = {
+    "x": "(batch, channels, ...), a float dtype.",
+    "weight": "(channels,), same dtype.",
+    "bias": "(channels,), same dtype.",
+    "groups": "divides the channels.",
+    "eps": "added to the variance.",
+}
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     """
     ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang, Sennrich 2019).
-
-    Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         Shape and dtype of ``x``.
@@ -46,7 +63,7 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     return x.shape, x.dtype
 
 
-@pair_op({"x": FLOATS})
+@pair_op({"x": FLOATS}, tolerance=RELATIVE, shared=_ROWS)
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -60,10 +77,7 @@ def add_rms_norm(
     ``h`` is rounded to the dtype before it is normalised.
 
     Args:
-        x: (..., width), a float dtype.
         residual: same shape and dtype.
-        weight: (width,), same dtype.
-        eps: added to the mean square.
 
     Returns:
         ``h`` and its norm, each of the shape and dtype of ``x``.
@@ -79,7 +93,23 @@ def add_rms_norm(
     return (x.shape, x.dtype), (x.shape, x.dtype)
 
 
-@op({"x": FLOATS})
+def _layer_terms(
+    f: Callable[..., Any],
+    x: Array,
+    weight: Array,
+    /,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    """What subtracting the mean may lose: the largest element over the deviation."""
+    if not x.size:
+        return x
+    largest = np.abs(x).max(-1, keepdims=True)
+    y = largest / np.sqrt(x.var(-1, keepdims=True) + eps) * np.abs(weight)
+    return np.asarray(y if bias is None else y + np.abs(bias))
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_layer_terms, shared=_ROWS)
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -91,9 +121,6 @@ def layer_norm(
     ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension (Ba et al. 2016).
 
     Args:
-        x: (..., width), a float dtype.
-        weight: (width,), same dtype.
-        bias: (width,), same dtype, or None.
         eps: added to the variance.
 
     Returns:
@@ -112,7 +139,21 @@ def layer_norm(
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+def _group_terms(
+    f: Callable[..., Any], x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5
+) -> Array:
+    """The same, of each group; SiLU's slope is nowhere far above 1."""
+    if not x.size:
+        return x
+    rows = x.reshape(x.shape[0], groups, -1)
+    largest = np.abs(rows).max(-1, keepdims=True)
+    y = largest / np.sqrt(rows.var(-1, keepdims=True) + eps)
+    y = np.broadcast_to(y, rows.shape).reshape(x.shape)
+    across = (-1, *(1,) * (x.ndim - 2))
+    return np.asarray(y * np.abs(weight).reshape(across) + np.abs(bias).reshape(across))
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm(
     x: Tensor,
     weight: Tensor,
@@ -125,11 +166,8 @@ def group_norm(
     Normalise each group of channels over its channels and all positions (Wu, He 2018).
 
     Args:
-        x: (batch, channels, ...), a float dtype.
         weight: (channels,), same dtype: multiplies each channel afterwards.
         bias: (channels,), same dtype: is added to each channel then.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.
@@ -142,7 +180,7 @@ def group_norm(
     return _group_norm("group_norm", x, weight, bias, groups)
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm_silu(
     x: Tensor,
     weight: Tensor,
@@ -153,13 +191,6 @@ def group_norm_silu(
 ) -> Meta:
     """
     ``silu(group_norm(x, weight, bias, groups, eps))``, rounded once.
-
-    Args:
-        x: (batch, channels, ...), a float dtype.
-        weight: (channels,), same dtype.
-        bias: (channels,), same dtype.
-        groups: divides the channels.
-        eps: added to the variance.
 
     Returns:
         Shape and dtype of ``x``.

@@ -11,6 +11,9 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
+from propolis.ops.conv import WINDOW
 from propolis.ops.conv import Sizes
 from propolis.ops.conv import conv_sizes
 from propolis.ops.conv import spatial
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS})
+_POOL = {**WINDOW, "stride": "elements between windows; the kernel's size when None."}
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_POOL)
 def avg_pool2d(
     x: Tensor,
     /,
@@ -35,8 +41,6 @@ def avg_pool2d(
 
     Args:
         x: (batch, channels, height, width), a float dtype; sums are in f32 or wider.
-        kernel: (height, width) of a window.
-        stride: elements between windows; the kernel's size when None.
         padding: zeros on both sides, at most half the kernel.
         count_padding: whether padding counts as elements of a window.
 
@@ -51,7 +55,7 @@ def avg_pool2d(
     return _pool("avg_pool2d", x, kernel, stride, padding, 1)
 
 
-@op({"x": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT))
+@op({"x": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT), shared=_POOL)
 def max_pool2d(
     x: Tensor,
     /,
@@ -69,10 +73,7 @@ def max_pool2d(
 
     Args:
         x: (batch, channels, height, width), any plain dtype.
-        kernel: (height, width) of a window.
-        stride: elements between windows; the kernel's size when None.
         padding: elements on both sides, at most half the kernel.
-        dilation: elements between the taps of a window.
 
     Returns:
         (batch, channels, height_out, width_out), dtype of ``x``.

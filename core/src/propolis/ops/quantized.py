@@ -13,6 +13,8 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 from propolis.ops.matmul import linear
 
 
@@ -73,7 +75,7 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
     return x.shape, dtype
 
 
-@op({"x": FLOATS, "w": BLOCKS})
+@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     """
     ``x @ dequantize(w).T``: a linear layer with weights in a GGUF block format.

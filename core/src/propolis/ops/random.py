@@ -9,20 +9,30 @@ Element ``i`` (in row-major order) of a tensor is made from lane ``i % 4`` of Ph
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 
-from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
-from propolis.ops._spec import DEFAULT_TOLERANCE
-from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
-@op({"target": FLOATS}, mutates=True)
+def _uniform_terms(
+    f: Callable[..., Any], target: Array, low: float = 0.0, high: float = 1.0, **drawn: int
+) -> float:
+    """Both ends of the range."""
+    return abs(low) + abs(high)
+
+
+@op({"target": FLOATS}, mutates=True, tolerance=ROUNDED, magnitude=_uniform_terms)
 def uniform(
     target: Tensor,
     /,
@@ -52,12 +62,18 @@ def uniform(
     _check("uniform", seed, offset)
 
 
-# The angle, up to 2 pi, is rounded to f32: half an ulp, 2.4e-7, times the largest radius,
-# 5.8, may be off where the cosine is near 0.  For std 1: a larger one scales it.
-_NORMAL = {**DEFAULT_TOLERANCE, dtypes.f32: Tolerance(1e-5, 4e-6)}
+def _normal_terms(
+    f: Callable[..., Any], target: Array, mean: float = 0.0, std: float = 1.0, **drawn: int
+) -> float:
+    """
+    The angle, up to 2 pi, is rounded: half an ulp, 4 units, times the largest radius, 5.8.
+
+    Much is lost where the cosine is near 0.
+    """
+    return abs(mean) + 2 * abs(std)
 
 
-@op({"target": FLOATS}, mutates=True, tolerance=_NORMAL)
+@op({"target": FLOATS}, mutates=True, tolerance=RELATIVE, magnitude=_normal_terms)
 def normal(
     target: Tensor,
     /,

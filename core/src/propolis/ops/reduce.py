@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -20,27 +23,37 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
 Dims = int | tuple[int, ...] | None
 """One dimension, several, or None for all; negative ones count from the end."""
 
+_REDUCED = {
+    "x": "any shape, any plain dtype.",
+    "dims": "the dimensions to reduce.",
+    "keepdim": "leave them with size 1 instead of dropping them.",
+}
+_SEARCHED = {
+    "x": "rank 1 or more, any plain dtype.",
+    "dim": "the dimension to search; negative counts from the end.",
+}
+
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The sum; of no elements, 0.
-
-    Args:
-        x: any shape, any plain dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -51,15 +64,13 @@ def sum(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("sum", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_REDUCED)
 def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     """
     The mean; of no elements, NaN.
 
     Args:
         x: any shape, a float dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -71,15 +82,29 @@ def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
     return reduced("mean", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": FLOATS})
+def _deviations(
+    f: Callable[..., Any],
+    x: Array,
+    dims: Dims = None,
+    *,
+    keepdim: bool = False,
+    correction: int = 0,
+) -> Array:
+    """Each deviation is rounded as the element and the mean are, before it is squared."""
+    mean = x.mean(dims, keepdims=True)
+    far = np.abs(x - mean)
+    terms = far * (far + np.abs(mean))
+    # A sample's variance is at most twice the population's, where there is one.
+    return np.asarray((1 + (correction > 0)) * terms.mean(dims, keepdims=keepdim))
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_deviations, shared=_REDUCED)
 def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Meta:
     """
     The variance: the sum of squared deviations over ``n - correction``.
 
     Args:
         x: any shape, a float dtype.
-        dims: the dimensions to reduce.
-        keepdim: leave them with size 1 instead of dropping them.
         correction: 0 for a whole population, 1 for a sample (Bessel).
 
     Returns:
@@ -92,15 +117,13 @@ def var(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: i
     return reduced("var", x.shape, dims, keepdim=keepdim), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_REDUCED)
 def min(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The smallest element; NaN where any is.
 
     Args:
-        x: any shape, any plain dtype.
         dims: the dimensions to reduce, none of them empty.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -111,15 +134,13 @@ def min(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("min", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_REDUCED)
 def max(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # noqa: A001
     """
     The largest element; NaN where any is.
 
     Args:
-        x: any shape, any plain dtype.
         dims: the dimensions to reduce, none of them empty.
-        keepdim: leave them with size 1 instead of dropping them.
 
     Returns:
         The reduced shape, dtype of ``x``.
@@ -130,16 +151,12 @@ def max(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:  # n
     return reduced("max", x.shape, dims, keepdim=keepdim, empty=False), x.dtype
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_SEARCHED)
 def argmax(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The index of the largest element along one dimension; of the first, when several are.
 
     NaN counts as larger than any number, as in numpy and torch.
-
-    Args:
-        x: rank 1 or more, any plain dtype.
-        dim: the dimension to search; negative counts from the end.
 
     Returns:
         Shape of ``x`` without that dimension, i64.
@@ -151,16 +168,12 @@ def argmax(x: Tensor, /, dim: int = -1) -> Meta:
     return _arg("argmax", x, dim)
 
 
-@op({"x": PLAIN}, tolerance=_EXACT)
+@op({"x": PLAIN}, tolerance=_EXACT, shared=_SEARCHED)
 def argmin(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The index of the smallest element along one dimension; of the first, when several are.
 
     NaN counts as smaller than any number, as in numpy and torch.
-
-    Args:
-        x: rank 1 or more, any plain dtype.
-        dim: the dimension to search; negative counts from the end.
 
     Returns:
         Shape of ``x`` without that dimension, i64.
@@ -172,7 +185,7 @@ def argmin(x: Tensor, /, dim: int = -1) -> Meta:
     return _arg("argmin", x, dim)
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=of_absolutes)
 def cumsum(x: Tensor, /, dim: int = -1) -> Meta:
     """
     The sums of all elements up to each along one dimension, itself included.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
@@ -10,13 +13,37 @@ from propolis.ops._infer import expect
 from propolis.ops._infer import same_dtype
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS, "positions": {dtypes.i32, dtypes.i64}})
+def _rotations(
+    f: Callable[..., Any],
+    x: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    interleaved: bool = False,
+) -> Array:
+    """A rotation is a sum of two products: it is largest where both are positive."""
+    x, cos, sin = np.abs(x), np.abs(cos), np.abs(sin)
+    # One of the two turns adds both products where every number is positive.
+    turns = [f(x, positions, cos, s, interleaved=interleaved) for s in (sin, -sin)]
+    return np.asarray(np.maximum(*np.abs(turns)))
+
+
+@op(
+    {"x": FLOATS, "positions": {dtypes.i32, dtypes.i64}},
+    tolerance=ROUNDED,
+    magnitude=_rotations,
+)
 def rope(
     x: Tensor,
     positions: Tensor,

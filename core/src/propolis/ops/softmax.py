@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.layout import normalize_dim
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
-@op({"x": FLOATS})
+def _shares(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:
+    """The argument of an exponential is rounded: its result loses that, relatively."""
+    return np.asarray(f(x, dim) * (1 + _below(x, dim) / 32))
+
+
+def _logarithms(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:
+    """What is below the maximum, and the logarithm of a sum that is at least 1."""
+    below = _below(x, dim)
+    return np.asarray(below + np.abs(f(x, dim) + below))
+
+
+def _below(x: Array, dim: int) -> Array:
+    return np.asarray(x.max(dim, keepdims=True) - x if x.shape[dim] else x)
+
+
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_shares)
 def softmax(x: Tensor, /, dim: int = -1) -> Meta:
     """
     ``exp(x - max(x)) / sum(exp(x - max(x)))`` over one dimension.
@@ -36,7 +58,7 @@ def softmax(x: Tensor, /, dim: int = -1) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_logarithms)
 def log_softmax(x: Tensor, /, dim: int = -1) -> Meta:
     """
     ``x - max(x) - log(sum(exp(x - max(x))))`` over one dimension.

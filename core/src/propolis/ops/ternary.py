@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from propolis.tensor import Tensor
 
 
-@op({"condition": INTEGERS, "a": PLAIN}, tolerance=dict.fromkeys(PLAIN, EXACT))
+@op(
+    {"condition": INTEGERS, "a": PLAIN},
+    elementwise=True,
+    tolerance=dict.fromkeys(PLAIN, EXACT),
+)
 def where(condition: Tensor, a: Tensor, b: Tensor, /) -> Meta:
     """
     ``a`` where ``condition`` is not 0, else ``b``; all three broadcast.

@@ -8,7 +8,11 @@ activations that multiply ``x`` by a share of it (silu, gelu) give NaN for -inf,
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+
+from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
 from propolis.dtypes import DType
@@ -19,11 +23,19 @@ from propolis.ops._spec import DEFAULT_TOLERANCE
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import Op
+from propolis.ops._spec import Tolerance
 from propolis.ops._spec import op
+from propolis.ops._tolerance import RELATIVE
+from propolis.ops._tolerance import ROUNDED
+from propolis.ops._tolerance import Magnitude
 from propolis.ops.binary import mul
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -40,7 +52,21 @@ Raises:
 """
 
 
-def _unary(name: str, meaning: str, allowed: frozenset[DType] = FLOATS) -> Op[[Tensor]]:
+# What divides by an exponential is 0 where that overflows f32, below exp(-88).
+_SHARE = {
+    **RELATIVE,
+    dtypes.f32: Tolerance(1e-5, 2.0**-119),
+    dtypes.bf16: Tolerance(1.6e-2, 2.0**-119),
+}
+
+
+def _unary(
+    name: str,
+    meaning: str,
+    allowed: frozenset[DType] = FLOATS,
+    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
+) -> Op[[Tensor]]:
     """Declare an op that differs from its siblings in the formula alone."""
 
     def infer(x: Tensor, /) -> Meta:
@@ -50,28 +76,45 @@ def _unary(name: str, meaning: str, allowed: frozenset[DType] = FLOATS) -> Op[[T
     kinds = "a float dtype" if allowed is FLOATS else "any plain dtype"
     infer.__doc__ = meaning + _CONTRACT.format(allowed=kinds)
     # What takes integers too is exact, or one product that f32 or f64 rounds correctly.
-    tolerance = DEFAULT_TOLERANCE if allowed is FLOATS else dict.fromkeys(PLAIN, EXACT)
-    return op({"x": allowed}, tolerance=tolerance)(infer)
+    if allowed is PLAIN:
+        tolerance = dict.fromkeys(PLAIN, EXACT)
+    return op({"x": allowed}, elementwise=True, tolerance=tolerance, magnitude=magnitude)(infer)
 
 
-exp = _unary("exp", "``e ** x``.")
+def _argument(f: Callable[..., Any], x: Array, up: Array | float = 1.0) -> Array:
+    """GELU is a sum of x/2 and x/2 times a function of x, which cancel below 0."""
+    return np.asarray(np.abs(x * up))
+
+
+exp = _unary("exp", "``e ** x``.", tolerance=RELATIVE)
 log = _unary("log", "The natural logarithm; of 0 it is -inf, of negative numbers NaN.")
 sin = _unary("sin", "The sine of radians.")
 cos = _unary("cos", "The cosine of radians.")
 tanh = _unary("tanh", "The hyperbolic tangent.")
-sqrt = _unary("sqrt", "The square root; of negative numbers NaN.")
-rsqrt = _unary("rsqrt", "``1 / sqrt(x)``; of 0 it is inf.")
-recip = _unary("recip", "``1 / x``; of 0 it is inf with the sign of the zero.")
+sqrt = _unary("sqrt", "The square root; of negative numbers NaN.", tolerance=RELATIVE)
+rsqrt = _unary("rsqrt", "``1 / sqrt(x)``; of 0 it is inf.", tolerance=RELATIVE)
+recip = _unary("recip", "``1 / x``; of 0 it is inf with the sign of the zero.", tolerance=RELATIVE)
 erf = _unary("erf", "The error function.")
-sigmoid = _unary("sigmoid", "``1 / (1 + exp(-x))``.")
-silu = _unary("silu", "``x / (1 + exp(-x))``: SiLU, or swish (Elfwing et al. 2017).")
+sigmoid = _unary("sigmoid", "``1 / (1 + exp(-x))``.", tolerance=_SHARE)
+silu = _unary(
+    "silu", "``x / (1 + exp(-x))``: SiLU, or swish (Elfwing et al. 2017).", tolerance=_SHARE
+)
 gelu = _unary(
     "gelu",
     "``x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))``: the tanh form of GELU\n"
     "(Hendrycks, Gimpel 2016).",
+    tolerance=RELATIVE,
+    magnitude=_argument,
 )
-gelu_erf = _unary("gelu_erf", "``x/2 * (1 + erf(x / sqrt(2)))``: GELU, exactly.")
-quick_gelu = _unary("quick_gelu", "``x * sigmoid(1.702 * x)``: CLIP's approximation of GELU.")
+gelu_erf = _unary(
+    "gelu_erf",
+    "``x/2 * (1 + erf(x / sqrt(2)))``: GELU, exactly.",
+    tolerance=RELATIVE,
+    magnitude=_argument,
+)
+quick_gelu = _unary(
+    "quick_gelu", "``x * sigmoid(1.702 * x)``: CLIP's approximation of GELU.", tolerance=_SHARE
+)
 softplus = _unary("softplus", "``log(1 + exp(x))``, without overflow for large ``x``.")
 abs = _unary("abs", "The absolute value; of an integer type's minimum, itself.", PLAIN)  # noqa: A001
 neg = _unary("neg", "``-x``; integers wrap around.", PLAIN)
@@ -83,7 +126,7 @@ ceil = _unary("ceil", "The smallest whole number not below ``x``.", PLAIN)
 round = _unary("round", "The nearest whole number, ties to the even one, as IEEE rounds.", PLAIN)  # noqa: A001
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, tolerance=RELATIVE, elementwise=True)
 def powf(x: Tensor, /, exponent: float) -> Meta:
     """
     ``x ** exponent``; a negative ``x`` to a fraction is NaN.
@@ -101,7 +144,7 @@ def powf(x: Tensor, /, exponent: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": FLOATS})
+@op({"x": FLOATS}, elementwise=True)
 def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     """
     ``x`` where positive, else ``alpha * (exp(x) - 1)`` (Clevert et al. 2015).
@@ -119,7 +162,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": PLAIN})
+@op({"x": PLAIN}, tolerance=ROUNDED, elementwise=True)
 def clamp(x: Tensor, /, low: float, high: float) -> Meta:
     """
     ``min(max(x, low), high)``; NaN stays NaN.
@@ -142,7 +185,12 @@ def clamp(x: Tensor, /, low: float, high: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"x": PLAIN})
+def _affine_terms(f: Callable[..., Any], x: Array, mul: float, add: float) -> Array:
+    """The product and what is added to it may cancel."""
+    return np.asarray(np.abs(x * mul) + np.abs(add))
+
+
+@op({"x": PLAIN}, tolerance=ROUNDED, magnitude=_affine_terms, elementwise=True)
 def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     """
     ``x * mul + add``.
@@ -164,7 +212,7 @@ def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"gate": FLOATS})
+@op({"gate": FLOATS}, tolerance=_SHARE, elementwise=True)
 def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
@@ -183,7 +231,7 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     return _gated("silu_mul", gate, up)
 
 
-@op({"gate": FLOATS})
+@op({"gate": FLOATS}, tolerance=RELATIVE, magnitude=_argument, elementwise=True)
 def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
@@ -11,10 +14,14 @@ from propolis.ops._infer import expect
 from propolis.ops._spec import EXACT
 from propolis.ops._spec import Meta
 from propolis.ops._spec import op
+from propolis.ops._tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.layout import Shape
+    from propolis.ops._tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -56,7 +63,15 @@ def upsample_nearest2d(x: Tensor, /, size: tuple[int, int]) -> Meta:
     return _upsample("upsample_nearest2d", x, tuple(size))
 
 
-@op({"x": FLOATS})
+def _blends(
+    f: Callable[..., Any], x: Array, size: tuple[int, int], *, align_corners: bool = False
+) -> Array:
+    """The shares come of positions, whose rounding grows with the image."""
+    far = max(*x.shape[2:], *size) / 8 * np.nanmax(np.abs(x[np.isfinite(x)]), initial=0)
+    return np.asarray(f(np.abs(x), size, align_corners=align_corners) + far)
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_blends)
 def upsample_bilinear2d(
     x: Tensor,
     /,

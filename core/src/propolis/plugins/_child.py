@@ -39,8 +39,12 @@ def ask(value: str) -> dict[str, Any]:
             kind = type(result).__name__
             return _no(f"propolis_probe() returned a {kind}, not a ProbeResult")
         files = [_absolute(os.fsdecode(file)) for file in result.files]
-        said = {"ok": bool(result.ok), "reason": str(result.reason), "files": files}
-        return {**said, "answered": True}
+        return {
+            "ok": bool(result.ok),
+            "reason": str(result.reason),
+            "files": files,
+            "answered": True,
+        }
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
         return _no(describe(exc))
 

@@ -36,8 +36,8 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
 
     Raises:
         PluginError: it is no OpImpl, its op is unknown, its function's parameters
-            differ from the op's, its dtypes are for parameters the op has not, or a
-            field is of the wrong type.
+            differ from the op's, its dtypes are for parameters the op has not, it works
+            in place where the op does not, or a field is of the wrong type.
     """
     if not isinstance(impl, OpImpl):
         msg = f"propolis_ops gave a {type(impl).__name__}, not an OpImpl"
@@ -49,10 +49,17 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
         msg = f"propolis_ops gave an implementation of {impl.op!r}, which is no op{hint}"
         raise PluginError(msg)
     _check_function(impl, spec)
-    _check_supports(impl, spec)
+    _check_takes_arguments(impl, spec, "supports()", impl.supports)
+    _check_workspace(impl, spec)
     _check_dtypes(impl, spec)
     if not isinstance(impl.priority, int):
         msg = f"{impl.op}: priority is {impl.priority!r}; it must be a whole number"
+        raise PluginError(msg)
+    if impl.in_place and not spec.elementwise:
+        msg = f"{impl.op}: in_place is True; {impl.op} is not elementwise: its output is apart"
+        raise PluginError(msg)
+    if not isinstance(impl.variant, str):
+        msg = f"{impl.op}: variant is {impl.variant!r}; it must be a string"
         raise PluginError(msg)
     # A string is a collection too: "gfx90" would match every "gfx90a".
     if impl.archs is not None and isinstance(impl.archs, str):
@@ -79,11 +86,11 @@ def _check_function(impl: OpImpl, spec: OpSpec) -> None:
         raise PluginError(msg)
 
 
-def _check_supports(impl: OpImpl, spec: OpSpec) -> None:
-    """``supports`` may be vague (``*args, **kwargs``), but must take the op's arguments."""
-    if impl.supports is None:
+def _check_takes_arguments(impl: OpImpl, spec: OpSpec, what: str, function: Any) -> None:
+    """It may be vague (``*args, **kwargs``), but must take the op's arguments."""
+    if function is None:
         return
-    signature = _signature(impl.op, "supports()", impl.supports)
+    signature = _signature(impl.op, what, function)
     parameters = spec.signature.parameters.values()
     try:
         # As the op's callers may: optional parameters by position, or by keyword.
@@ -92,10 +99,22 @@ def _check_supports(impl: OpImpl, spec: OpSpec) -> None:
             signature.bind(*args, **{p.name: None for p in parameters if p.kind not in by_position})
     except TypeError as exc:
         msg = (
-            f"{impl.op}: its supports() takes {signature}; the op's arguments are "
+            f"{impl.op}: its {what} takes {signature}; the op's arguments are "
             f"{spec.signature}: {exc}"
         )
         raise PluginError(msg) from exc
+
+
+def _check_workspace(impl: OpImpl, spec: OpSpec) -> None:
+    bound: Any = impl.workspace
+    if callable(bound):
+        _check_takes_arguments(impl, spec, "workspace()", bound)
+    elif bound is not None and (not isinstance(bound, int) or bound < 0):
+        msg = (
+            f"{impl.op}: workspace is {bound!r}; it must be a number of bytes, a function of "
+            f"the op's arguments that gives it, or None"
+        )
+        raise PluginError(msg)
 
 
 def _check_dtypes(impl: OpImpl, spec: OpSpec) -> None:

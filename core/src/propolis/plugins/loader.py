@@ -16,6 +16,7 @@ from typing import Literal
 
 import pluggy
 
+from propolis import events
 from propolis import hookspecs
 from propolis.errors import PluginError
 from propolis.plugins.discovery import ESSENTIAL
@@ -92,9 +93,15 @@ class PluginHost:
         self._plugins: dict[str, Any] = {}
 
     @classmethod
-    def load(cls, config: Config, *, reprobe: bool = False) -> PluginHost:
+    def load(cls, config: Config, *, reprobe: bool = False, probe: bool = True) -> PluginHost:
         """
         Discover, vet, import, check and register every plugin that the config admits.
+
+        Args:
+            config: the settings.
+            reprobe: ask every plugin's probe again.
+            probe: False to import plugins that this machine cannot run, to read what
+                they declare; importing one must succeed anywhere, running it need not.
 
         Raises:
             ConfigError: the config names plugins that are not installed.
@@ -118,7 +125,7 @@ class PluginHost:
                     "name", f"several distributions claim this name: {owners}; remove one"
                 )
             else:
-                host._admit(report, config, reprobe=reprobe)
+                host._admit(report, config, reprobe=reprobe, probe=probe)
             host._announce(report)
         return host
 
@@ -179,9 +186,9 @@ class PluginHost:
                 self._forget(name)
                 self._announce(report)
 
-    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool) -> None:
+    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool, probe: bool) -> None:
         candidate = report.candidate
-        if not candidate.is_essential:
+        if probe and not candidate.is_essential:
             verdict = vet(
                 candidate,
                 timeout=config.probe_timeout,
@@ -259,6 +266,21 @@ class PluginHost:
             )
         elif normalize(info.name) != name:
             report.reject("name", f"its entry point is {name!r} but it calls itself {info.name!r}")
+        elif newest < API_LEVEL:
+            self._deprecate(report, newest)
+
+    @staticmethod
+    def _deprecate(report: PluginReport, newest: int) -> None:
+        """Tell the user, while it still loads, that a coming version will not load it."""
+        candidate = report.candidate
+        events.PLUGIN_DEPRECATED.emit(
+            plugin=candidate.name,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            api=newest,
+            current=API_LEVEL,
+            remedy=f"upgrade {candidate.distribution}",
+        )
 
     def _forget(self, name: str) -> None:
         plugin = self._plugins.pop(name, None)
@@ -266,22 +288,28 @@ class PluginHost:
             self._pm.unregister(plugin)
 
     def _announce(self, report: PluginReport) -> None:
+        it = report.candidate
         if report.status == "loaded":
+            events.PLUGIN_LOADED.emit(
+                plugin=it.name,
+                distribution=it.distribution,
+                version=it.version,
+                hooks=report.hooks,
+            )
             return
-        candidate = report.candidate
-        if report.status == "rejected" and self.strict:
-            msg = f"plugin {candidate}: {report.reason}"
+        rejected = report.status == "rejected"
+        if rejected and self.strict:
+            msg = f"plugin {it}: {report.reason}"
             raise PluginError(msg) from report.exception
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
         # A plugin that says no is as it should be: this machine lacks what it needs.
-        refused = report.stage == "probe" and report.answered
-        level = "warning" if report.status == "rejected" and not refused else "info"
-        getattr(get_logger(), level)(
-            f"plugin.{report.status}",
-            plugin=candidate.name,
-            distribution=candidate.distribution,
-            version=candidate.version,
+        if rejected and report.stage == "probe" and report.answered:
+            event = events.PLUGIN_UNAVAILABLE
+        else:
+            event = events.PLUGIN_REJECTED if rejected else events.PLUGIN_DISABLED
+        event.emit(
+            plugin=it.name,
+            distribution=it.distribution,
+            version=it.version,
             stage=report.stage,
             reason=report.reason,
         )

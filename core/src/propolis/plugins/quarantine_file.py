@@ -47,7 +47,7 @@ class QuarantineFile:
         for entry, key in self._read():
             report = by_name.get(entry.source.plugin)
             if report is not None and key == _key(report):
-                found[entry.source.plugin, entry.op, entry.kind, entry.arch] = entry
+                found[entry.what] = entry
 
         def keep(entry: Entry) -> None:
             report = by_name.get(entry.source.plugin)
@@ -88,20 +88,21 @@ class QuarantineFile:
         found = read_json(self.path)
         try:
             return [
-                (Entry(Provenance(**item["source"]), *(item[f] for f in _FIELDS)), item["key"])
-                for item in (found if isinstance(found, list) else [])
+                (_entry(item), item["key"]) for item in (found if isinstance(found, list) else [])
             ]
         except (KeyError, TypeError):
             return []
 
 
-_FIELDS = ("op", "kind", "arch", "reason")
+def _entry(item: dict[str, Any]) -> Entry:
+    source, dtypes = Provenance(**item["source"]), tuple(item["dtypes"])
+    texts = {name: item[name] for name in ("op", "variant", "kind", "arch", "reason")}
+    return Entry(source=source, dtypes=dtypes, **texts)
 
 
 def _without(all_: list[tuple[Entry, str]], entry: Entry) -> list[tuple[Entry, str]]:
     """The others: an entry made under older files is replaced."""
-    same = (entry.source.plugin, entry.op, entry.kind, entry.arch)
-    return [(e, k) for e, k in all_ if (e.source.plugin, e.op, e.kind, e.arch) != same]
+    return [(e, k) for e, k in all_ if e.what != entry.what]
 
 
 def _as_dict(entry: Entry, key: str) -> dict[str, Any]:

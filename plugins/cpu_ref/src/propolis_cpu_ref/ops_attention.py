@@ -165,8 +165,10 @@ def _sequences(
         if pages is None:
             own_k, own_v = keys[s, :valid], values[s, :valid]
         else:
+            # Counted, because numpy cannot infer a size beside a 0.
+            held = len(pages[s]) * k.shape[1]
             own_k, own_v = (
-                pool[pages[s]].reshape(-1, *pool.shape[2:])[:valid] for pool in (keys, values)
+                pool[pages[s]].reshape(held, *pool.shape[2:])[:valid] for pool in (keys, values)
             )
         yield _Sequence(
             queries[row, rows],
@@ -224,7 +226,7 @@ def _attend(sequence: _Sequence, rules: _Rules) -> None:
                 some = hidden.shape[1]
                 np.copyto(scores[:, :, seen - some :], -np.inf, where=hidden[:, None, :])
             lse = None if sequence.lse is None else sequence.lse[which, rows]
-            answers[rows, h] = _weigh(scores, sequence.v[:seen, h], lse)
+            answers[rows, h] = _weigh(scores, sequence.v[:seen, h], hidden, lse)
 
 
 def _visible(
@@ -278,7 +280,12 @@ def _shape_scores(
         scores -= rules.slopes[heads][:, None] * distance[:, None, :]
 
 
-def _weigh(scores: np.ndarray, v: np.ndarray, lse: np.ndarray | None) -> np.ndarray:
+def _weigh(
+    scores: np.ndarray,
+    v: np.ndarray,
+    hidden: np.ndarray | None,
+    lse: np.ndarray | None,
+) -> np.ndarray:
     """
     The softmax of (rows, group, keys) scores times values.
 
@@ -298,11 +305,28 @@ def _weigh(scores: np.ndarray, v: np.ndarray, lse: np.ndarray | None) -> np.ndar
     np.exp(flat, out=flat)
     total = flat.sum(axis=-1, keepdims=True)
     weighted = np.matmul(flat, v)
+    if hidden is not None and np.isnan(weighted).any():
+        weighted = _weigh_seen(flat, v, np.repeat(hidden, group, axis=0))
     # Dividing after the product touches value_dim numbers a row, not every score.
     weighted /= np.where(total == 0, 1, total)
     if lse is not None:
         lse[...] = (np.log(total) + top).reshape(rows, group).T
     return np.asarray(weighted.reshape(rows, group, v.shape[1]))
+
+
+def _weigh_seen(weights: np.ndarray, v: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """
+    (rows, keys) weights times values, to which a hidden key adds nothing: not even 0 * NaN.
+
+    ``hidden`` is (rows, some), of the last keys.
+    """
+    finite = np.isfinite(v)
+    weighted = np.matmul(weights, np.where(finite, v, 0))
+    always = len(v) - hidden.shape[1]
+    for key in np.flatnonzero(~finite.all(axis=1)):
+        sees = slice(None) if key < always else ~hidden[:, key - always]
+        weighted[sees] += weights[sees, key, None] * np.where(finite[key], 0, v[key])
+    return np.asarray(weighted)
 
 
 OPS = [

@@ -87,4 +87,4 @@ def _round_to_odd(values: np.ndarray) -> np.ndarray:
     return np.where(inexact & even, bits + step, bits).astype(np.int32).view(np.float32)
 
 
-OPS = [OpImpl(op="cast", fn=cast, dtypes=PLAIN)]
+OPS = [OpImpl(op="cast", fn=cast, dtypes=PLAIN, in_place=True)]

@@ -50,7 +50,7 @@ def quantize(out: Tensor, x: Tensor, dtype: DType, /) -> None:
 def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, in f32 (f64 for f64 activations)."""
     y = scratch(out)
-    dense: Any = w.packed.get("cpu_ref")
+    dense: Any = w.packed.get(prepare)
     if dense is not None:
         times_transposed(wide(x), dense, y)
     else:
@@ -73,7 +73,7 @@ def prepare(w: Tensor) -> Prepared:
 
 def values_of(x: Tensor) -> np.ndarray:
     """The f32 values of a block tensor, as a new 1-D array."""
-    raw = x.contiguous().array.reshape(-1)
+    raw = np.ascontiguousarray(x.array).reshape(-1)
     values = np.empty(x.numel, np.float32)
     block, size = x.dtype.block_size, x.dtype.block_bytes
 

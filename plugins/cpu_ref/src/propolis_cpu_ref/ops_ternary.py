@@ -19,4 +19,4 @@ def where(out: Tensor, condition: Tensor, a: Tensor, b: Tensor, /) -> None:
     out.array[...] = np.where(condition.array != 0, a.array, b.array)
 
 
-OPS = [OpImpl(op="where", fn=where, dtypes={"a": PLAIN})]
+OPS = [OpImpl(op="where", fn=where, dtypes={"a": PLAIN}, in_place=True)]

@@ -165,12 +165,18 @@ def gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
 
 
 OPS = [
-    *(OpImpl(op=n, fn=_implement(n, f), dtypes=FLOATS) for n, f in FLOAT_FUNCTIONS.items()),
-    *(OpImpl(op=n, fn=_implement(n, f), dtypes=PLAIN) for n, f in PLAIN_FUNCTIONS.items()),
-    OpImpl(op="powf", fn=powf, dtypes=FLOATS),
-    OpImpl(op="elu", fn=elu, dtypes=FLOATS),
-    OpImpl(op="clamp", fn=clamp, dtypes=PLAIN),
-    OpImpl(op="affine", fn=affine, dtypes=PLAIN),
+    *(
+        OpImpl(op=n, fn=_implement(n, f), dtypes=FLOATS, in_place=True)
+        for n, f in FLOAT_FUNCTIONS.items()
+    ),
+    *(
+        OpImpl(op=n, fn=_implement(n, f), dtypes=PLAIN, in_place=True)
+        for n, f in PLAIN_FUNCTIONS.items()
+    ),
+    OpImpl(op="powf", fn=powf, dtypes=FLOATS, in_place=True),
+    OpImpl(op="elu", fn=elu, dtypes=FLOATS, in_place=True),
+    OpImpl(op="clamp", fn=clamp, dtypes=PLAIN, in_place=True),
+    OpImpl(op="affine", fn=affine, dtypes=PLAIN, in_place=True),
     OpImpl(op="silu_mul", fn=silu_mul, dtypes=FLOATS),
-    OpImpl(op="gelu_mul", fn=gelu_mul, dtypes=FLOATS),
+    OpImpl(op="gelu_mul", fn=gelu_mul, dtypes=FLOATS, in_place=True),
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from bisect import bisect_left
 from bisect import insort
 from collections import deque
@@ -43,6 +44,10 @@ class Backend(Protocol):
     """Where segments come from."""
 
     id: str
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured, so that nothing may be given back."""
 
     def allocate(self, nbytes: int) -> int:
         """The address of fresh memory; raises OutOfMemoryError."""
@@ -89,7 +94,7 @@ class Block:
         pool: the pool it returns to.
         before: the piece below it in the segment.
         after: the piece above it.
-        used: whether somebody has it.
+        used: whether somebody has it, or had it lately; others may not join it then.
     """
 
     __slots__ = ("after", "before", "nbytes", "pool", "ptr", "size", "used")
@@ -162,8 +167,13 @@ class CachingAllocator:
         self._returned: deque[Block] = deque()
         self._small = _Pool()
         self._large = _Pool()
+        # Small pieces that came back, by size: a step asks for the same sizes again, and
+        # cutting and joining would cost it more than everything else here.
+        self._recent: dict[int, list[Block]] = {}
         self._statistics = Statistics()
-        self.held = False
+        self._segments: set[int] = set()
+        # When the last tensor is gone too, or the process ends.
+        weakref.finalize(self, _give_back, backend, self._segments)
 
     def allocate(self, nbytes: int) -> Block:
         """
@@ -215,8 +225,13 @@ class CachingAllocator:
 
     def _take(self, nbytes: int) -> Block:
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        recent = self._recent.get(size)
+        if recent:
+            return recent.pop()
         pool = self._small if size <= _SMALL else self._large
         block = pool.smallest(size)
+        if block is None and pool is self._small and self._join_recent():
+            block = pool.smallest(size)
         if block is None:
             block = self._grow(size, pool, nbytes)
         else:
@@ -262,6 +277,7 @@ class CachingAllocator:
             ptr = self._backend.allocate(size)
         except OutOfMemoryError as exc:
             ptr = self._retry(size, asked, exc, last=last)
+        self._segments.add(ptr)
         statistics.segments += 1
         statistics.reserved += size
         statistics.peak_reserved = max(statistics.peak_reserved, statistics.reserved)
@@ -295,19 +311,29 @@ class CachingAllocator:
 
     def _collect(self) -> None:
         """Take back what was released.  The lock is held."""
-        while self._returned and not self.held:
+        if self.direct and self._backend.capturing:
+            return  # HIP frees nothing while a graph is captured
+        while self._returned:
             block = self._returned.popleft()
-            if not block.used:
-                continue
-            block.used = False
             self._statistics.allocated -= block.nbytes
             if self.direct:
                 self._drop(block)
+            elif block.size <= _SMALL:
+                self._recent.setdefault(block.size, []).append(block)
             else:
                 self._join(block)
 
+    def _join_recent(self) -> bool:
+        """Put the pieces that came back into their pool; whether there were any."""
+        recent, self._recent = self._recent, {}
+        for blocks in recent.values():
+            for block in blocks:
+                self._join(block)
+        return bool(recent)
+
     def _join(self, block: Block) -> None:
         """Put a piece into its pool, together with its free neighbours."""
+        block.used = False
         pool = block.pool
         before, after = block.before, block.after
         if after is not None and not after.used:
@@ -326,6 +352,7 @@ class CachingAllocator:
         pool.add(block)
 
     def _trim(self) -> int:
+        self._join_recent()
         freed = 0
         for pool in (self._small, self._large):
             for block in pool.whole_segments():
@@ -335,18 +362,23 @@ class CachingAllocator:
         return freed
 
     def _drop(self, block: Block) -> None:
-        self._statistics.reserved -= block.size
-        self._backend.free(block.ptr)
+        if block.ptr in self._segments:  # they are gone already where the process is ending
+            self._segments.remove(block.ptr)
+            self._statistics.reserved -= block.size
+            self._backend.free(block.ptr)
+
+
+def _give_back(backend: Backend, segments: set[int]) -> None:
+    while segments:
+        backend.free(segments.pop())
 
 
 def _bytes(count: int) -> str:
     """``1.5 GiB``; below 1 MiB the exact number."""
     if count < MIB:
         return f"{count} bytes"
-    for unit, size in (("GiB", KIB * MIB), ("MiB", MIB)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    raise AssertionError
+    gib = count >= KIB * MIB
+    return f"{count / (KIB * MIB if gib else MIB):.1f} {'GiB' if gib else 'MiB'}"
 
 
 __all__ = ["ALIGNMENT", "Backend", "Block", "CachingAllocator", "Statistics"]

@@ -23,18 +23,17 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
-from propolis.log import get_logger
+from propolis_rocm_hip import events
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
 
+    from propolis import Config
+
 FOLDER: Final = "kernels"
 """The cache's name in the folder of caches."""
-
-LIMIT: Final = 512 * 1024 * 1024
-"""Bytes that the entries may take together."""
 
 _SUFFIX: Final = ".co"
 _LOCKS: Final = 16
@@ -93,9 +92,14 @@ class CodeCache:
         limit: bytes that all entries may take together.
     """
 
-    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
+    def __init__(self, folder: Path, limit: int = 512 << 20) -> None:
         self.folder = folder
         self.limit = limit
+
+    @classmethod
+    def of(cls, config: Config) -> CodeCache:
+        """The cache that the settings name."""
+        return cls(config.cache_dir / FOLDER, config.kernel_cache_mib << 20)
 
     def get(self, key: Key, make: Callable[[], bytes]) -> bytes:
         """
@@ -120,7 +124,7 @@ class CodeCache:
                 self._write(path, key, code)
                 self.gc()
             except OSError as exc:
-                get_logger().warning("rocm.cache_not_written", path=str(path), reason=str(exc))
+                events.ROCM_CACHE_NOT_WRITTEN.emit(path=str(path), reason=str(exc))
             return code
 
     def entries(self, *, verify: bool = False) -> list[Entry]:
@@ -178,7 +182,7 @@ class CodeCache:
         return code
 
     def _distrust(self, path: Path, reason: str) -> None:
-        get_logger().warning("rocm.cache_entry_damaged", path=str(path), reason=reason)
+        events.ROCM_CACHE_ENTRY_DAMAGED.emit(path=str(path), reason=reason)
         with suppress(OSError):
             path.unlink()
 
@@ -239,4 +243,4 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
     return head, code
 
 
-__all__ = ["FOLDER", "LIMIT", "CodeCache", "Entry", "Key"]
+__all__ = ["FOLDER", "CodeCache", "Entry", "Key"]

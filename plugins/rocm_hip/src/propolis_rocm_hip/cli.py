@@ -80,10 +80,9 @@ def gc(ctx: click.Context, max_mib: int | None, as_json: bool) -> None:
 
 
 def _store(ctx: click.Context) -> CodeCache:
-    from propolis_rocm_hip.cache import FOLDER  # noqa: PLC0415  (not for --help)
-    from propolis_rocm_hip.cache import CodeCache  # noqa: PLC0415
+    from propolis_rocm_hip.cache import CodeCache  # noqa: PLC0415  (not for --help)
 
-    return CodeCache(settings(ctx).cache_dir / FOLDER)
+    return CodeCache.of(settings(ctx))
 
 
 def _name(entry: Entry) -> str:

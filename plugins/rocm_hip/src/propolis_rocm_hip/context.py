@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import threading
+import weakref
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis_rocm_hip import _ffi
 
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 STREAM_NON_BLOCKING: Final = 1
+
+
+# HIP does not survive a fork: a child that calls it hangs or reads nonsense.
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for context in _contexts:
+        context.lost = DeviceLostError(
+            f"{context.id}: this process was forked from one that uses the GPU: start it with "
+            f"multiprocessing's 'spawn' method"
+        )
+
+
+def _destroy(stream: int, process: int) -> None:
+    """Give a stream back, save in a forked process; a lost device has none to give back."""
+    if os.getpid() == process:
+        with contextlib.suppress(DeviceError):
+            _ffi.call("rocm", "hipStreamDestroy", stream)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Context:
@@ -25,7 +55,7 @@ class Context:
         stream_handle: the same for calls by ctypes.
         lock: held while something is queued.  A capture holds it from begin to end, so
             that no other thread's work ends up in the graph.
-        capturing: whether the stream is being captured.
+        capturing: the thread that is capturing the stream; None when nobody is.
         lost: what the device failed with for good; None while it works.
     """
 
@@ -43,12 +73,16 @@ class Context:
         self.index = index
         self.id = f"rocm:{index}"
         self.lock = threading.RLock()
-        self.capturing = False
+        self.capturing: int | None = None
+        self._waiting = 0
+        self._idle = threading.Condition(self.lock)
         self.lost: DeviceLostError | None = None
         self._alone = alone
+        _contexts.add(self)
         stream = self.call("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
         self.stream = int(stream)
         self.stream_handle = ctypes.c_void_p(self.stream)
+        weakref.finalize(self, _destroy, self.stream, os.getpid())
 
     def call(self, name: str, *args: Any) -> Any:
         """
@@ -58,9 +92,7 @@ class Context:
             DeviceLostError: the device failed for good, now or earlier.
             DeviceError: the call failed.
         """
-        if self.lost is not None:
-            msg = f"{name}: {self.lost}"
-            raise DeviceLostError(msg) from self.lost
+        self.expect_alive()
         try:
             if not self._alone:
                 _ffi.call(self.id, "hipSetDevice", self.index)
@@ -68,6 +100,17 @@ class Context:
         except DeviceLostError as exc:
             self.lost = exc
             raise
+
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
+
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.lost is not None:
+            msg = f"{self.id} is lost: {self.lost}; only a new process can use it again"
+            raise DeviceLostError(msg) from self.lost
 
     def fail(self, name: str, code: int) -> None:
         """
@@ -88,7 +131,48 @@ class Context:
         Raises:
             DeviceError: something queued failed.
         """
-        self.call("hipStreamSynchronize", self.stream)
+        with self.lock:
+            self._waiting += 1
+        try:
+            self.call("hipStreamSynchronize", self.stream)
+        finally:
+            with self.lock:
+                self._waiting -= 1
+                self._idle.notify_all()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """
+        Keep the stream for this thread's capture.
+
+        HIP gives a capture up when a thread waits for the stream, so it begins when none
+        does, and until its end all others stay outside.
+        """
+        with self.lock:
+            while self._waiting:
+                self._idle.wait()
+            self.capturing = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.capturing = None
+
+    def refuse_capture(self, what: str) -> None:
+        """
+        Check that this thread is not capturing.
+
+        Args:
+            what: what it is about to do, for the message.
+
+        Raises:
+            DeviceError: it is: what it does could not be replayed.
+        """
+        if self.capturing == threading.get_ident():
+            msg = (
+                f"{self.id}: {what} while a graph is captured cannot be replayed: an "
+                f"implementation that says it is capture-safe is not; report it to its author"
+            )
+            raise DeviceError(msg)
 
 
 __all__ = ["Context"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from propolis import Device
 from propolis_rocm_hip import graphs
 from propolis_rocm_hip import hardware
-from propolis_rocm_hip.cache import FOLDER
 from propolis_rocm_hip.cache import CodeCache
 from propolis_rocm_hip.context import Context
 from propolis_rocm_hip.memory import RocmMemory
@@ -47,7 +46,7 @@ class RocmDevice(Device):
     memory: RocmMemory
 
     def __init__(self, described: Hardware, context: Context, config: Config) -> None:
-        memory = RocmMemory(context)
+        memory = RocmMemory(context, direct=config.direct_allocations)
         super().__init__(described.properties, memory)
         self.hardware = described
         self.context = context
@@ -55,7 +54,7 @@ class RocmDevice(Device):
         self.warp_size = described.warp_size
         self.compute_units = described.compute_units
         self.pool = memory.pool
-        cache = CodeCache(config.cache_dir / FOLDER)
+        cache = CodeCache.of(config)
         self.modules = ModuleStore(context, self.properties.arch, self.warp_size, cache)
 
     def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
@@ -98,6 +97,10 @@ class RocmProvider:
     def enumerate(self) -> Iterable[DeviceProperties]:
         """All that are visible."""
         return hardware.enumerate_gpus()
+
+    def describe(self) -> Iterable[DeviceProperties]:
+        """One of each architecture that the ROCm plugins are written for."""
+        return hardware.described_gpus()
 
     def open(self, index: int) -> RocmDevice:
         """

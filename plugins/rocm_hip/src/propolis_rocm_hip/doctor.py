@@ -14,7 +14,6 @@ from propolis import DoctorCheck
 from propolis.errors import DeviceError
 from propolis_rocm_hip import _ffi
 from propolis_rocm_hip import hardware
-from propolis_rocm_hip.cache import FOLDER
 from propolis_rocm_hip.cache import CodeCache
 from propolis_rocm_hip.libraries import Library
 from propolis_rocm_hip.libraries import installed
@@ -201,7 +200,7 @@ def visible_devices(
 
 def cache() -> CheckResult:
     """The code objects that hipRTC compiled."""
-    store = CodeCache(Config.load().cache_dir / FOLDER)
+    store = CodeCache.of(Config.load())
     entries = store.entries(verify=True)
     bad = [entry for entry in entries if entry.problem]
     size = sum(entry.nbytes for entry in entries)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
-from propolis.log import get_logger
 from propolis_rocm_hip import _ffi
+from propolis_rocm_hip import events
 from propolis_rocm_hip._release import release
 
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis_rocm_hip.context import Context
+
 
 class HipGraph:
     """
@@ -61,25 +62,12 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
         DeviceLostError: the device failed for good.
     """
     with context.lock:
-        # Thread-local: what other threads allocate meanwhile is no concern of the capture.
-        mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
-        context.call("hipStreamBeginCapture", context.stream, mode)
-        context.capturing = True
-        problem: Exception | None = None
-        try:
-            for call in calls:
-                call()
-        except Exception as exc:  # noqa: BLE001  (whatever an implementation raises)
-            problem = exc
-        finally:
-            context.capturing = False
-            graph, ended = _end(context)
-        problem = problem or ended
+        graph, problem = _capture(context, calls)
         if isinstance(problem, DeviceLostError):
             raise problem
         if graph is None or problem is not None:
-            get_logger().warning(
-                "rocm.graph_not_recorded", device=context.id, calls=len(calls), reason=str(problem)
+            events.ROCM_GRAPH_NOT_RECORDED.emit(
+                device=context.id, calls=len(calls), reason=str(problem)
             )
             return None
         try:
@@ -88,12 +76,37 @@ def record(context: Context, calls: Sequence[Callable[[], None]]) -> HipGraph | 
             context.call("hipGraphDestroy", graph)
 
 
+def _capture(
+    context: Context, calls: Sequence[Callable[[], None]]
+) -> tuple[object | None, Exception | None]:
+    """What the stream recorded, and what went wrong."""
+    with context.capture():
+        # Thread-local: what other threads allocate meanwhile is no concern of the capture.
+        mode = _ffi.hip().hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
+        context.call("hipStreamBeginCapture", context.stream, mode)
+        try:
+            problem = _run(calls)
+        finally:
+            graph, ended = _end(context)
+    return graph, problem or ended
+
+
+def _run(calls: Sequence[Callable[[], None]]) -> Exception | None:
+    """Run the calls; what one of them raises, without the frames, which hold tensors."""
+    try:
+        for call in calls:
+            call()
+    except Exception as exc:  # noqa: BLE001  (whatever an implementation raises)
+        return exc.with_traceback(None)
+    return None
+
+
 def _end(context: Context) -> tuple[object | None, DeviceError | None]:
     """End the capture, which must be ended even when a call failed."""
     try:
         return context.call("hipStreamEndCapture", context.stream), None
     except DeviceError as exc:
-        return None, exc
+        return None, exc.with_traceback(None)
 
 
 __all__ = ["HipGraph", "record"]

@@ -20,8 +20,26 @@ KIND: Final = "rocm"
 NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 
-VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+VISIBILITY: Final = (
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",  # HIP heeds it too
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+)
 """Variables that hide GPUs."""
+
+WARPS: Final = {
+    "gfx90a": 64,
+    "gfx942": 64,
+    "gfx1030": 32,
+    "gfx1100": 32,
+    "gfx1101": 32,
+    "gfx1102": 32,
+    "gfx1151": 32,
+    "gfx1200": 32,
+    "gfx1201": 32,
+}
+"""The architectures that the ROCm plugins are written for, and the threads of a warp on each."""
 
 _PCI: Final = Path("/sys/bus/pci/devices")
 
@@ -118,6 +136,13 @@ def enumerate_gpus() -> Iterator[DeviceProperties]:
         yield describe(index).properties
 
 
+def described_gpus() -> Iterator[DeviceProperties]:
+    """A GPU of each architecture that we are written for, present or not."""
+    for arch, warp in WARPS.items():
+        extra = {"warp_size": str(warp)}
+        yield DeviceProperties(KIND, 0, f"any GPU of {arch}", arch, extra=extra)
+
+
 def usable_memory(reported: int, pci: str, root: Path = _PCI) -> tuple[int, str]:
     """
     Memory that tensors on an APU can use, and how that is known.
@@ -148,4 +173,14 @@ def _number(path: Path) -> int | None:
         return None
 
 
-__all__ = ["KIND", "VISIBILITY", "Hardware", "count", "describe", "enumerate_gpus", "usable_memory"]
+__all__ = [
+    "KIND",
+    "VISIBILITY",
+    "WARPS",
+    "Hardware",
+    "count",
+    "describe",
+    "described_gpus",
+    "enumerate_gpus",
+    "usable_memory",
+]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propolis import Memory
-from propolis.errors import DeviceError
 from propolis_rocm_hip._release import release
 from propolis_rocm_hip.allocator import CachingAllocator
 from propolis_rocm_hip.staging import Staging
@@ -49,6 +48,11 @@ class Segments:
         self._context = context
         self.id = context.id
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being captured."""
+        return self._context.capturing is not None
+
     def allocate(self, nbytes: int) -> int:
         """Fresh memory of the device."""
         return int(self._context.call("hipMalloc", nbytes))
@@ -82,20 +86,17 @@ class RocmMemory(Memory):
 
         Raises:
             OutOfMemoryError: there is too little.
+            DeviceLostError: the device failed for good.
             DeviceError: a graph is being captured: its memory would be somebody else's at replay.
         """
-        if self.context.capturing:
-            msg = (
-                f"{self.context.id}: {nbytes} bytes were asked for while a graph is captured: an "
-                f"implementation that says it is capture-safe allocates; report it to its author"
-            )
-            raise DeviceError(msg)
+        self.context.expect_alive()
+        self.context.refuse_capture(f"an allocation of {nbytes} bytes")
         return RocmStorage(self.context, self.pool, self.pool.allocate(nbytes))
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Queue a copy from the host; ``source`` may change as soon as this returns."""
         with self.context.lock:
-            self._refuse_capture("a copy from the host")
+            self.context.refuse_capture("a copy from the host")
             self._staging.upload(target.ptr + offset, source)
 
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
@@ -104,7 +105,7 @@ class RocmMemory(Memory):
             return
         context = self.context
         with context.lock:
-            self._refuse_capture("a copy to the host")
+            context.refuse_capture("a copy to the host")
             context.call(
                 "hipMemcpyDtoHAsync",
                 target.ctypes.data,
@@ -116,16 +117,8 @@ class RocmMemory(Memory):
 
     def synchronize(self) -> None:
         """Return once everything queued is done."""
-        self._refuse_capture("waiting")
+        self.context.refuse_capture("waiting")
         self.context.synchronize()
-
-    def _refuse_capture(self, what: str) -> None:
-        if self.context.capturing:
-            msg = (
-                f"{self.context.id}: {what} while a graph is captured cannot be replayed: an "
-                f"implementation that says it is capture-safe is not; report it to its author"
-            )
-            raise DeviceError(msg)
 
 
 __all__ = ["RocmMemory", "RocmStorage", "Segments"]

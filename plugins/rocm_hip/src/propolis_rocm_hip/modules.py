@@ -134,6 +134,8 @@ class Function:
             DeviceError: the launch, or something queued before it, failed.
             struct.error: the arguments do not fit the signature.
         """
+        if self._context.lost is not None:
+            self._context.expect_alive()
         with self._lock:
             self.struct.pack_into(self._buffer, 0, *arguments)
             code = self._launch(
@@ -156,6 +158,8 @@ class Function:
             DeviceError: the launch, or something queued before it, failed.
             ValueError: ``packed`` has another size.
         """
+        if self._context.lost is not None:
+            self._context.expect_alive()
         with self._lock:
             self._bytes[:] = packed
             code = self._launch(

@@ -54,7 +54,8 @@ def _order(first: Context, then: Context) -> None:
     if first is not then:
         event = Event(first)
         event.record()
-        then.call("hipStreamWaitEvent", then.stream, event.handle, 0)
+        with then.lock:
+            then.call("hipStreamWaitEvent", then.stream, event.handle, 0)
 
 
 __all__ = ["copy_to"]

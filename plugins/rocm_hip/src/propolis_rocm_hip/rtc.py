@@ -143,7 +143,7 @@ def _judge(what: str, status: int, answer: bytes, output: str) -> bytes:
     """The code object in the child's answer; what it says in its place is an error."""
     head, newline, code = answer.partition(b"\n")
     if not newline:
-        how = f"crashed ({signal.Signals(-status).name})" if status < 0 else f"exited {status}"
+        how = f"crashed ({signal.strsignal(-status)})" if status < 0 else f"exited {status}"
         last = output.strip().splitlines()[-1:] or ["it said nothing"]
         msg = (
             f"{what}: the compiler {how}: {last[0]}; a ROCm that is older than the architecture "

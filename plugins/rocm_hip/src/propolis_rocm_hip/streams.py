@@ -42,7 +42,9 @@ class Event:
     def record(self, stream: int | None = None) -> None:
         """Set the mark behind everything queued so far on ``stream``, the device's when None."""
         context = self._context
-        context.call("hipEventRecord", self.handle, context.stream if stream is None else stream)
+        with context.lock:
+            where = context.stream if stream is None else stream
+            context.call("hipEventRecord", self.handle, where)
 
     def done(self) -> bool:
         """Whether the work before the mark is done."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 from typing import NamedTuple
 
+from propolis_rocm_hip.hardware import WARPS
+
 
 class Arch(NamedTuple):
     """
@@ -19,14 +21,15 @@ class Arch(NamedTuple):
     isa: int
 
 
-ARCHS: Final = {
-    "gfx90a": Arch(64, 9010),
-    "gfx942": Arch(64, 9402),
-    "gfx1030": Arch(32, 10300),
-    "gfx1100": Arch(32, 11000),
-    "gfx1101": Arch(32, 11001),
-    "gfx1102": Arch(32, 11002),
-    "gfx1151": Arch(32, 11501),
-    "gfx1200": Arch(32, 12000),
-    "gfx1201": Arch(32, 12001),
-}
+def _isa(name: str) -> int:
+    """
+    The number of an architecture: major version, and two digits each of minor and stepping.
+
+    >>> _isa("gfx90a"), _isa("gfx1151")
+    (9010, 11501)
+    """
+    major, minor, stepping = name[3:-2], name[-2], name[-1]
+    return int(major) * 1000 + int(minor) * 100 + int(stepping, 16)
+
+
+ARCHS: Final = {name: Arch(warp, _isa(name)) for name, warp in WARPS.items()}

@@ -23,6 +23,7 @@ from propolis.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from propolis import Runtime
     from propolis_workers.llm.generation import Generation
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -43,6 +44,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What to do about ops that fall to the CPU.",
         ),
         click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores."),
+        click.option("--metrics", is_flag=True, default=None, help="End with what each op cost."),
         click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens in all."),
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
         click.option("-t", "--temperature", type=float, default=0.0, show_default=True),
@@ -84,7 +86,7 @@ def generate(
         raise UsageError(msg)
     answer = _answer_options(options)  # wrong ones are found before a model is loaded
     text = _decoded(sys.stdin.buffer.read()) if prompt == "-" else prompt
-    model = _load(ctx, options, quiet=as_json)
+    model, _ = load(ctx, options, quiet=as_json)
     if raw:
         generation = model.complete(text, **answer)
     else:
@@ -111,7 +113,7 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415  (not for --help)
 
     answer = _answer_options(options)
-    model = _load(ctx, options, quiet=False)
+    model, _ = load(ctx, options, quiet=False)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
     last = None
     while True:
@@ -175,12 +177,13 @@ def _print_pieces(generation: Generation) -> None:
     click.echo()
 
 
-def _load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> LLM:
-    """The model, with a progress bar while its weights are read."""
+def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[LLM, Runtime]:
+    """The model and who runs it, with a progress bar while its weights are read."""
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
 
-    own = {name: options.pop(name) for name in ("model", "device", "fallback", "threads")}
+    names = ("model", "device", "fallback", "threads", "metrics")
+    own = {name: options.pop(name, None) for name in names}
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
     if quiet or not sys.stderr.isatty():
@@ -191,7 +194,7 @@ def _load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> LLM:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"
         click.echo(f"{note} on {model.model.device.id}", err=True)
-    return model
+    return model, runtime
 
 
 def _load_with_bar(runtime: Any) -> LLM:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propolis import default_runtime
+from propolis import events
 from propolis.errors import ModelError
 from propolis_workers.llm.architecture import ARCHITECTURES
 from propolis_workers.llm.architecture import config_from_folder
@@ -115,7 +116,9 @@ class LLM:
         }
         layers = Layers(source, names, device, _counter(source, progress))
         model = Llama(config, layers)
-        return cls(path, source, config, tokenizer, model, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        events.MODEL_LOADED.emit(model=path.name, device=device.id, seconds=round(seconds, 3))
+        return cls(path, source, config, tokenizer, model, seconds)
 
     def render(self, messages: Sequence[Message]) -> str:
         """

@@ -1,0 +1,351 @@
+"""
+Each kernel of rocm_kernels against torch's own, and against the device's copy bandwidth.
+
+Runs on an NVIDIA GPU through the simulator's cuda flavour (``make hipsim-cuda``), in one
+process with torch, round for round in turn; both time themselves with events on their own
+stream.  ``--json FILE`` keeps the figures, ``--markdown FILE`` writes the table.
+
+    ROCM_PATH=build/hipsim/cuda python benches/gpu_kernels.py --markdown table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import torch
+
+from propolis import Tensor
+from propolis import default_runtime
+from propolis import dtypes
+from propolis import ops
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Iterator
+
+MIB = 1024 * 1024
+ROUNDS = 7
+REPEATS = 20
+TORCH = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
+
+
+@dataclass
+class Case:
+    """
+    One kernel on one shape.
+
+    Attributes:
+        name: the op and what tells its cases apart.
+        nbytes: what it must read and write at least.
+        ours: queues one call of ours.
+        theirs: queues torch's.
+        bound: whether the target of the memory-bound kernels is for it.
+    """
+
+    name: str
+    nbytes: int
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    bound: bool = True
+
+
+class Bench:
+    """Makes operands on both sides and times calls."""
+
+    def __init__(self) -> None:
+        self.device = default_runtime().device("rocm:0")
+        self.random = np.random.default_rng(0)
+
+    def pair(self, *shape: int, dtype: str = "f32") -> tuple[Tensor, torch.Tensor]:
+        """The same random numbers for us and for torch."""
+        values = self.random.standard_normal(shape, np.float32)
+        ours = Tensor.from_numpy(values, self.device)
+        if dtype != "f32":
+            ours = ops.cast(ours, getattr(dtypes, dtype))
+        return ours, torch.from_numpy(values).cuda().to(TORCH[dtype])
+
+    def out(self, *shape: int, dtype: str = "f32") -> tuple[Tensor, torch.Tensor]:
+        """Uninitialised destinations."""
+        ours = self.device.empty(shape, getattr(dtypes, dtype))
+        return ours, torch.empty(shape, dtype=TORCH[dtype], device="cuda")
+
+    def ours(self, call: Callable[[], object], repeats: int) -> float:
+        """Microseconds a call of ours takes on the device."""
+        start, stop = self.device.event(timing=True), self.device.event(timing=True)
+        start.record()
+        for _ in range(repeats):
+            call()
+        stop.record()
+        stop.synchronize()
+        return stop.elapsed(start) * 1e6 / repeats
+
+    @staticmethod
+    def theirs(call: Callable[[], object], repeats: int) -> float:
+        """Microseconds a call of torch's takes."""
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            call()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3 / repeats
+
+    def measure(self, case: Case) -> tuple[float, float]:
+        """Medians of both, in microseconds, taken in turn."""
+        case.ours()
+        case.theirs()
+        rounds = [
+            (self.ours(case.ours, REPEATS), self.theirs(case.theirs, REPEATS))
+            for _ in range(ROUNDS)
+        ]
+        return (
+            statistics.median(ours for ours, _ in rounds),
+            statistics.median(theirs for _, theirs in rounds),
+        )
+
+
+def elementwise(b: Bench) -> Iterator[Case]:
+    """Unary, binary, ternary, casts and copies, of 64 MiB a tensor."""
+    for dtype in ("f32", "f16", "bf16"):
+        n = 64 * MIB // (4 if dtype == "f32" else 2)
+        x, tx = b.pair(n, dtype=dtype)
+        y, ty = b.pair(n, dtype=dtype)
+        out, tout = b.out(n, dtype=dtype)
+        two, three = 128 * MIB, 192 * MIB
+        unary: dict[str, Callable[..., Any]] = {
+            "exp": torch.exp,
+            "neg": torch.neg,
+            "silu": lambda t, out: torch.ops.aten.silu.out(t, out=out),
+            "gelu": lambda t, out: torch.ops.aten.gelu.out(t, approximate="tanh", out=out),
+            "sqrt": torch.sqrt,
+        }
+        for name, theirs in unary.items():
+            op = getattr(ops, name)
+            yield Case(
+                f"{name} {dtype}",
+                two,
+                lambda op=op, out=out, x=x: op.into(out, x),
+                lambda f=theirs, o=tout, t=tx: f(t, out=o),
+            )
+        for name, theirs in {"add": torch.add, "mul": torch.mul, "maximum": torch.maximum}.items():
+            op = getattr(ops, name)
+            yield Case(
+                f"{name} {dtype}",
+                three,
+                lambda op=op, out=out, x=x, y=y: op.into(out, x, y),
+                lambda f=theirs, o=tout, t=tx, u=ty: f(t, u, out=o),
+            )
+        yield Case(
+            f"copy {dtype}",
+            two,
+            lambda out=out, x=x: ops.copy.into(out, x),
+            lambda o=tout, t=tx: o.copy_(t),
+        )
+        row, trow = b.pair(1024, dtype=dtype)
+        wide, wide_out = x.reshape(-1, 1024), out.reshape(-1, 1024)
+        yield Case(
+            f"add a row {dtype}",
+            two,
+            lambda o=wide_out, x=wide, r=row: ops.add.into(o, x, r),
+            lambda o=tout.view(-1, 1024), t=tx.view(-1, 1024), r=trow: torch.add(t, r, out=o),
+        )
+        turned, t_turned = wide.permute(1, 0), tx.view(-1, 1024).t()
+        flat_out = out.reshape(1024, -1)
+        yield Case(
+            f"copy transposed {dtype}",
+            two,
+            lambda o=flat_out, x=turned: ops.copy.into(o, x),
+            lambda o=tout.view(1024, -1), t=t_turned: o.copy_(t),
+        )
+    n = 16 * MIB
+    for a, c in (("f32", "f16"), ("f16", "f32"), ("f32", "bf16"), ("bf16", "f32")):
+        x, tx = b.pair(n, dtype=a)
+        out, tout = b.out(n, dtype=c)
+        yield Case(
+            f"cast {a} to {c}",
+            6 * n,
+            lambda out=out, x=x, c=c: ops.cast.into(out, x, getattr(dtypes, c)),
+            lambda o=tout, t=tx: o.copy_(t),
+        )
+    x, tx = b.pair(n)
+    y, ty = b.pair(n)
+    out, tout = b.out(n)
+    condition = ops.gt(x, y)
+    t_condition = tx > ty
+    yield Case(
+        "where f32",
+        13 * n,
+        lambda: ops.where.into(out, condition, x, y),
+        lambda: torch.where(t_condition, tx, ty, out=tout),
+    )
+
+
+def rows(b: Bench) -> Iterator[Case]:
+    """Reductions, softmax and norms of 64 MiB."""
+    nn = torch.nn.functional
+    for dtype in ("f32", "f16"):
+        size = 4 if dtype == "f32" else 2
+        for width in (1024, 4096, 32768):
+            height = 64 * MIB // size // width
+            x, tx = b.pair(height, width, dtype=dtype)
+            out, tout = b.out(height, width, dtype=dtype)
+            w, tw = b.pair(width, dtype=dtype)
+            r, tr = b.out(height, dtype=dtype)
+            tag = f"{dtype} {height}x{width}"
+            one, two = 64 * MIB, 128 * MIB
+            yield Case(
+                f"sum of rows {tag}",
+                one,
+                lambda r=r, x=x: ops.sum.into(r, x, -1),
+                lambda r=tr, x=tx: torch.sum(x, -1, out=r),
+            )
+            yield Case(
+                f"max of rows {tag}",
+                one,
+                lambda r=r, x=x: ops.max.into(r, x, -1),
+                lambda r=tr, x=tx: torch.amax(x, -1, out=r),
+            )
+            yield Case(
+                f"softmax {tag}",
+                two,
+                lambda o=out, x=x: ops.softmax.into(o, x, -1),
+                lambda o=tout, x=tx: torch.softmax(x, -1, out=o),
+            )
+            yield Case(
+                f"rms_norm {tag}",
+                two,
+                lambda o=out, x=x, w=w: ops.rms_norm.into(o, x, w, 1e-5),
+                lambda x=tx, w=tw, n=width: nn.rms_norm(x, (n,), w, 1e-5),
+            )
+            yield Case(
+                f"layer_norm {tag}",
+                two,
+                lambda o=out, x=x, w=w: ops.layer_norm.into(o, x, w, w, 1e-5),
+                lambda x=tx, w=tw, n=width: nn.layer_norm(x, (n,), w, w, 1e-5),
+            )
+        n = 64 * MIB // size
+        x, tx = b.pair(n // 4096, 4096, dtype=dtype)
+        column, tcolumn = b.out(4096, dtype=dtype)
+        everything, teverything = b.out(dtype=dtype)
+        yield Case(
+            f"sum of columns {dtype}",
+            64 * MIB,
+            lambda c=column, x=x: ops.sum.into(c, x, 0),
+            lambda c=tcolumn, x=tx: torch.sum(x, 0, out=c),
+        )
+        yield Case(
+            f"sum of all {dtype}",
+            64 * MIB,
+            lambda c=everything, x=x: ops.sum.into(c, x),
+            lambda c=teverything, x=tx: torch.sum(x, (0, 1), out=c),
+        )
+        index, tindex = b.device.empty((n // 4096,), ops.argmax(x).dtype), None
+        yield Case(
+            f"argmax of rows {dtype}",
+            64 * MIB,
+            lambda i=index, x=x: ops.argmax.into(i, x),
+            lambda x=tx, _=tindex: torch.argmax(x, -1),
+        )
+
+
+def products(b: Bench) -> Iterator[Case]:
+    """Matrix products and attention: no target yet, the vendor libraries' turn comes later."""
+    nn = torch.nn.functional
+    for dtype in ("f32", "f16"):
+        size = 4 if dtype == "f32" else 2
+        for m, n, k in ((1, 8192, 8192), (2048, 2048, 2048)):
+            x, tx = b.pair(m, k, dtype=dtype)
+            w, tw = b.pair(n, k, dtype=dtype)
+            out, tout = b.out(m, n, dtype=dtype)
+            yield Case(
+                f"linear {dtype} {m}x{n}x{k}",
+                size * (m * k + n * k + m * n),
+                lambda o=out, x=x, w=w: ops.linear.into(o, x, w),
+                lambda o=tout, x=tx, w=tw: torch.mm(x, w.t(), out=o),
+                bound=False,
+            )
+        q, tq = b.pair(1, 1024, 16, 64, dtype=dtype)
+        out, _ = b.out(1, 1024, 16, 64, dtype=dtype)
+        tq = tq.transpose(1, 2)
+        yield Case(
+            f"attention {dtype} causal 1024 tokens, 16 heads of 64",
+            size * 4 * 1024 * 16 * 64,
+            lambda o=out, q=q: ops.attention.into(o, q, q, q, causal=True),
+            lambda q=tq: nn.scaled_dot_product_attention(q, q, q, is_causal=True),
+            bound=False,
+        )
+
+
+def main() -> int:
+    """Measure, print, and say which memory-bound kernels miss the target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--markdown")
+    parser.add_argument("--only", default="", help="cases whose name begins so")
+    arguments = parser.parse_args()
+
+    bench = Bench()
+    size = 256 * MIB
+    source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    bandwidth = (
+        2
+        * size
+        / statistics.median(
+            bench.theirs(lambda: target.copy_(source), REPEATS) for _ in range(ROUNDS)
+        )
+    )
+    lines = [
+        f"copy bandwidth (256 MiB, read and written): {bandwidth / 1e6:.2f} TB/s",
+        "",
+        "| kernel | ours, us | torch, us | ours / torch | of copy bandwidth | target |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    results: list[dict[str, Any]] = []
+    missed = 0
+    for make in (elementwise, rows, products):
+        for case in make(bench):
+            if not case.name.startswith(arguments.only):
+                continue
+            ours, theirs = bench.measure(case)
+            share = case.nbytes / ours / bandwidth
+            met = ours <= 1.1 * theirs or share >= 0.85
+            missed += case.bound and not met
+            verdict = ("met" if met else "missed") if case.bound else ""
+            line = (
+                f"| {case.name} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} "
+                f"| {share:.0%} | {verdict} |"
+            )
+            print(line, flush=True)
+            lines.append(line)
+            results.append(
+                {"name": case.name, "ours_us": ours, "torch_us": theirs, "bandwidth": share}
+            )
+    lines += ["", f"{missed} memory-bound kernels miss the target."]
+    print(lines[-1])
+    if arguments.markdown:
+        with open(arguments.markdown, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump({"copy_bytes_per_us": bandwidth, "kernels": results}, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

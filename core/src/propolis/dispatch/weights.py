@@ -1,0 +1,124 @@
+"""
+Weights that implementations prepared for themselves.
+
+A weight is prepared for whoever leads its op's ladder.  When that one is taken out, the
+weights it prepared are prepared anew for its successor, in the tensors that layers and
+captured graphs hold, and the old form is let go: a decode goes on at the successor's
+speed, and in the memory of one preparation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from propolis.dispatch.quarantine import is_fault
+from propolis.dispatch.quarantine import is_reference
+from propolis.plugins.loader import describe
+from propolis.released import release
+
+
+if TYPE_CHECKING:
+    from propolis.dispatch.table import DispatchTable
+    from propolis.ops._spec import Key
+    from propolis.ops._spec import OpSpec
+    from propolis.records import OpImpl
+    from propolis.records import Prepared
+    from propolis.tensor import Tensor
+
+
+def _same(a: OpImpl, b: OpImpl) -> bool:
+    """Whether they are one implementation; its function may be wrapped, to be measured."""
+    return (a.op, a.provenance, a.variant) == (b.op, b.provenance, b.variant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """An op that a weight was prepared for, by whom, and what that took."""
+
+    spec: OpSpec
+    key: Key
+    impl: OpImpl
+    nbytes: int
+    what: str
+
+
+class Weights:
+    """The prepared weights of one device."""
+
+    def __init__(self, table: DispatchTable) -> None:
+        self._table = table
+        self._uses: WeakKeyDictionary[Tensor, list[_Use]] = WeakKeyDictionary()
+
+    def prepare(self, spec: OpSpec, key: Key, weight: Tensor) -> Tensor:
+        """See :meth:`propolis.dispatch.DispatchTable.prepare`."""
+        uses = self._uses.get(weight, [])
+        winner = self._table.trace(spec, key).winner
+        for use in uses:
+            if winner is not None and use.impl.prepare == winner.prepare:
+                uses.append(replace(use, spec=spec, key=key, impl=winner))
+                return weight
+        made = self._make(spec, key, weight)
+        if made is None:
+            return weight
+        # A copy of a strided weight at every call would be a copy without its form.
+        ready = (weight if made[0].strided else weight.contiguous()).with_packed({})
+        self._uses[ready] = list(uses)
+        self._attach(ready, spec, key, *made)
+        return ready
+
+    def replace(self, impl: OpImpl, key: Key) -> None:
+        """Prepare anew what an implementation had prepared that no longer serves these dtypes."""
+        for weight, uses in list(self._uses.items()):
+            stale = [use for use in uses if use.key == key and _same(use.impl, impl)]
+            for use in stale:
+                uses.remove(use)
+                if not any(other.impl.prepare == impl.prepare for other in uses):
+                    kept = {by: form for by, form in weight.packed.items() if by != impl.prepare}
+                    weight.packed = kept
+                    self._table.placement.forget_weight(use.impl, weight, use.nbytes, use.what)
+                # The call that brought us here has succeeded.  A weight that cannot be
+                # prepared now (too little memory) stays as it is, which every fn takes.
+                with contextlib.suppress(Exception):
+                    made = self._make(use.spec, use.key, weight)
+                    if made is not None:
+                        self._attach(weight, use.spec, use.key, *made)
+
+    def _make(self, spec: OpSpec, key: Key, weight: Tensor) -> tuple[OpImpl, Prepared] | None:
+        """
+        What the first of the ladder makes of a weight; None where it takes weights as they are.
+
+        One that raises is taken out, where a lower rung can do with the weight.
+        """
+        table = self._table
+        failed: list[tuple[OpImpl, Exception]] = []
+        made = None
+        trace = table.trace(spec, key)
+        for impl in trace.chain:
+            if impl.prepare is None:
+                break
+            try:
+                made = impl, table.device.guarded(impl.prepare, weight)
+                break
+            except Exception as exc:
+                if not is_fault(exc) or is_reference(impl):
+                    raise
+                failed.append((impl, exc))
+        else:
+            if failed and not (trace.is_split or (trace.cpu and trace.cpu.on_device)):
+                raise failed[0][1]
+        for impl, error in failed:
+            table.condemn(impl, key, f"prepare() raised {describe(error)}")
+        return made
+
+    def _attach(
+        self, weight: Tensor, spec: OpSpec, key: Key, impl: OpImpl, prepared: Prepared
+    ) -> None:
+        self._table.placement.record_weight(impl, weight, prepared.nbytes, prepared.what)
+        self._uses[weight].append(_Use(spec, key, impl, prepared.nbytes, prepared.what))
+        weight.packed = {**weight.packed, impl.prepare: prepared.payload}
+        if prepared.restore is not None:
+            release(weight, prepared.restore)

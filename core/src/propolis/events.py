@@ -1,0 +1,138 @@
+"""
+Every event that Propolis logs: its name, its fields, and when.
+
+Names and fields are stable: scripts may rely on them.  Each is emitted from here alone,
+so that docs/logging.md, which is generated from :data:`ALL`, lists what there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from typing import Final
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """
+    One kind of log line.
+
+    Attributes:
+        name: dotted, what it is about first.
+        level: how severe it is.
+        when: what it says, in one sentence.
+        fields: what it carries, always all of it.
+    """
+
+    name: str
+    level: Literal["debug", "info", "warning", "error"]
+    when: str
+    fields: tuple[str, ...]
+
+    def emit(self, **fields: Any) -> None:
+        """Log it, with a value for each of its fields."""
+        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
+
+        getattr(get_logger(), self.level)(self.name, **fields)
+
+
+_PLUGIN: Final = ("plugin", "distribution", "version")
+
+PLUGIN_LOADED: Final = Event(
+    "plugin.loaded",
+    "info",
+    "a plugin is in use",
+    (*_PLUGIN, "hooks"),
+)
+PLUGIN_DISABLED: Final = Event(
+    "plugin.disabled",
+    "info",
+    "the allow or deny list keeps an installed plugin out",
+    (*_PLUGIN, "stage", "reason"),
+)
+PLUGIN_REJECTED: Final = Event(
+    "plugin.rejected",
+    "warning",
+    "an installed plugin cannot be used",
+    (*_PLUGIN, "stage", "reason"),
+)
+PLUGIN_UNAVAILABLE: Final = Event(
+    "plugin.unavailable",
+    "info",
+    "an installed plugin says that this machine lacks what it needs",
+    (*_PLUGIN, "stage", "reason"),
+)
+PLUGIN_DEPRECATED: Final = Event(
+    "plugin.deprecated",
+    "warning",
+    "a plugin is written for an older [API level](plugins/api-levels.md), which a later version "
+    "will not load",
+    (*_PLUGIN, "api", "current", "remedy"),
+)
+DEVICE_OPENED: Final = Event(
+    "device.opened",
+    "info",
+    "a device other than the CPU is in use",
+    ("device", "name", "arch", "plugin"),
+)
+DEVICE_MEMORY_IGNORED: Final = Event(
+    "device.memory_ignored",
+    "warning",
+    "two plugins give an allocator for a device; the second is not used",
+    ("device", "plugin", "taken_from"),
+)
+DEVICE_LOST: Final = Event(
+    "device.lost",
+    "error",
+    "a device failed for good: every later call on it is an error",
+    ("device", "reason"),
+)
+OP_FALLBACK: Final = Event(
+    "op.fallback",
+    "warning",
+    "an op of another device ran on the CPU, for the first time for this reason (after eight "
+    'reasons of one op: "other reasons")',
+    ("op", "device", "to", "reason"),
+)
+OP_QUARANTINED: Final = Event(
+    "op.quarantined",
+    "warning",
+    "an implementation raised, another one did the call, and it stays out from now on for "
+    "these dtypes",
+    ("op", "dtypes", "variant", "device", *_PLUGIN, "reason"),
+)
+QUARANTINE_CLEARED: Final = Event(
+    "quarantine.cleared",
+    "info",
+    "`propolis quarantine clear` lets an implementation back",
+    ("op", "dtypes", "variant", *_PLUGIN, "kind", "arch"),
+)
+CALL_SAVED: Final = Event(
+    "call.saved",
+    "info",
+    "the call at which an implementation raised is in a file (`save_failing_calls`), for "
+    "`propolis replay`",
+    ("op", "plugin", "path"),
+)
+CALL_NOT_SAVED: Final = Event(
+    "call.not_saved",
+    "warning",
+    "it should be, and cannot",
+    ("op", "plugin", "reason"),
+)
+CONFIG_UNKNOWN_VARIABLE: Final = Event(
+    "config.unknown_variable",
+    "warning",
+    "a `PROPOLIS_*` variable is set that means nothing",
+    ("name", "did_you_mean"),
+)
+MODEL_LOADED: Final = Event(
+    "model.loaded",
+    "info",
+    "the weights of a model are on their device",
+    ("model", "device", "seconds"),
+)
+
+ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))
+"""Every event, in the order above."""

@@ -1,0 +1,235 @@
+"""
+What is checked of the tensors of a call, whatever the op.
+
+Captured calls are checked once, when they are recorded.
+"""
+
+from __future__ import annotations
+
+from sys import getrefcount
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis.cpu import SharedStorage
+from propolis.errors import OpError
+from propolis.released import storage_of
+from propolis.tensor import Tensor
+
+
+if TYPE_CHECKING:
+    from propolis.device import Device
+    from propolis.ops._spec import Meta
+    from propolis.ops._spec import OpSpec
+
+
+def check_tensors(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """
+    Refuse what is no tensor where the op takes one.
+
+    Raises:
+        OpError: names the parameter.
+    """
+    parameters = spec.signature.parameters
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    for name, value in given.items():
+        annotation = parameters[name].annotation if name in parameters else None
+        optional = annotation == "Tensor | None"
+        if annotation != "Tensor" and not (optional and value is not None):
+            continue
+        if not isinstance(value, Tensor):
+            msg = (
+                f"{spec.name}: {name} is a {type(value).__name__}, not a Tensor: "
+                f"Tensor.from_numpy makes one"
+            )
+            raise OpError(msg)
+
+
+def mixed_devices(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
+    """The error for tensors on several devices."""
+    places = ", ".join(f"{name} on {value.device.id}" for name, value in _named(spec, args, kwargs))
+    return OpError(f"{spec.name}: tensors on several devices ({places}): move them with .to()")
+
+
+def is_clear(
+    spec: OpSpec,
+    out: Tensor,
+    meta: Meta,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> bool:
+    """
+    Whether an output fits the result and certainly shares no memory with an argument.
+
+    False only leaves the second open: :func:`overlapping` looks closer.
+
+    Raises:
+        OpError: it does not fit.
+    """
+    try:
+        layout, storage = out.layout, out.storage
+        fits = (
+            layout.shape == meta[0]
+            and out.dtype is meta[1]
+            and layout.is_contiguous
+            and out.device is args[0].device
+        )
+    except AttributeError:
+        fits = False
+    if not fits:
+        raise _unfit(spec, out, meta, args[0].device)
+    # A storage that one tensor alone refers to is nobody else's.
+    if getrefcount(storage) > _ALONE or storage.__class__ is SharedStorage:
+        return False
+    return out not in args and not (kwargs and out in kwargs.values())
+
+
+def _unfit(spec: OpSpec, out: Any, meta: Meta, device: Device) -> OpError:
+    """How an output differs from what the result needs."""
+    if not isinstance(out, Tensor):
+        return OpError(f"{spec.name}: out is a {type(out).__name__}, not a Tensor")
+    if (out.shape, out.dtype) != meta:
+        result = f"{meta[1]} of shape {meta[0]}"
+        return OpError(f"{spec.name}: the result is {result}, out is {out!r}")
+    if not out.is_contiguous:
+        return OpError(f"{spec.name}: out has strides {out.strides}; it must be contiguous")
+    return OpError(f"{spec.name}: out is on {out.device.id}, the arguments on {device.id}")
+
+
+def _references(holder: Any) -> int:
+    storage = holder.storage
+    return getrefcount(storage)
+
+
+# What Python counts here of a storage that one tensor refers to; it differs by version.
+_ALONE: Final = _references(SimpleNamespace(storage=object()))
+
+
+def in_place(
+    spec: OpSpec,
+    out: Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """
+    The inputs of a call that writes over one of them.
+
+    They are copies of those that are written over, where an op with a destination of its
+    own reads them, or where somebody on the ladder cannot work in place.
+
+    Raises:
+        OpError: as :func:`overlapping`.
+    """
+    same = overlapping(spec, out, args, kwargs)
+    table = out.device.table
+    if not same or (not spec.mutates and table.works_in_place(spec, spec.key_of(args))):
+        return args, kwargs
+    from propolis import ops  # noqa: PLC0415  (the catalogue imports this module)
+
+    copies = {id(tensor): ops.copy(tensor) for tensor in same}
+    table.placement.in_place_copies += len(copies)
+    args = tuple(copies.get(id(value), value) for value in args)
+    return args, {name: copies.get(id(value), value) for name, value in kwargs.items()}
+
+
+def overlapping(
+    spec: OpSpec, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    """
+    The inputs that are ``target``'s memory: element for element, or of an op with a
+    destination of its own in any way.
+
+    Raises:
+        OpError: another one shares memory with it, or the op does not work in place.
+    """
+    same = []
+    read = (target, *args) if spec.mutates else args
+    for name, value in _named(spec, read, kwargs)[spec.mutates :]:
+        if not (_may_share(value, target) and _touches(value, target)):
+            continue
+        if spec.mutates or (spec.elementwise and _coincides(value, target)):
+            same.append(value)
+            continue
+        rule = (
+            "it may be exactly an input, or apart from it"
+            if spec.elementwise
+            else "this op reads inputs while it writes"
+        )
+        msg = (
+            f"{spec.name}: {target!r} is written and shares memory with {name}, {value!r}: {rule}; "
+            f"give memory of its own, or ops.copy({name}) first"
+        )
+        raise OpError(msg)
+    return same
+
+
+def may_share(target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an input of an op with a destination of its own lies in the same storage."""
+    values = (*args, *kwargs.values())
+    return any(isinstance(v, Tensor) and _may_share(v, target) for v in values)
+
+
+def _may_share(tensor: Tensor, target: Tensor) -> bool:
+    mine, theirs = storage_of(tensor), target.storage
+    return mine is theirs or mine.__class__ is theirs.__class__ is SharedStorage
+
+
+def expect_apart(spec: OpSpec, a: Tensor, b: Tensor) -> None:
+    """
+    Refuse two destinations that share memory.
+
+    Raises:
+        OpError: they do.
+    """
+    if a.storage is b.storage and _touches(a, b):
+        msg = f"{spec.name}: its outputs {a!r} and {b!r} share memory"
+        raise OpError(msg)
+
+
+def _named(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    given = spec.signature.bind(*args, **kwargs).arguments.items()
+    return [(name, value) for name, value in given if isinstance(value, Tensor)]
+
+
+def _coincides(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors are the same elements; of equal size, if not dtype."""
+    return (
+        (a.ptr, a.shape) == (b.ptr, b.shape)
+        and a.is_contiguous
+        and (a.dtype.block_bytes, a.dtype.block_size) == (b.dtype.block_bytes, b.dtype.block_size)
+    )
+
+
+def _touches(tensor: Tensor, solid: Tensor) -> bool:
+    """
+    Whether an element of ``tensor`` lies among those of ``solid``, which has no gaps.
+
+    Exact for views that core makes; of stranger strides (windows that overlap, from
+    numpy) it says yes in doubt.
+    """
+    if not tensor.numel or not solid.numel:
+        return False
+    block, size = tensor.dtype.block_size, tensor.dtype.block_bytes
+    counts, strides = list(tensor.shape), list(tensor.strides)
+    if block > 1:
+        counts[-1] //= block
+        strides = [*(s // block for s in strides[:-1]), 1]
+    steps = sorted(((s * size, n) for s, n in zip(strides, counts, strict=True) if s and n > 1))
+    reach = size  # bytes from the first element's start to the last one's end
+    nested = True
+    for step, count in steps:
+        nested = nested and step >= reach
+        reach += step * (count - 1)
+    # The last byte of ``solid``, and its first, counted from the tensor's first element.
+    first = solid.ptr - tensor.ptr
+    last = first + solid.nbytes - 1
+    if last < 0 or first >= reach:
+        return False
+    if not nested:
+        return True
+    # The last element that starts at ``last`` or before: as digits of a number are found.
+    start = 0
+    for step, count in reversed(steps):
+        start += step * min(count - 1, (last - start) // step)
+    return start + size > first

@@ -1,0 +1,244 @@
+"""A replay allocates nothing, on whatever rung of the ladder its calls are."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import capture
+from propolis import dtypes
+from propolis import ops
+from propolis.dispatch.site import Stock
+
+
+def on(device, values):
+    """A float32 tensor with those elements there."""
+    return Tensor.from_numpy(np.asarray(values, np.float32), device)
+
+
+def unary(fakes, name, function, **fields):
+    """An implementation of an op of one tensor."""
+
+    def run(out, x, /):
+        fakes.view(out)[...] = function(fakes.view(x))
+
+    return fakes.impl(name, run, **fields)
+
+
+def sigmoid(x):
+    """By the formula."""
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.fixture
+def parts(fakes):
+    """What silu_mul and quick_gelu decompose into, but silu."""
+
+    def affine(out, x, /, mul, add):
+        fakes.view(out)[...] = fakes.view(x) * mul + add
+
+    return [
+        unary(fakes, "sigmoid", sigmoid),
+        fakes.impl("mul", fakes.kernel(np.multiply)),
+        fakes.impl("affine", affine),
+    ]
+
+
+@pytest.fixture
+def frugal(monkeypatch):
+    """Replay a graph that must not allocate on its device, nor build host buffers."""
+
+    def replay(device, graph):
+        def refuse(nbytes):
+            msg = f"allocates {nbytes} bytes"
+            raise AssertionError(msg)
+
+        buffers = [id(b) for b in graph.stock.buffers]
+        with monkeypatch.context() as patch:
+            patch.setattr(device.memory, "allocate", refuse)
+            graph.replay()
+        assert [id(b) for b in graph.stock.buffers] == buffers
+
+    return replay
+
+
+def test_a_decomposed_call(fakes, parts, frugal):
+    """Its parts are replayed over results that are kept, decompositions in parts included."""
+    device = fakes.device(*parts, policy="error")
+    gate, up = on(device, [1, 2]), on(device, [3, 4])
+    with capture(device) as graph:
+        y = ops.silu_mul(gate, up)
+    assert len(graph) == 1
+    for values in ([5, 6], [-1, 7]):
+        gate.assign(np.float32(values))
+        frugal(device, graph)
+        x = np.float32(values)
+        np.testing.assert_allclose(y.numpy(), x * sigmoid(x) * [3, 4], rtol=1e-6)
+
+
+def test_calls_take_turns_in_the_same_memory(fakes, parts, frugal):
+    """Temporaries of many decomposed calls take the room of the neediest one."""
+    device = fakes.device(*parts, policy="error")
+    x = on(device, np.linspace(-2, 2, 64))
+    before = len(device.memory.live)
+    with capture(device) as graph:
+        results = [ops.quick_gelu(x.narrow(0, 0, n)) for n in (16, 64, 32, 64, 8)]
+    gc.collect()
+    # 5 results; 2 temporaries of a call, those of 16 outgrown by those of 64.
+    assert len(device.memory.live) - before == 5 + 2 + 2
+    x.assign(np.linspace(0, 3, 64).astype(np.float32))
+    frugal(device, graph)
+    for y in results:
+        a = x.numpy()[: y.numel]
+        np.testing.assert_allclose(y.numpy(), a * sigmoid(1.702 * a), rtol=1e-6)
+
+
+def test_a_call_that_falls_to_its_decomposition_later(fakes, parts, frugal):
+    """One whose implementation fails in a replay keeps its parts from then on."""
+    healthy = [True]
+
+    def moody(x):
+        if not healthy[0]:
+            msg = "moody"
+            raise RuntimeError(msg)
+        return x * sigmoid(x)
+
+    device = fakes.device(unary(fakes, "silu", moody), *parts, policy="error")
+    x, up = on(device, [1, 2]), on(device, [1, 1])
+    with capture(device) as graph:
+        y = ops.silu(x)
+        z = ops.silu_mul(x, up)  # decomposed at once, its part silu later
+    healthy[0] = False
+    graph.replay()
+    x.assign(np.float32([3, 4]))
+    frugal(device, graph)
+    for result in (y, z):
+        np.testing.assert_allclose(result.numpy(), x.numpy() * sigmoid(x.numpy()), rtol=1e-6)
+
+
+def test_copies_that_core_inserts(fakes, frugal):
+    """Strided inputs are packed into memory that is kept."""
+
+    def dense(out, a, b, /):
+        fakes.view(out)[...] = fakes.view(a) * 10 + fakes.view(b)
+
+    device = fakes.device(fakes.impl(fn=dense, strided=False), fakes.copy, policy="error")
+    x = on(device, [[1, 2], [3, 4]])
+    with capture(device) as graph:
+        y = ops.add(x.transpose(0, 1), x.transpose(0, 1))
+    x.assign(np.float32([[0, 1], [2, 3]]))
+    frugal(device, graph)
+    assert y.numpy().tolist() == [[0, 22], [11, 33]]
+
+
+def test_a_fallback_to_the_cpu(fakes, frugal):
+    """Its mirrors are kept, and calls take turns in them."""
+    device = fakes.device()
+    x = on(device, [[1, 2], [3, 4]])
+    with capture(device) as graph:
+        y = ops.add(x, x.transpose(0, 1))
+        z = ops.mul(y, x)
+    held = sum(buffer.nbytes for buffer in graph.stock.buffers)
+    assert held == 3 * x.nbytes
+    x.assign(np.float32([[0, 1], [2, 3]]))
+    frugal(device, graph)
+    assert z.numpy().tolist() == [[0, 3], [6, 18]]
+    assert device.table.fallbacks.total.calls == 4
+
+
+def test_an_op_that_mutates_falls_too(fakes, frugal):
+    """What is there of the target is read again at each replay."""
+    device = fakes.device()
+    cache, rows = on(device, np.zeros((1, 3, 1, 1))), on(device, np.ones((1, 1, 1, 1)))
+    at = Tensor.from_numpy(np.array([[0]], np.int32), device)
+    with capture(device) as graph:
+        ops.kv_append(cache, rows, at)
+    at.assign(np.array([[2]], np.int32))
+    frugal(device, graph)
+    assert cache.numpy().reshape(-1).tolist() == [1, 0, 1]
+
+
+def test_constants_of_a_decomposition_stay(fakes, frugal, monkeypatch):
+    """What it makes of host data is no temporary: nobody else may lie there."""
+    device = fakes.device(fakes.impl("mul", fakes.kernel(np.multiply)), fakes.impl())
+
+    def sqr(out, x, /):
+        two = on(x.device, [2, 2])
+        ops.mul.into(out, ops.add(x, x), two)
+
+    monkeypatch.setattr(ops.sqr, "decomposed", ops.sqr.decomposed._replace(fn=sqr))
+    x = on(device, [1, 2])
+    with capture(device) as graph:
+        results = [ops.sqr(x), ops.sqr(x)]
+    x.assign(np.float32([5, 6]))
+    frugal(device, graph)
+    assert [y.numpy().tolist() for y in results] == [[20, 24]] * 2
+
+
+def test_a_decomposition_that_fails_half_way(fakes, parts):
+    """Nothing of it is kept; the next replay records it anew."""
+    fail = [False]
+    inner = parts[0].fn
+
+    def fragile(out, x, /):
+        if fail[0]:
+            raise MemoryError
+        inner(out, x)
+
+    device = fakes.device(fakes.impl("sigmoid", fragile), *parts[1:], policy="error")
+    x = on(device, [1, 2])
+    with capture(device) as graph:
+        fail[0] = True
+        with pytest.raises(MemoryError):
+            ops.silu(x)
+        fail[0] = False
+        y = ops.silu(x)
+    assert len(graph) == 1
+    x.assign(np.float32([3, 4]))
+    graph.replay()
+    np.testing.assert_allclose(y.numpy(), x.numpy() * sigmoid(x.numpy()), rtol=1e-6)
+
+
+def test_two_threads_may_capture_one_device(fakes):
+    """Each keeps its own calls, also those parts that it replays for the first time."""
+    import threading
+
+    device = fakes.device(fakes.impl())
+    x = on(device, [1, 2])
+    inside, done = threading.Event(), threading.Event()
+    lengths = []
+
+    def other():
+        with capture(device) as graph:
+            inside.set()
+            done.wait(10)
+            ops.add(x, x)
+        lengths.append(len(graph))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(10)
+    with capture(device) as graph:
+        ops.add(x, x)
+        ops.add(x, x)
+    done.set()
+    thread.join()
+    assert (len(graph), lengths) == (2, [1])
+    assert device.table.bound is device.table.plain
+
+
+def test_a_stock_reuses_the_smallest_that_fits(fakes):
+    """Blocks in use by the same call are not taken twice."""
+    device, stock = fakes.device(), Stock()
+    large, small = (device.empty((n,), dtypes.f32) for n in (64, 8))
+    stock.take_over([large, small], [large, small])
+    assert len(stock.blocks) == 2
+    again = [device.empty((n,), dtypes.f32) for n in (4, 16)]
+    stock.take_over(again, again)
+    assert [t.storage for t in again] == [small.storage, large.storage]
+    more = device.empty((4,), dtypes.f32)
+    stock.take_over([more], [more, *again])
+    assert len(stock.blocks) == 3

