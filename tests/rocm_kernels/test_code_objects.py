@@ -15,7 +15,7 @@ from propolis_rocm_kernels._archs import ARCHS
 
 
 # Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
-# is used, and nobody's inference computes the error function in f64.
+# is used, and nobody's inference computes the error function, or attention, in f64.
 COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
 # What would trade IEEE, or our right to know what is in a code object, for speed.

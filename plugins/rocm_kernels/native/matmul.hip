@@ -36,7 +36,6 @@ struct PlainWeights : PlainRows<T> {
 #define MATMUL(T)  \
     TILES(T, 64)   \
     ROWS(T, 1, 1)  \
-    ROWS(T, 2, 2)  \
     ROWS(T, 4, 2)  \
     ROWS(T, 8, 2)
 MATMUL(f32)

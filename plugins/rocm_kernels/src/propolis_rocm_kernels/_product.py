@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUN: Final = 8
 """Elements that a thread fetches at once, ``RUN`` of the header."""
 
-ROWS: Final = {1: 1, 2: 2, 4: 2, 8: 2}
+ROWS: Final = {1: 1, 4: 2, 8: 2}
 """Up to how many rows of ``a`` a mat-vec kernel takes: rows of weights a group of lanes has."""
 
 

@@ -33,13 +33,13 @@ def _kernels(name: str, kinds: Collection[DType], *, heavy: bool) -> dict[DType,
     }
 
 
-def _implement(name: str, *, heavy: bool = False, in_place: bool = True) -> OpImpl:
+def _implement(name: str, *, heavy: bool = False) -> OpImpl:
     kernels = _kernels(name, dtypes.PLAIN, heavy=heavy)
 
     def run(out: Tensor, a: Tensor, b: Tensor, /) -> None:
         kernels[a.dtype](out, a, b)
 
-    return record(name, run, dtypes.PLAIN, in_place=in_place)
+    return record(name, run, dtypes.PLAIN)
 
 
 def _gate(name: str) -> OpImpl:
@@ -52,8 +52,7 @@ def _gate(name: str) -> OpImpl:
 
 
 OPS: Final = [
-    *(_implement(name) for name in SHORT_OPS.split()),
+    *(_implement(name) for name in f"{SHORT_OPS} {COMPARISONS}".split()),
     *(_implement(name, heavy=True) for name in LONG_OPS.split()),
-    *(_implement(name, in_place=False) for name in COMPARISONS.split()),
     *(_gate(name) for name in GATES.split()),
 ]

@@ -36,4 +36,4 @@ def cast(out: Tensor, x: Tensor, dtype: DType, /) -> None:
         _CAST[x.dtype, dtype](out, x)
 
 
-OPS: Final = [record("cast", cast, dtypes.PLAIN, in_place=False)]
+OPS: Final = [record("cast", cast, dtypes.PLAIN)]

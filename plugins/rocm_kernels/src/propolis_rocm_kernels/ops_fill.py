@@ -156,7 +156,7 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
 
 
 OPS: Final = [
-    record("copy", copy, dtypes.ALL, in_place=False),
+    record("copy", copy, dtypes.ALL),
     record("assign", assign, dtypes.PLAIN, in_place=False),
     record("fill", fill, dtypes.PLAIN, in_place=False),
     record("arange", arange, dtypes.PLAIN, in_place=False),

@@ -1,64 +1,13 @@
-"""Products with weights in the GGUF block formats."""
+"""Products with weights in the block formats of 32."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from typing import Final
 
-from propolis import dtypes
-from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._product import ROWS
-from propolis_rocm_kernels._product import Kernels
-from propolis_rocm_kernels._product import in_packs
-from propolis_rocm_kernels._product import launch_rows
-from propolis_rocm_kernels._product import launch_tiles
-from propolis_rocm_kernels._product import plan
-from propolis_rocm_kernels._product import rows_for
+from propolis_rocm_kernels._qmatmul import qmatmul_of
 
-
-if TYPE_CHECKING:
-    from propolis import Tensor
 
 MODULE: Final = Module("qmatmul")
 
-# Of f64 and f8e4m3 the op is done in parts: values first, then the product.
-ACTIVATIONS: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
-_ARGUMENTS: Final = "PPP" + 7 * "q"
-_KERNELS: Final = {
-    (x, w): Kernels(
-        {64: MODULE.kernel(f"tile64_{w.name}_{x.name}", f"{_ARGUMENTS}2")},
-        {m: MODULE.kernel(f"rows{m}_{w.name}_{x.name}", f"{_ARGUMENTS}q2") for m in ROWS},
-    )
-    for x in ACTIVATIONS
-    for w in sorted(dtypes.BLOCKS, key=str)
-}
-
-
-def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
-    """``x @ dequantize(w).T``, with weights and activations as they are."""
-    if out.numel == 0:
-        return
-    *lead, n = out.shape
-    depth = x.shape[-1]
-    given = plan(tuple(lead), x.strides[:-1], (0,) * len(lead))
-    kernels = _KERNELS[x.dtype, w.dtype]
-    step = x.strides[-1] if depth > 1 else 1
-    row = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
-    strides = given.m, n, depth, given.row, step, row
-    most = rows_for(given.m)
-    packed = step == 1 and in_packs(pointer(x), x.dtype, given.step)
-    size = x.dtype.block_bytes
-    for i, (start, _) in enumerate(given.batches.starts):
-        out_at = pointer(out) + i * given.batches.numel * given.m * n * size
-        values = (out_at, pointer(x) + start * size, w.ptr, *strides)
-        if most and packed:
-            launch_rows(kernels.rows[most], out.device, most, given, n, depth, values)
-        else:
-            launch_tiles(kernels.tiles, out.device, given, n, values)
-
-
-OPS: Final = [
-    record("qmatmul", qmatmul, {"x": ACTIVATIONS, "w": dtypes.BLOCKS}, in_place=False),
-]
+OPS: Final = [qmatmul_of(MODULE, block_size=32)]

@@ -30,10 +30,5 @@ def where(out: Tensor, condition: Tensor, a: Tensor, b: Tensor, /) -> None:
 
 
 OPS: Final = [
-    record(
-        "where",
-        where,
-        {"condition": dtypes.INTEGERS, "a": dtypes.PLAIN},
-        in_place=False,
-    )
+    record("where", where, {"condition": dtypes.INTEGERS, "a": dtypes.PLAIN}),
 ]

@@ -47,7 +47,7 @@ def _round_whole(name: str) -> OpImpl:
     def run(out: Tensor, x: Tensor, /) -> None:
         copy(out, x)
 
-    return record(name, run, dtypes.INTEGERS, in_place=False)
+    return record(name, run, dtypes.INTEGERS)
 
 
 OPS: Final = [

@@ -19,6 +19,7 @@ from propolis_rocm_kernels import ops_indexing
 from propolis_rocm_kernels import ops_matmul
 from propolis_rocm_kernels import ops_norm
 from propolis_rocm_kernels import ops_qmatmul
+from propolis_rocm_kernels import ops_qmatmul_k
 from propolis_rocm_kernels import ops_quantized
 from propolis_rocm_kernels import ops_reduce
 from propolis_rocm_kernels import ops_rope
@@ -45,6 +46,7 @@ FAMILIES: Final = (
     ops_matmul,
     ops_norm,
     ops_qmatmul,
+    ops_qmatmul_k,
     ops_quantized,
     ops_reduce,
     ops_rope,

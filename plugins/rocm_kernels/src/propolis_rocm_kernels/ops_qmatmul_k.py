@@ -1,0 +1,13 @@
+"""Products with weights in the block formats of 256."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._qmatmul import qmatmul_of
+
+
+MODULE: Final = Module("qmatmul_k")
+
+OPS: Final = [qmatmul_of(MODULE, block_size=256)]
