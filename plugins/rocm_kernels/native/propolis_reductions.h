@@ -7,18 +7,6 @@
 #include "propolis_accumulate.h"
 #include "propolis_elementwise.h"
 
-// A layout of the launch, read again where it is used: kept through a loop, two of them would take
-// more scalar registers than there are.
-PROPOLIS_FN const Strided& again(const Strided& layout) {
-#if defined(PROPOLIS_AMD)
-    int none = 0;
-    asm volatile("" : "+s"(none));
-    return (&layout)[none];
-#else
-    return layout;
-#endif
-}
-
 // Elements [begin, end) of those that one output is made of, shared by `threads` threads: where
 // they lie one after the other, U packs at once.
 template <class R, int threads, class T>
