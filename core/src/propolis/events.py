@@ -133,6 +133,12 @@ MODEL_LOADED: Final = Event(
     "the weights of a model are on their device",
     ("model", "device", "seconds"),
 )
+PROMPT_CUT: Final = Event(
+    "prompt.cut",
+    "warning",
+    "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
+    ("tokens", "limit", "cut"),
+)
 
 ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))
 """Every event, in the order above."""
