@@ -140,6 +140,12 @@ VAE_TILED: Final = Event(
     "pixels",
     ("device", "tile", "reason"),
 )
+PROMPT_CUT: Final = Event(
+    "prompt.cut",
+    "warning",
+    "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
+    ("tokens", "limit", "cut"),
+)
 
 ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))
 """Every event, in the order above."""
