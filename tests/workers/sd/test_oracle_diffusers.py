@@ -132,6 +132,16 @@ def test_unet_shards(oracle, unets, on_cpu):
     check_unet(oracle, on_cpu, *unets("sd21", shard="200KB"))
 
 
+def test_transformer_of_faint_input(oracle, unets, on_cpu):
+    """Where a feature map hardly varies, the small number in its norm is diffusers' too."""
+    torch = oracle[0]
+    theirs, ours = unets()
+    x, text = torch.randn(1, 32, 2, 2) * 1e-3, torch.randn(1, 5, 24)
+    expected = theirs.mid_block.attentions[0](x, encoder_hidden_states=text).sample
+    transformer = ours.middle[0].transformer
+    close(transformer(on_cpu(x.numpy()), on_cpu(text.numpy())), expected)
+
+
 def test_unet_added(oracle, unets, on_cpu):
     """SDXL's pooled text and sizes, and LCM's guidance, enter as in diffusers."""
     torch = oracle[0]
