@@ -64,7 +64,9 @@ class CLIPTextConfig:
             ModelError: one has a wrong type or makes no sense.
             UnsupportedModelError: the model is of another kind.
         """
-        values = values.get("text_config") or values
+        nested = values.get("text_config")
+        if isinstance(nested, dict):
+            values = nested
         read = Settings(where, values, "text encoder")
         read.expect("model_type", None, "clip_text_model", "clip")
         kinds = values.get("architectures")
