@@ -94,9 +94,10 @@ wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into 
 	done
 	@ls dist
 
-bench: $(DEV) ## Measure speed and memory; against transformers too where it is installed
+bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/sd_cpu.py
 	$(BIN)/python benches/rocm_launch.py
 
 clean: ## Remove the environment and everything built
