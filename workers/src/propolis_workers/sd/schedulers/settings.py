@@ -7,7 +7,6 @@ configs; the type of a field says which values are supported.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import types
@@ -68,9 +67,7 @@ class Settings:
         count = self.num_train_timesteps
         self.require("num_train_timesteps", count >= 2, "a whole number from 2")
         self.require("beta_start", 0 < self.beta_start < 1, "a number between 0 and 1")
-        self.require(
-            "beta_end", self.beta_start <= self.beta_end < 1, "from beta_start to below 1"
-        )
+        self.require("beta_end", self.beta_start <= self.beta_end < 1, "from beta_start to below 1")
         self.require("steps_offset", 0 <= self.steps_offset < count, f"0 to {count - 1}")
         betas = self.trained_betas
         if betas is not None and (len(betas) != count or not all(0 < b < 1 for b in betas)):
@@ -187,13 +184,6 @@ def read_settings(
     except ConfigError as error:
         msg = f"scheduler {name}: {error}"
         raise ConfigError(msg) from None
-
-
-def takes(cls: type[Settings]) -> list[str]:
-    """Names of the settings, those of this scheduler alone first."""
-    own = [field.name for field in dataclasses.fields(cls)]
-    common = [field.name for field in dataclasses.fields(Settings)]
-    return [name for name in own if name not in common]
 
 
 def _converted(hint: Any, value: Any) -> Any:
