@@ -1,0 +1,93 @@
+"""What a run gives: images, and what each was drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import overload
+
+from propolis import __version__
+from propolis_workers.sd.images import write_png
+
+
+if TYPE_CHECKING:
+    from propolis_workers.sd.images import Pixels
+    from propolis_workers.sd.params import GenerateParams
+
+
+@dataclass(frozen=True)
+class Images(Sequence["Pixels"]):
+    """
+    The images of one run, u8 (height, width, 3) each.
+
+    Attributes:
+        pixels: the images.
+        params: what they were drawn from, with nothing left open.
+        source: where from: ``model``, ``device``, ``dtype``, ``loras``.
+        cut: what did not fit into the text encoder, by ``prompt`` and ``negative``.
+        seconds: how long it took: ``text``, ``image`` (reading one), ``steps``, ``decode``.
+        tile: pixels along the sides of the tiles that were decoded; 0 for at once.
+    """
+
+    pixels: list[Pixels]
+    params: GenerateParams
+    source: dict[str, Any]
+    cut: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    tile: int = 0
+
+    @overload
+    def __getitem__(self, index: int) -> Pixels: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Pixels]: ...
+
+    def __getitem__(self, index: int | slice) -> Pixels | Sequence[Pixels]:
+        return self.pixels[index]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def metadata(self, index: int = 0) -> dict[str, Any]:
+        """What reproduces an image, apart from the arrays that it was drawn from."""
+        return {
+            "propolis": __version__,
+            "task": self.params.task,
+            **{f.name: getattr(self.params, f.name) for f in fields(self.params) if not _is_array(f.name)},
+            **({"index": index} if len(self) > 1 else {}),
+            **self.source,
+        }
+
+    def save(self, path: str | Path) -> list[Path]:
+        """
+        Write PNG files: ``path``, or where there are several, ``path`` with ``-1``, ``-2`` ...
+
+        Returns:
+            the files.
+
+        Raises:
+            UsageError: one cannot be written.
+        """
+        paths = numbered(Path(path), len(self))
+        for index, one in enumerate(paths):
+            write_png(one, self[index], self.metadata(index))
+        return paths
+
+
+def numbered(path: Path, count: int) -> list[Path]:
+    """Names for so many files: the path itself for one."""
+    if count == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}-{n}{path.suffix}") for n in range(1, count + 1)]
+
+
+def _is_array(name: str) -> bool:
+    return name in ("image", "mask")
+
+
+__all__ = ["Images", "numbered"]
