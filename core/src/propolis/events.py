@@ -133,6 +133,13 @@ MODEL_LOADED: Final = Event(
     "the weights of a model are on their device",
     ("model", "device", "seconds"),
 )
+VAE_TILED: Final = Event(
+    "vae.tiled",
+    "warning",
+    "a device has too little memory to decode an image at once: it is decoded in tiles of so many "
+    "pixels",
+    ("device", "tile", "reason"),
+)
 PROMPT_CUT: Final = Event(
     "prompt.cut",
     "warning",

@@ -41,9 +41,16 @@ JSON_LIMIT: Final = 100_000_000  # bytes; the limit that the safetensors library
 COUNT_LIMIT: Final = 2**17  # tensors of a file; large models have some thousands in each shard
 MAX_DIMS: Final = 32
 MAX_NUMEL: Final = 2**63 - 1
-INDEX: Final = ".safetensors.index.json"
-# transformers and diffusers name the files of a model folder differently.
-_STEMS: Final = ("model", "diffusion_pytorch_model")
+# An index of shards; diffusers put the name of a variant at either place.
+INDEXES: Final = (".safetensors.index.json", ".safetensors.index.fp16.json")
+# transformers and diffusers name the files of a model folder differently, and files of
+# half precision may lie beside or in place of the full one's.
+_STEMS: Final = (
+    "model",
+    "diffusion_pytorch_model",
+    "model.fp16",
+    "diffusion_pytorch_model.fp16",
+)
 
 _DTYPES: Final[Mapping[str, DType]] = {
     "F64": dtypes.f64,
@@ -95,8 +102,9 @@ class SafetensorsFolder(MappedSource):
         Args:
             path: a folder with ``model.safetensors`` or with
                 ``model.safetensors.index.json`` and its shards (or with diffusers'
-                ``diffusion_pytorch_model`` in place of ``model``), or one of these
-                files, or a safetensors file of any name.
+                ``diffusion_pytorch_model`` in place of ``model``), or with their
+                ``fp16`` variants alone, or one of these files, or a safetensors file of
+                any name.
 
         Raises:
             ModelError: a file is missing or may not be read.
@@ -107,7 +115,7 @@ class SafetensorsFolder(MappedSource):
         path = Path(path)
         weights = _find(path) if _is_folder(path) else path
         metadata: dict[str, str] = {}
-        if weights.name.endswith(INDEX):
+        if weights.name.endswith(INDEXES):
             tensors = _open_shards(weights)
         else:
             tensors, metadata = _open_file(weights)
@@ -138,7 +146,7 @@ def _exists(path: Path) -> bool:
 def _find(folder: Path) -> Path:
     """The weights of a model folder: one file, or an index."""
     for stem in _STEMS:
-        for suffix in (".safetensors", INDEX):
+        for suffix in (".safetensors", *INDEXES):
             path = folder / f"{stem}{suffix}"
             if _exists(path):
                 return path
@@ -151,9 +159,9 @@ def _find(folder: Path) -> Path:
         if path.suffix.lower() in PICKLE_SUFFIXES:
             raise pickle_refused(path)
         if path.suffix.lower() in (".gguf", ".safetensors"):
-            found = f"no model.safetensors or model{INDEX} in the folder"
+            found = f"no model.safetensors or model{INDEXES[0]} in the folder"
             raise unusable(folder, found, f"give the file itself: {show(path.name)}?")
-    found = f"no model.safetensors or model{INDEX} in the folder"
+    found = f"no model.safetensors or model{INDEXES[0]} in the folder"
     raise unusable(folder, found, "give the folder that holds the model's weights")
 
 
