@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,15 +34,13 @@ class Guide:
     Attributes:
         context: (b, t, d), or (2 b, t, d) with the negative prompts first where the scale
             is above 1.
-        added: SDXL's further conditions, of as many rows.
+        added: further conditions of models that take them, of as many rows.
         scale: of the guidance; 1 or less for none.
-        embedding: the scale as the UNet takes it, for models that were distilled with it.
     """
 
     context: Tensor
     added: AddedConditions | None = None
     scale: float = 1.0
-    embedding: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,9 @@ def denoise(
         if known is not None:
             latents = known.kept(plan, i + 1, latents)
         if not is_finite(latents):
-            _fail(unet, output, i, plan)
+            _fail(output, i, plan)
         if after_step is not None:
-            after_step(i + 1, lambda at=(i, output, before): plan.clean(*at))  # type: ignore[misc]
+            after_step(i + 1, partial(plan.clean, i, output, before))
     return latents
 
 
@@ -114,15 +113,15 @@ def _guided(unet: UNet2DCondition, x: Tensor, timestep: float, guide: Guide) -> 
     """The UNet's output in f32, (b, c, h, w): away from the negative prompt by the scale."""
     at = Tensor.from_numpy(np.array([timestep], np.float32), x.device)
     if guide.scale <= 1:
-        return as_f32(unet(x, at, guide.context, guide.added, guide.embedding))
-    both = as_f32(unet(ops.cat([x, x], 0), at, guide.context, guide.added, guide.embedding))
+        return as_f32(unet(x, at, guide.context, guide.added))
+    both = as_f32(unet(ops.cat([x, x], 0), at, guide.context, guide.added))
     batch = x.shape[0]
     negative, positive = (both.narrow(0, start, batch) for start in (0, batch))
     towards = ops.sub(positive, negative)
     return ops.add(negative, ops.affine(towards, guide.scale, 0.0))
 
 
-def _fail(unet: UNet2DCondition, output: Tensor, i: int, plan: Plan) -> None:
+def _fail(output: Tensor, i: int, plan: Plan) -> None:
     who = "the scheduler's step" if is_finite(output) else "the UNet"
     msg = (
         f"step {i + 1} of {len(plan)} (timestep {float(plan.timesteps[i]):g}): {who} gave values "

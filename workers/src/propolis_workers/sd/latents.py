@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis_workers.sd.images import Pixels
     from propolis_workers.sd.vae import AutoencoderKL
+    from propolis_workers.sd.vae import Tiled
 
 
 def to_tensor(pixels: Pixels, device: Device) -> Tensor:
@@ -67,7 +68,7 @@ def encode(vae: AutoencoderKL, x: Tensor, noise: Tensor) -> Tensor:
     return ops.affine(z, config.scaling_factor, -config.shift_factor * config.scaling_factor)
 
 
-def decode(vae: AutoencoderKL, latents: Tensor, n: int) -> Pixels:
+def decode(vae: AutoencoderKL, latents: Tensor, n: int, tiled: Tiled = "auto") -> Pixels:
     """
     Image ``n`` of a batch of the UNet's latents.
 
@@ -76,7 +77,7 @@ def decode(vae: AutoencoderKL, latents: Tensor, n: int) -> Pixels:
     """
     config = vae.config
     z = ops.affine(latents.narrow(0, n, 1), 1 / config.scaling_factor, config.shift_factor)
-    return to_pixels(vae.decode(z))
+    return to_pixels(vae.decode(z, tiled=tiled))
 
 
 def as_f32(x: Tensor) -> Tensor:

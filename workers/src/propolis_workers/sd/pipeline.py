@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
+import numpy as np
+
+from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
-from propolis import events
 from propolis import ops
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis import Runtime
-    from propolis import Tensor
     from propolis_workers.sd.images import Pixels
     from propolis_workers.sd.loading import Components
     from propolis_workers.sd.lora import LoRA
@@ -140,7 +141,6 @@ class StableDiffusion:
         path = Path(path) if path else find_model(runtime.config)
         components = load_components(path, device, dtype, progress=progress)
         seconds = time.perf_counter() - start
-        events.MODEL_LOADED.emit(model=path.name, device=device.id, seconds=round(seconds, 3))
         return cls(path, components, device, dtype, seconds)
 
     def apply_lora(self, lora: LoRA, strength: float = 1.0) -> None:
@@ -221,6 +221,7 @@ class StableDiffusion:
         clock.lap("decode")
         return Images(
             pixels,
+            latents.numpy(),
             params,
             self._source(),
             cut,
@@ -260,11 +261,11 @@ class StableDiffusion:
                 negative = self._text(params.negative or "")
             texts.insert(0, negative)
             cut["negative"] = negative.cut
-        context, added = conditions(texts, params.batch, width, height)
-        embedding = None
+        scale = None
         if embedded:
-            embedding = guidance_embedding(params.guidance, embedded, params.batch, self.device)
-        guide = Guide(context, added, params.guidance if guided else 1.0, embedding)
+            scale = guidance_embedding(params.guidance, embedded, params.batch, self.device)
+        context, added = conditions(texts, params.batch, width, height, scale)
+        guide = Guide(context, added, params.guidance if guided else 1.0)
         return guide, {name: text for name, text in cut.items() if text}
 
     def _start(
@@ -290,8 +291,8 @@ class StableDiffusion:
         if not self._paints_into:
             assert original is not None  # noqa: S101  (for mypy)
             return latents, Known(mask, original, initial), None
-        kept = (pixels < 128).astype("f4")[None, None]
-        masked = ops.mul(image, _on(self.device, kept))
+        kept = (pixels < 128).astype(np.float32)[np.newaxis, np.newaxis]
+        masked = ops.mul(image, Tensor.from_numpy(kept, self.device))
         parts = [ops.cast(mask, dtypes.f32), encode(vae, masked, noise.of_masked_image())]
         return latents, None, ops.cat(parts, 1)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import overload
 
+import numpy as np
+
 from propolis import __version__
 from propolis_workers.sd.images import write_png
 
@@ -27,6 +29,7 @@ class Images(Sequence["Pixels"]):
 
     Attributes:
         pixels: the images.
+        latents: what they were decoded from, (b, c, h, w), f32: what the last step gave.
         params: what they were drawn from, with nothing left open.
         source: where from: ``model``, ``device``, ``dtype``, ``loras``.
         cut: what did not fit into the text encoder, by ``prompt`` and ``negative``.
@@ -35,6 +38,7 @@ class Images(Sequence["Pixels"]):
     """
 
     pixels: list[Pixels]
+    latents: np.ndarray
     params: GenerateParams
     source: dict[str, Any]
     cut: dict[str, str] = field(default_factory=dict)
@@ -58,7 +62,11 @@ class Images(Sequence["Pixels"]):
         return {
             "propolis": __version__,
             "task": self.params.task,
-            **{f.name: getattr(self.params, f.name) for f in fields(self.params) if not _is_array(f.name)},
+            **{
+                f.name: getattr(self.params, f.name)
+                for f in fields(self.params)
+                if not _is_array(f.name)
+            },
             **({"index": index} if len(self) > 1 else {}),
             **self.source,
         }

@@ -87,8 +87,12 @@ class TextEncoder:
 
 
 def conditions(
-    texts: Sequence[TextEmbeddings], batch: int, width: int, height: int
-) -> tuple[Tensor, AddedConditions | None]:
+    texts: Sequence[TextEmbeddings],
+    batch: int,
+    width: int,
+    height: int,
+    guidance: Tensor | None = None,
+) -> tuple[Tensor, AddedConditions]:
     """
     The texts as the UNet takes them.
 
@@ -97,18 +101,19 @@ def conditions(
         batch: images that each text is for.
         width: of the images in pixels.
         height: the same.
+        guidance: the embedded scale, for models that take one.
 
     Returns:
-        context (texts * batch, t, d), and what SDXL's UNets are told besides.
+        context (texts * batch, t, d), and what some UNets are told besides.
     """
     context = ops.cat([_repeated(text.context, batch) for text in texts], 0)
     pooled = [text.pooled for text in texts if text.pooled is not None]
     if not pooled:
-        return context, None
+        return context, AddedConditions(guidance=guidance)
     # Original size, corner of the crop, target size: an image that was never cropped.
     sizes = np.array([[height, width, 0, 0, height, width]] * (batch * len(texts)), np.float32)
     embeds = ops.cat([_repeated(one, batch) for one in pooled], 0)
-    return context, AddedConditions(embeds, Tensor.from_numpy(sizes, context.device))
+    return context, AddedConditions(embeds, Tensor.from_numpy(sizes, context.device), guidance)
 
 
 def guidance_embedding(guidance: float, width: int, batch: int, device: Device) -> Tensor:
