@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
-from propolis.errors import ModelError
-from propolis.errors import UnsupportedModelError
-from propolis_workers.settings import Settings
+from propolis_workers.sd._settings import Settings
 
 
 if TYPE_CHECKING:
@@ -66,22 +64,22 @@ class CLIPTextConfig:
         """
         values = values.get("text_config") or values
         read = Settings(where, values, "text encoder")
-        _expect(read, "model_type", None, "clip_text_model", "clip")
+        read.expect("model_type", None, "clip_text_model", "clip")
         config = cls(
-            vocab_size=_size(read, "vocab_size", 49408),
-            hidden_size=_size(read, "hidden_size", 512),
-            intermediate_size=_size(read, "intermediate_size", 2048),
-            num_hidden_layers=_size(read, "num_hidden_layers", 12),
-            num_attention_heads=_size(read, "num_attention_heads", 8),
-            max_position_embeddings=_size(read, "max_position_embeddings", 77),
-            projection_dim=_size(read, "projection_dim", 512),
-            hidden_act=_expect(
-                read, "hidden_act", "quick_gelu", "gelu", "gelu_new", default="quick_gelu"
+            vocab_size=read.size("vocab_size", 49408),
+            hidden_size=read.size("hidden_size", 512),
+            intermediate_size=read.size("intermediate_size", 2048),
+            num_hidden_layers=read.size("num_hidden_layers", 12),
+            num_attention_heads=read.size("num_attention_heads", 8),
+            max_position_embeddings=read.size("max_position_embeddings", 77),
+            projection_dim=read.size("projection_dim", 512),
+            hidden_act=read.expect(
+                "hidden_act", "quick_gelu", "gelu", "gelu_new", default="quick_gelu"
             ),
             layer_norm_eps=read.number("layer_norm_eps", 1e-5),
             eos_token_id=read.count("eos_token_id", 49407),
         )
-        _divides(read, "num_attention_heads", config.num_attention_heads, config.hidden_size)
+        read.divides("num_attention_heads", config.num_attention_heads, config.hidden_size)
         return config
 
 
@@ -157,31 +155,31 @@ class UNetConfig:
                 UNet here does not.
         """
         read = Settings(where, values, "UNet")
-        _expect(read, "_class_name", None, "UNet2DConditionModel")
+        read.expect("_class_name", None, "UNet2DConditionModel")
         for key, allowed in _UNET_FIXED.items():
-            _expect(read, key, *allowed)
-        down = _names(read, "down_block_types", ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",))
-        up = _names(read, "up_block_types", ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3)
+            read.expect(key, *allowed)
+        down = read.names("down_block_types", ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",))
+        up = read.names("up_block_types", ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3)
         levels = len(down)
         if len(up) != levels:
             raise read.wrong("up_block_types", f"of another length than down_block_types, {levels}")
-        channels = _sizes(read, "block_out_channels", levels, (320, 640, 1280, 1280))
-        heads = _sizes(read, "attention_head_dim", levels, 8)
+        channels = read.sizes("block_out_channels", levels, (320, 640, 1280, 1280))
+        heads = read.sizes("attention_head_dim", levels, 8)
         for h, c in zip(heads, channels, strict=True):
-            _divides(read, "attention_head_dim", h, c)
-        layers = _sizes(read, "layers_per_block", levels, 2)
-        groups = _size(read, "norm_num_groups", 32)
+            read.divides("attention_head_dim", h, c)
+        layers = read.sizes("layers_per_block", levels, 2)
+        groups = read.size("norm_num_groups", 32)
         for c in channels:
-            _divides(read, "norm_num_groups", groups, c)
-        added = _expect(read, "addition_embed_type", None, "text_time")
+            read.divides("norm_num_groups", groups, c)
+        added = read.expect("addition_embed_type", None, "text_time")
         mid = "UNetMidBlock2DCrossAttn"
         if "mid_block_type" in values:
-            mid = _expect(read, "mid_block_type", None, mid, "UNetMidBlock2D") or ""
-        transformers = _depths(read, "transformer_layers_per_block", layers, 1)
+            mid = read.expect("mid_block_type", None, mid, "UNetMidBlock2D") or ""
+        transformers = read.depths("transformer_layers_per_block", layers, 1)
         up_key = "reverse_transformer_layers_per_block"
         up_layers = tuple(n + 1 for n in reversed(layers))
         up_transformers = (
-            _depths(read, up_key, up_layers, 1)
+            read.depths(up_key, up_layers, 1)
             if values.get(up_key) is not None
             else tuple((t[0],) * n for t, n in zip(reversed(transformers), up_layers, strict=True))
         )
@@ -190,31 +188,29 @@ class UNetConfig:
         if any(len(set(t)) > 1 for t in transformers[-1:]) and mid == "UNetMidBlock2DCrossAttn":
             raise read.wrong("transformer_layers_per_block", "its last must be one number")
         return cls(
-            sample_size=_square(read, "sample_size"),
-            in_channels=_size(read, "in_channels", 4),
-            out_channels=_size(read, "out_channels", 4),
+            sample_size=read.square("sample_size"),
+            in_channels=read.size("in_channels", 4),
+            out_channels=read.size("out_channels", 4),
             block_out_channels=channels,
             layers_per_block=layers,
-            down_attention=_attends(read, "down_block_types", down, "Down"),
-            up_attention=_attends(read, "up_block_types", up, "Up"),
+            down_attention=_attends(read, "down_block_types", "Down", down),
+            up_attention=_attends(read, "up_block_types", "Up", up),
             mid_block_type=mid,
             transformer_layers=transformers,
             up_transformer_layers=up_transformers,
             heads=heads,
-            cross_attention_dim=_sizes(read, "cross_attention_dim", levels, 1280),
-            only_cross_attention=_flags(read, "only_cross_attention", levels),
+            cross_attention_dim=read.sizes("cross_attention_dim", levels, 1280),
+            only_cross_attention=read.flags("only_cross_attention", levels),
             norm_num_groups=groups,
             norm_eps=read.number("norm_eps", 1e-5),
             downsample_padding=read.count("downsample_padding", 1),
-            conv_in_kernel=_size(read, "conv_in_kernel", 3),
-            conv_out_kernel=_size(read, "conv_out_kernel", 3),
+            conv_in_kernel=read.size("conv_in_kernel", 3),
+            conv_out_kernel=read.size("conv_out_kernel", 3),
             flip_sin_to_cos=read.flag("flip_sin_to_cos", True),
             freq_shift=read.number("freq_shift", 0),
             time_cond_proj_dim=read.count("time_cond_proj_dim", 0),
-            addition_time_embed_dim=_size(read, "addition_time_embed_dim") if added else 0,
-            addition_embed_dim=(
-                _size(read, "projection_class_embeddings_input_dim") if added else 0
-            ),
+            addition_time_embed_dim=read.size("addition_time_embed_dim") if added else 0,
+            addition_embed_dim=(read.size("projection_class_embeddings_input_dim") if added else 0),
         )
 
 
@@ -273,34 +269,34 @@ class VAEConfig:
             UnsupportedModelError: the model is of another kind.
         """
         read = Settings(where, values, "VAE")
-        _expect(read, "_class_name", None, "AutoencoderKL")
+        read.expect("_class_name", None, "AutoencoderKL")
         for key in ("latents_mean", "latents_std"):
-            _expect(read, key, None)
-        _expect(read, "act_fn", None, "silu", "swish")
+            read.expect(key, None)
+        read.expect("act_fn", None, "silu", "swish")
         channels = values.get("block_out_channels") or (64,)
         levels = len(channels) if isinstance(channels, list | tuple) else 1
-        sizes = _sizes(read, "block_out_channels", levels, (64,))
+        sizes = read.sizes("block_out_channels", levels, (64,))
         kinds = {
             "down_block_types": "DownEncoderBlock2D",
             "up_block_types": "UpDecoderBlock2D",
         }
         for key, kind in kinds.items():
-            names = _names(read, key, (kind,))
+            names = read.names(key, (kind,))
             if len(names) != levels:
                 raise read.wrong(key, f"not {levels} names, as block_out_channels has")
             if set(names) != {kind}:
-                _refuse(read, key, names, (kind,))
-        groups = _size(read, "norm_num_groups", 32)
+                read.refuse(key, names, (kind,))
+        groups = read.size("norm_num_groups", 32)
         for size in sizes:
-            _divides(read, "norm_num_groups", groups, size)
+            read.divides("norm_num_groups", groups, size)
         return cls(
-            in_channels=_size(read, "in_channels", 3),
-            out_channels=_size(read, "out_channels", 3),
-            latent_channels=_size(read, "latent_channels", 4),
+            in_channels=read.size("in_channels", 3),
+            out_channels=read.size("out_channels", 3),
+            latent_channels=read.size("latent_channels", 4),
             block_out_channels=sizes,
-            layers_per_block=_size(read, "layers_per_block", 1),
+            layers_per_block=read.size("layers_per_block", 1),
             norm_num_groups=groups,
-            sample_size=_square(read, "sample_size") or 32,
+            sample_size=read.square("sample_size") or 32,
             scaling_factor=read.number("scaling_factor", 0.18215),
             shift_factor=read.number("shift_factor", 0.0),
             use_quant_conv=read.flag("use_quant_conv", True),
@@ -335,99 +331,14 @@ _UNET_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "timestep_post_act": (None,),
 }
 
-_LARGEST: Final = 1 << 20  # no size of a model is above it
 
-
-def _expect(read: Settings, key: str, *allowed: object, default: Any = None) -> Any:
-    value = read.values.get(key, default)
-    if value not in allowed:
-        _refuse(read, key, value, allowed)
-    return value
-
-
-def _refuse(read: Settings, key: str, value: object, allowed: tuple[object, ...]) -> None:
-    known = ", ".join("none" if a is None else str(a) for a in allowed)
-    msg = f"{read.source}: {key} is {str(value)[:60]!r}, which is not supported; supported: {known}"
-    raise UnsupportedModelError(msg)
-
-
-def _size(read: Settings, key: str, default: int | None = None) -> int:
-    value = read.count(key, default)
-    if not 0 < value <= _LARGEST:
-        raise read.wrong(key, f"supported: 1 to {_LARGEST}")
-    return value
-
-
-def _square(read: Settings, key: str) -> int:
-    """A size that files give as one number or as height and width; 0 where they do not."""
-    value = read.values.get(key)
-    if isinstance(value, list | tuple) and value:
-        value = max(value) if all(type(v) is int for v in value) else None
-        if value is None:
-            raise read.wrong(key, "of the wrong type")
-    elif value is None:
-        return 0
-    return _size(Settings(read.source, {key: value}, ""), key)
-
-
-def _per_level(read: Settings, key: str, levels: int, default: Any) -> list[Any]:
-    """A value for each level, of one for all or of a list."""
-    value = read.values.get(key)
-    value = default if value is None else value
-    values = list(value) if isinstance(value, list | tuple) else [value] * levels
-    if len(values) != levels:
-        raise read.wrong(key, f"not one value for each of {levels} levels")
-    return values
-
-
-def _sizes(read: Settings, key: str, levels: int, default: Any) -> tuple[int, ...]:
-    values = _per_level(read, key, levels, default)
-    if not all(type(v) is int and 0 < v <= _LARGEST for v in values):
-        raise read.wrong(key, f"supported: whole numbers from 1 to {_LARGEST}")
-    return tuple(values)
-
-
-def _flags(read: Settings, key: str, levels: int) -> tuple[bool, ...]:
-    values = _per_level(read, key, levels, False)
-    if not all(isinstance(v, bool) for v in values):
-        raise read.wrong(key, "of the wrong type")
-    return tuple(values)
-
-
-def _depths(
-    read: Settings, key: str, layers: tuple[int, ...], default: int
-) -> tuple[tuple[int, ...], ...]:
-    """Depths of the transformers of each level: one number for all of a level, or a list."""
-    values = []
-    for value, count in zip(_per_level(read, key, len(layers), default), layers, strict=True):
-        depths = list(value) if isinstance(value, list | tuple) else [value] * count
-        if len(depths) != count or not all(type(v) is int and 0 <= v <= 1000 for v in depths):
-            raise read.wrong(key, f"not {count} depths for a level of {count} transformers")
-        values.append(tuple(depths))
-    return tuple(values)
-
-
-def _names(read: Settings, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    values = read.values.get(key)
-    values = default if values is None else values
-    if not isinstance(values, list | tuple) or not values:
-        raise read.wrong(key, "not a list of names")
-    return tuple(map(str, values))
-
-
-def _attends(read: Settings, key: str, names: tuple[str, ...], way: str) -> tuple[bool, ...]:
+def _attends(read: Settings, key: str, way: str, names: tuple[str, ...]) -> tuple[bool, ...]:
     """Which of the blocks have cross-attention."""
     kinds = (f"CrossAttn{way}Block2D", f"{way}Block2D")
     for name in names:
         if name not in kinds:
-            _refuse(read, key, name, kinds)
+            read.refuse(key, name, kinds)
     return tuple(name == kinds[0] for name in names)
-
-
-def _divides(read: Settings, key: str, number: int, size: int) -> None:
-    if size % number:
-        msg = f"{read.source}: {key} {number} does not divide the model's {size} channels"
-        raise ModelError(msg)
 
 
 __all__ = ["CLIPTextConfig", "UNetConfig", "VAEConfig"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import TypeVar
 
 from propolis import dtypes
 from propolis import events
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis_workers.sd.layers import Conv2d
     from propolis_workers.sd.layers import Linear
-    from propolis_workers.weights import StrPath
+    from propolis_workers.weights._file import StrPath
+
+_T = TypeVar("_T")
 
 INDEX: Final = "model_index.json"
 _ENCODERS: Final = ("text_encoder", "text_encoder_2")
@@ -194,7 +197,7 @@ class _Loader:
             self._sources[name], self._device, dtype, aliases=aliases, progress=self._count
         )
 
-    def _built(self, name: str, build: Callable[[], Any], weights: Weights) -> Any:
+    def _built(self, name: str, build: Callable[[], _T], weights: Weights) -> _T:
         try:
             built = build()
         except ModelError as error:
