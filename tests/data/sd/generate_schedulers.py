@@ -281,8 +281,7 @@ def main() -> None:
     outputs, noise = draws()
     runs = [run(case, outputs, noise) for case in CASES]
     fields = {
-        name: np.concatenate([np.ravel(getattr(r, name)) for r in runs])
-        for name in Run._fields
+        name: np.concatenate([np.ravel(getattr(r, name)) for r in runs]) for name in Run._fields
     }
     for name in ("samples", "noised", "sigmas"):
         fields[name] = fields[name].astype(np.float32)

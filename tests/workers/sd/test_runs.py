@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
@@ -42,16 +41,19 @@ class Given:
         return runs.draw(self.case, use, self.shape)
 
     def initial(self):
+        """What is begun with."""
         return Tensor.from_numpy(self._draw("initial"))
 
     def of_image(self):
-        # diffusers draws once, for the one image that there is.
+        """Drawn once, as diffusers does, for the one image that there is."""
         return Tensor.from_numpy(np.repeat(self._draw("image")[:1], self.shape[0], 0))
 
     def of_masked_image(self):
+        """As for the image."""
         return Tensor.from_numpy(np.repeat(self._draw("masked")[:1], self.shape[0], 0))
 
     def of_step(self, i):
+        """What a step adds."""
         return Tensor.from_numpy(self._draw(f"step {i}"))
 
 
@@ -72,7 +74,7 @@ def models(tmp_path_factory):
 def ours(sd, case):
     """What we draw."""
     params = GenerateParams(**runs.full(case))
-    shape = sd._shape(sd.check(params))
+    shape = sd._shape(sd._planned(params)[0])
     return sd.generate(params, noise=Given(case, shape))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import ModelError
+from propolis_workers.sd.loading import INDEX
 
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 # The package that carries a small model; it is only looked up, never imported.
 PACKAGED: Final = "propolis_tiny_sd"
-INDEX: Final = "model_index.json"
 
 
 def find_model(config: Config) -> Path:
@@ -25,8 +25,16 @@ def find_model(config: Config) -> Path:
     Raises:
         ModelError: there is none; says how to get one.
     """
-    if config.sd_model:
-        return Path(config.sd_model).expanduser()
+    return Path(config.sd_model).expanduser() if config.sd_model else packaged_model()
+
+
+def packaged_model() -> Path:
+    """
+    The folder of the model that a distribution carries.
+
+    Raises:
+        ModelError: it is not installed; says how to get one.
+    """
     spec = importlib.util.find_spec(PACKAGED)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for folder in (Path(place), *sorted(Path(place).glob("*/"))):
@@ -40,4 +48,4 @@ def find_model(config: Config) -> Path:
     raise ModelError(msg)
 
 
-__all__ = ["find_model"]
+__all__ = ["find_model", "packaged_model"]

@@ -130,7 +130,7 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
         msg = "strength is about the image to start from: give one, or leave strength out"
         raise UsageError(msg)
     width, height = _sizes(params, factor, size)
-    strength = _IMG2IMG_STRENGTH if params.task == "img2img" else 1.0
+    strength = {"txt2img": None, "img2img": _IMG2IMG_STRENGTH, "inpaint": 1.0}[params.task]
     return replace(
         params,
         width=width,

@@ -161,15 +161,6 @@ class StableDiffusion:
         """
         self.adapters.remove(lora)
 
-    def check(self, params: GenerateParams) -> GenerateParams:
-        """
-        What would be drawn, with nothing left open; draws nothing.
-
-        Raises:
-            UsageError: something cannot be; says what was given and what can.
-        """
-        return self._planned(params)[0]
-
     def generate(
         self,
         params: GenerateParams,
@@ -192,7 +183,7 @@ class StableDiffusion:
             UsageError: a parameter cannot be; says what was given and what can.
             ModelError: numbers are no longer finite; names the step.
         """
-        params, plan = self._planned(params)
+        params, plan, replaced = self._planned(params)
         clock = _Clock()
         guide, cut = self._guide(params)
         clock.lap("text")
@@ -219,18 +210,24 @@ class StableDiffusion:
         # One after the other: what all at once would take is often more than there is.
         pixels = [decode(vae, latents, n, tiled) for n in range(params.batch)]
         clock.lap("decode")
+        notes = []
+        if replaced:
+            notes.append(f"the scheduler {params.scheduler} stands in for the model's {replaced}")
+        if vae.tile:
+            side = vae.tile * vae.config.scale
+            notes.append(f"decoded in tiles of {side} pixels, which blend into each other")
         return Images(
             pixels,
             latents.numpy(),
             params,
             self._source(),
             cut,
+            notes,
             clock.seconds,
-            vae.tile * vae.config.scale,
         )
 
-    def _planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan]:
-        """The parameters with nothing left open, and the steps."""
+    def _planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
+        """The parameters with nothing left open, the steps, and the scheduler that is missing."""
         if self._paints_into and params.task != "inpaint":
             msg = f"{self.path.name} paints into images: give an image and a mask"
             raise UsageError(msg)
@@ -239,7 +236,7 @@ class StableDiffusion:
         factor = self.components.vae.config.scale
         size = (self.components.unet.config.sample_size or 64) * factor
         params = resolved(params, factor=factor, size=size, scheduler=scheduler.name)
-        return params, scheduler.plan(params.steps, params.strength or 1.0)
+        return params, scheduler.plan(params.steps, params.strength or 1.0), scheduler.replaced
 
     def _shape(self, params: GenerateParams) -> tuple[int, ...]:
         vae = self.components.vae.config

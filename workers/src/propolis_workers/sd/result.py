@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import overload
 
-import numpy as np
-
 from propolis import __version__
 from propolis_workers.sd.images import write_png
 
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from propolis_workers.sd.images import Pixels
     from propolis_workers.sd.params import GenerateParams
 
@@ -31,10 +31,10 @@ class Images(Sequence["Pixels"]):
         pixels: the images.
         latents: what they were decoded from, (b, c, h, w), f32: what the last step gave.
         params: what they were drawn from, with nothing left open.
-        source: where from: ``model``, ``device``, ``dtype``, ``loras``.
+        source: by what: ``model``, ``device``, ``dtype``, ``loras``.
         cut: what did not fit into the text encoder, by ``prompt`` and ``negative``.
-        seconds: how long it took: ``text``, ``image`` (reading one), ``steps``, ``decode``.
-        tile: pixels along the sides of the tiles that were decoded; 0 for at once.
+        notes: what else went another way than one might think, in sentences.
+        seconds: how long it took: ``text``, ``image`` (to start from), ``steps``, ``decode``.
     """
 
     pixels: list[Pixels]
@@ -42,8 +42,8 @@ class Images(Sequence["Pixels"]):
     params: GenerateParams
     source: dict[str, Any]
     cut: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    tile: int = 0
 
     @overload
     def __getitem__(self, index: int) -> Pixels: ...
@@ -58,18 +58,16 @@ class Images(Sequence["Pixels"]):
         return len(self.pixels)
 
     def metadata(self, index: int = 0) -> dict[str, Any]:
-        """What reproduces an image, apart from the arrays that it was drawn from."""
-        return {
-            "propolis": __version__,
-            "task": self.params.task,
-            **{
-                f.name: getattr(self.params, f.name)
-                for f in fields(self.params)
-                if not _is_array(f.name)
-            },
-            **({"index": index} if len(self) > 1 else {}),
-            **self.source,
-        }
+        """
+        What reproduces an image, for its file.
+
+        Of the image and the mask that it was drawn from, if any, it says nothing: who read
+        them knows their names.
+        """
+        given = {f.name: getattr(self.params, f.name) for f in fields(self.params)}
+        kept = {k: v for k, v in given.items() if k not in ("image", "mask") and v is not None}
+        place = {"index": index} if len(self) > 1 else {}
+        return {"propolis": __version__, "task": self.params.task, **kept, **place, **self.source}
 
     def save(self, path: str | Path) -> list[Path]:
         """
@@ -92,10 +90,6 @@ def numbered(path: Path, count: int) -> list[Path]:
     if count == 1:
         return [path]
     return [path.with_name(f"{path.stem}-{n}{path.suffix}") for n in range(1, count + 1)]
-
-
-def _is_array(name: str) -> bool:
-    return name in ("image", "mask")
 
 
 __all__ = ["Images", "numbered"]

@@ -66,9 +66,7 @@ class Bounds:
         low = min(math.floor(place), last)
         high = min(low + 1, last)
         share = place - low
-        bound = combine(
-            (1 - share, ordered.narrow(1, low, 1)), (share, ordered.narrow(1, high, 1))
-        )
+        bound = combine((1 - share, ordered.narrow(1, low, 1)), (share, ordered.narrow(1, high, 1)))
         bound = ops.clamp(bound, 1.0, self._largest)
         rows = ops.minimum(ops.maximum(rows, ops.neg(bound)), bound)
         return ops.div(rows, bound).reshape(*clean.shape)

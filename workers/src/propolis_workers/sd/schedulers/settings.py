@@ -68,9 +68,7 @@ class Settings:
         count = self.num_train_timesteps
         self.require("num_train_timesteps", count >= 2, "a whole number from 2")
         self.require("beta_start", 0 < self.beta_start < 1, "a number between 0 and 1")
-        self.require(
-            "beta_end", self.beta_start <= self.beta_end < 1, "from beta_start to below 1"
-        )
+        self.require("beta_end", self.beta_start <= self.beta_end < 1, "from beta_start to below 1")
         self.require("steps_offset", 0 <= self.steps_offset < count, f"0 to {count - 1}")
         betas = self.trained_betas
         if betas is not None and (len(betas) != count or not all(0 < b < 1 for b in betas)):
