@@ -92,3 +92,13 @@ def test_golden(models, case):
     with np.load(DATA / "runs.npz") as golden:
         latents, pixels = (golden[f"{case.name}.{what}"] for what in ("latents", "images"))
     compare(ours(models(case.family)[0], case), latents, pixels)
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")  # theirs, of each other
+@pytest.mark.parametrize("case", CASES)
+def test_live(models, case, oracles):
+    """Latents and images of a run are those that diffusers gives now."""
+    sd, folder = models(case.family)
+    latents, images = runs.run(case, folder)
+    compare(ours(sd, case), latents, np.round(images * 255).astype(np.uint8))

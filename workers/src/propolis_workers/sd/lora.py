@@ -44,7 +44,7 @@ _ENDS: Final = re.compile(
     r"\.lora_(?P<kohya>down|up)\.weight"
     r"|\.lora_(?P<peft>A|B)(?:\.\w+)?\.weight"
     r"|(?:\.lora|\.lora_linear_layer|_lora)\.(?P<old>down|up)\.weight"
-    r"|(?:\.lora|_lora)?\.(?P<alpha>alpha)"
+    r"|(?:\.lora|\.lora_linear_layer|_lora)?\.(?P<alpha>alpha)"
     r")"
 )
 _PARTS: Final = {"A": "down", "B": "up"}
