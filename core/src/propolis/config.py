@@ -35,7 +35,12 @@ PREFIX = "PROPOLIS_"
 
 # Read by the test suite and by Propolis before there is a configuration.
 OUTSIDE_CONFIG = frozenset(
-    {"PROPOLIS_CONFIG", "PROPOLIS_REQUIRE_NATIVE", "PROPOLIS_REQUIRE_ORACLES"}
+    {
+        "PROPOLIS_CONFIG",
+        "PROPOLIS_REQUIRE_NATIVE",
+        "PROPOLIS_REQUIRE_ORACLES",
+        "PROPOLIS_REQUIRE_ROCM",
+    }
 )
 
 
