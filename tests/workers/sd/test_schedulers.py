@@ -26,6 +26,8 @@ SPEC.loader.exec_module(generate)
 STEP = 1e-6
 # Roundings of f32 add up over a run.
 WHOLE_RUN = {1: 1e-6, 2: 1e-6, 10: 1e-6, 20: 2e-6, 50: 2e-6}
+# Solving for the noise divides by the signal, 0.07 at the start: terms cancel.
+SOLVES_FOR_NOISE = 4.0
 # diffusers in f32 is itself as far as this from diffusers in f64.
 THEIR_ROUNDING = 5e-6
 
@@ -90,11 +92,13 @@ def check(case, run, outputs, noise, *, step=STEP, whole=None):
     """Compare everything that a run shows; values are told with the case and the step."""
     plan = plan_of(case)
     whole = whole or WHOLE_RUN[case.steps]
+    if case.config.get("predict_x0") is False:
+        step, whole = step * SOLVES_FOR_NOISE, whole * SOLVES_FOR_NOISE
     assert len(run.timesteps) == len(plan), case.label
     if run.timesteps.dtype.kind == "i" or (run.timesteps == run.timesteps.round()).all():
         assert (run.timesteps == plan.timesteps).all(), case.label
-    else:  # between those of training: one f32 rounding apart
-        np.testing.assert_allclose(plan.timesteps, run.timesteps, rtol=1.2e-7, err_msg=case.label)
+    else:  # between those of training, found by logarithms in f32
+        np.testing.assert_allclose(plan.timesteps, run.timesteps, rtol=1e-6, err_msg=case.label)
     if run.sigmas.size:
         np.testing.assert_allclose(plan.sigmas, run.sigmas, rtol=2e-6, err_msg=case.label)
     np.testing.assert_allclose(plan.init_noise_sigma, run.init_noise_sigma, rtol=1e-6)

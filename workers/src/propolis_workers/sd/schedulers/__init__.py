@@ -103,4 +103,4 @@ def make_scheduler(
     return cls(read_settings(cls.settings_class, name, config, overrides or {}), replaced)
 
 
-__all__ = ["SCHEDULERS", "Plan", "Scheduler", "make_scheduler"]
+__all__ = ["CLASSES", "SCHEDULERS", "STAND_INS", "Plan", "Scheduler", "make_scheduler"]

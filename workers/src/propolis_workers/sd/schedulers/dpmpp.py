@@ -59,7 +59,7 @@ class DPMPP2M(Scheduler[DPMPP2MSettings]):
         trained = tables.training_sigmas(self.power)
         # log(signal / noise) is -log(sigma), and falls.
         below = int(np.count_nonzero(-np.log(trained) >= settings.lambda_min_clipped))
-        settings.require("lambda_min_clipped", below > steps, "a number that leaves timesteps")
+        settings.require("lambda_min_clipped", below > 0, "a number that leaves timesteps")
         timesteps, sigmas = solver_schedule(
             settings,
             trained,
@@ -84,6 +84,7 @@ class DPMPP2MPlan(Plan):
         self._before: Tensor | None = None
 
     def _step(self, i: int, output: Tensor, sample: Tensor, noise: Tensor | None) -> Tensor:
+        del noise  # an ODE has none
         clean, before = self.clean(i, output, sample), self._before
         self._before = clean
         here, goal = self._levels[i], self._levels[i + 1]

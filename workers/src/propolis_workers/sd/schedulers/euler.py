@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from typing import ClassVar
 from typing import Literal
@@ -92,7 +93,7 @@ class Euler(Exploding[EulerSettings]):
         end = float(self._trained()[0]) if settings.final_sigmas_type == "sigma_min" else 0.0
         every = [*map(float, sigmas), end]
         weights = []
-        for sigma, goal in zip(every[:-1], every[1:], strict=True):
+        for sigma, goal in pairwise(every):
             weights.append(Weights(clean=1 - goal / sigma, sample=goal / sigma))
         return OneStepPlan(settings, self._schedule(timesteps, every), start, weights)
 
@@ -119,7 +120,7 @@ class EulerAncestral(Exploding[EulerAncestralSettings]):
         timesteps, sigmas = self._visited(steps)
         every = [*map(float, sigmas), 0.0]
         weights = []
-        for sigma, goal in zip(every[:-1], every[1:], strict=True):
+        for sigma, goal in pairwise(every):
             share = (goal / sigma) ** 2
             noise = goal * math.sqrt(max(1 - share, 0.0))
             down = goal * goal / sigma

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from abc import abstractmethod
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import ClassVar
 from typing import Generic
 from typing import TypeVar
@@ -55,25 +56,24 @@ class Scheduler(ABC, Generic[S]):
             UsageError: ``steps`` or ``strength`` is out of range, or nothing is left to run.
         """
         most = self._most_steps()
-        if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= most:
+        if not _within(steps, int, most):
             msg = f"steps is {steps!r}; scheduler {self.name} takes 1 to {most} here"
             raise UsageError(msg)
-        number = isinstance(strength, int | float) and not isinstance(strength, bool)
-        if not number or not 0 < strength <= 1:
+        if not _within(strength, int | float, 1):
             msg = f"strength is {strength!r}; supported: above 0, at most 1"
             raise UsageError(msg)
-        run = min(int(steps * strength), steps)
-        if run == 0:
+        try:
+            plan = self._plan(steps, steps - min(int(steps * strength), steps))
+        except ConfigError as error:
+            msg = f"scheduler {self.name}: {error}"
+            raise ConfigError(msg) from None
+        if len(plan) == 0:
             msg = (
                 f"strength {strength:g} of {steps} steps leaves none to run: take a strength of "
                 f"at least {1 / steps:.3g}, or more steps"
             )
             raise UsageError(msg)
-        try:
-            return self._plan(steps, steps - run)
-        except ConfigError as error:
-            msg = f"scheduler {self.name}: {error}"
-            raise ConfigError(msg) from None
+        return plan
 
     def _most_steps(self) -> int:
         return self.settings.num_train_timesteps
@@ -81,3 +81,9 @@ class Scheduler(ABC, Generic[S]):
     @abstractmethod
     def _plan(self, steps: int, start: int) -> Plan:
         """Plan ``steps`` and drop those before ``start``."""
+
+
+def _within(value: Any, kind: Any, most: int) -> bool:
+    """Whether a value is a number of the kind, above 0 and at most ``most``."""
+    number = isinstance(value, kind) and not isinstance(value, bool)
+    return number and bool(0 < value <= most)

@@ -7,7 +7,6 @@ configs; the type of a field says which values are supported.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import types
@@ -185,13 +184,6 @@ def read_settings(
     except ConfigError as error:
         msg = f"scheduler {name}: {error}"
         raise ConfigError(msg) from None
-
-
-def takes(cls: type[Settings]) -> list[str]:
-    """Names of the settings, those of this scheduler alone first."""
-    own = [field.name for field in dataclasses.fields(cls)]
-    common = [field.name for field in dataclasses.fields(Settings)]
-    return [name for name in own if name not in common]
 
 
 def _converted(hint: Any, value: Any) -> Any:

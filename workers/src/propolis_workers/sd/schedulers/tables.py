@@ -99,7 +99,8 @@ def spaced(spacing: str, last: int, steps: int, total: int, offset: int = 0) -> 
 def karras(high: float, low: float, steps: int) -> Floats:
     """Falling sigmas, evenly spaced in ``sigma ** (1 / 7)`` (Karras et al. 2022, eq. 5)."""
     start, stop = high ** (1 / KARRAS_RHO), low ** (1 / KARRAS_RHO)
-    return (start + np.linspace(0, 1, steps) * (stop - start)) ** KARRAS_RHO
+    roots: Floats = start + np.linspace(0, 1, steps) * (stop - start)
+    return roots**KARRAS_RHO
 
 
 def exponential(high: float, low: float, steps: int) -> Floats:

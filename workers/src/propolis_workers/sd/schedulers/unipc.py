@@ -86,17 +86,18 @@ class UniPCPlan(Plan):
         self._reached = 1  # the order of the step before
 
     def _step(self, i: int, output: Tensor, sample: Tensor, noise: Tensor | None) -> Tensor:
+        del noise  # an ODE has none
         settings = self._settings
         predicted = self._prediction(i, output, sample)
         if self._from is not None and i - 1 not in self._uncorrected:
             points = [*self._points(i - 1, self._reached), (1.0, predicted)]
-            sample = self._update(i - 1, self._from, points, corrects=True)
+            sample = self._update(i - 1, self._from, points)
         order = min(settings.solver_order, len(self._history) + 1)
         if settings.lower_order_final or self.sigmas[i + 1] == 0.0:
             order = min(order, len(self) - i)
         self._history = [*self._history, predicted][-settings.solver_order :]
         self._from, self._reached = sample, order
-        return self._update(i, sample, self._points(i, order), corrects=False)
+        return self._update(i, sample, self._points(i, order))
 
     def _prediction(self, i: int, output: Tensor, sample: Tensor) -> Tensor:
         """What is integrated: the clean sample or the noise."""
@@ -114,9 +115,7 @@ class UniPCPlan(Plan):
             for k in range(1, order)
         ]
 
-    def _update(
-        self, i: int, sample: Tensor, points: list[tuple[float, Tensor]], *, corrects: bool
-    ) -> Tensor:
+    def _update(self, i: int, sample: Tensor, points: list[tuple[float, Tensor]]) -> Tensor:
         """
         Go from level ``i`` to the next.
 
@@ -140,7 +139,7 @@ class UniPCPlan(Plan):
         if points:
             base = z if self._settings.solver_type == "bh1" else math.expm1(z)
             places = np.array([place for place, _ in points])
-            shares = _shares(places, z, base, corrects=corrects)
+            shares = _shares(places, z, base)
             for share, (place, value) in zip(shares, points, strict=True):
                 part = scale * float(share) / place
                 weight -= part
@@ -149,7 +148,7 @@ class UniPCPlan(Plan):
         return combine(*terms)
 
 
-def _shares(places: Floats, z: float, base: float, *, corrects: bool) -> Floats:
+def _shares(places: Floats, z: float, base: float) -> Floats:
     """
     The weights of the differences, so that polynomials are integrated exactly (eq. 10).
 
