@@ -263,7 +263,7 @@ def test_another_model(components, matrices, folders, tmp_path):
         f"(4, 99, 3, 3) and {up.shape}, the weight of this model's {name} is {shape}"
     ) == str(caught.value)
     strange = {"unet.down_blocks.7.resnets.0.conv1": (down, up)}
-    with pytest.raises(UsageError, match="'lora_unet_down_blocks_7_resnets_0_conv1'.*no such"):
+    with pytest.raises(UsageError, match=r"'lora_unet_down_blocks_7_resnets_0_conv1'.*no such"):
         adapters.apply(LoRA.open(written(tmp_path / "strange.safetensors", strange)))
     with pytest.raises(UsageError, match="strength is nan"):
         adapters.apply(LoRA.open(written(tmp_path / "l.safetensors", matrices)), float("nan"))

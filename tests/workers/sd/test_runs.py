@@ -12,22 +12,15 @@ import pytest
 
 from propolis import Tensor
 from propolis_workers.sd import GenerateParams
-from propolis_workers.sd import StableDiffusion
 
 
 DATA = Path(__file__).parents[2] / "data" / "sd"
 
 
-def load(name: str):
-    """A module of the golden data's folder."""
-    spec = importlib.util.spec_from_file_location(f"sd_data_{name}", DATA / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-runs = load("runs")
+SPEC = importlib.util.spec_from_file_location("sd_runs_of_cases", DATA / "runs.py")
+runs = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = runs  # dataclasses look their module up
+SPEC.loader.exec_module(runs)
 CASES = [pytest.param(case, id=re.sub(r"[ =.]+", "-", case.name)) for case in runs.cases()]
 
 
@@ -57,20 +50,6 @@ class Given:
         return Tensor.from_numpy(self._draw(f"step {i}"))
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Return a function that gives the pipeline of a family, and its folder."""
-    made = {}
-
-    def get(family):
-        if family not in made:
-            folder = runs.write_model(tmp_path_factory.mktemp(family), family)
-            made[family] = StableDiffusion.load(folder), folder
-        return made[family]
-
-    return get
-
-
 def ours(sd, case):
     """What we draw."""
     params = GenerateParams(**runs.full(case))
@@ -87,18 +66,17 @@ def compare(images, latents, pixels):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_golden(models, case):
+def test_golden(pipelines, case):
     """Latents and images of a run are the committed ones of diffusers."""
     with np.load(DATA / "runs.npz") as golden:
         latents, pixels = (golden[f"{case.name}.{what}"] for what in ("latents", "images"))
-    compare(ours(models(case.family)[0], case), latents, pixels)
+    compare(ours(pipelines(case.family), case), latents, pixels)
 
 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore")  # theirs, of each other
 @pytest.mark.parametrize("case", CASES)
-def test_live(models, case, oracles):
+def test_live(pipelines, complete, case, oracles):
     """Latents and images of a run are those that diffusers gives now."""
-    sd, folder = models(case.family)
-    latents, images = runs.run(case, folder)
-    compare(ours(sd, case), latents, np.round(images * 255).astype(np.uint8))
+    latents, images = runs.run(case, complete(case.family))
+    compare(ours(pipelines(case.family), case), latents, np.round(images * 255).astype(np.uint8))

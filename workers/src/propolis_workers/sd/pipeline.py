@@ -236,7 +236,8 @@ class StableDiffusion:
         factor = self.components.vae.config.scale
         size = (self.components.unet.config.sample_size or 64) * factor
         params = resolved(params, factor=factor, size=size, scheduler=scheduler.name)
-        return params, scheduler.plan(params.steps, params.strength or 1.0), scheduler.replaced
+        strength = 1.0 if params.strength is None else params.strength
+        return params, scheduler.plan(params.steps, strength), scheduler.replaced
 
     def _shape(self, params: GenerateParams) -> tuple[int, ...]:
         vae = self.components.vae.config

@@ -108,12 +108,12 @@ class Recipe:
             FileFormatError: Propolis did not write it, or what it says cannot be.
         """
         found = read_metadata(path)
-        loras = found.get("loras", [])
+        loras = _typed(path, {"loras": [], **found}, "loras", (list,))
         recipe = cls(
             values={k: _typed(path, found, k, kinds) for k, kinds in _VALUES.items() if k in found},
             image=_file(path, found, "image"),
             mask=_file(path, found, "mask"),
-            loras=tuple(_file_of(path, one) for one in loras) if isinstance(loras, list) else (),
+            loras=tuple(_file_of(path, one) for one in loras),
             model=_typed(path, found, "model", (str, type(None))),
             dtype=_typed(path, found, "dtype", (str,)),
             index=_typed(path, found, "index", (int,)) if "index" in found else None,
