@@ -122,7 +122,7 @@ def test_missing(tmp_path):
     """A file that is not there, and a folder, are named."""
     for path in (tmp_path / "none.png", tmp_path):
         for read in (images.read_image, images.read_metadata, images.digest):
-            with pytest.raises(UsageError, match="cannot be read: .*; check the path"):
+            with pytest.raises(UsageError, match=r"cannot be read: .*; check the path"):
                 read(path)
 
 
