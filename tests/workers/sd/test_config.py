@@ -104,6 +104,26 @@ def test_bad_text_encoder(families, changes, kind, message):
         CLIPTextConfig.from_json(families.FAMILIES["sd15"]["text_encoder"] | changes, "t.json")
 
 
+STRANGE = [None, True, 0, -1, 1.5, 10**400, 1e308, "x", [], [0], [None] * 3, [[]], [[1]] * 3, {}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(CLIPTextConfig, "text_encoder_2"), (UNetConfig, "unet"), (VAEConfig, "vae")],
+)
+def test_strange_values(families, kind, name):
+    """Whatever a file holds, its settings are read or refused in one line that names it."""
+    own = families.FAMILIES["sdxl"][name]
+    keys = {*own, *kind.__slots__, "text_config", "reverse_transformer_layers_per_block"}
+    for key in sorted(keys):
+        for value in STRANGE:
+            try:
+                kind.from_json(own | {key: value}, "c.json")
+            except ModelError as error:
+                assert str(error).startswith("c.json: ")  # noqa: PT017
+                assert "\n" not in str(error)  # noqa: PT017
+
+
 def test_nested_text_config(families):
     """The settings of a whole CLIP model hold those of its text encoder."""
     own = families.FAMILIES["sd15"]["text_encoder"]

@@ -255,3 +255,48 @@ def test_no_text_encoder(folder):
     edit(folder / "model_index.json", text_encoder=[None, None])
     with pytest.raises(UnsupportedModelError, match="0 text encoders and 1 tokenizers"):
         load(folder)
+
+
+def test_other_pipeline(folder):
+    """A model of another kind is refused by its name, not for what it has not."""
+    changes = {"_class_name": "StableDiffusion3Pipeline", "unet": None, "transformer": ["x", "y"]}
+    edit(folder / "model_index.json", **changes)
+    with pytest.raises(UnsupportedModelError, match="StableDiffusion3Pipeline without unet; supp"):
+        load(folder)
+
+
+def test_projection_missing(folders, tmp_path):
+    """A text encoder that must project and cannot is incomplete, though it would run."""
+    folder = shutil.copytree(folders("sdxl"), tmp_path / "sdxl")
+    path = folder / "text_encoder_2/model.safetensors"
+    tensors = load_file(path)
+    del tensors["text_projection.weight"]
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"tensor text_projection\.weight is missing"):
+        load(folder)
+
+
+def test_projection_unused(folder, same):
+    """A projection that is in the file of an encoder without one is left alone."""
+    extra = {"text_projection.weight": np.ones((24, 24), np.float32)}
+    save_file(load_file(folder / TEXT) | extra, folder / TEXT)
+    same(folder)
+
+
+def test_projection_unsaid(folders, tmp_path):
+    """Where settings do not say whether an encoder projects, its weights do."""
+    folder = shutil.copytree(folders("sdxl"), tmp_path / "sdxl")
+    edit(folder / "text_encoder_2/config.json", architectures=None)
+    first, second = load(folder).text_encoders
+    assert first.projection is None
+    assert second.projection is not None
+
+
+def test_refiner(folders, tmp_path):
+    """A pipeline with the second text encoder alone, as SDXL's refiner, loads."""
+    folder = shutil.copytree(folders("sdxl"), tmp_path / "sdxl")
+    absent = {"text_encoder": [None, None], "tokenizer": [None, None]}
+    edit(folder / "model_index.json", **absent)
+    loaded = load(folder)
+    assert (folder / "tokenizer_2",) == loaded.tokenizer_folders
+    assert 1 == len(loaded.text_encoders)

@@ -78,7 +78,8 @@ class CLIPText:
         ]
         self.final_norm = model.layer_norm("final_layer_norm", width, config.layer_norm_eps)
         self.projection = None
-        if weights.has("text_projection.weight"):
+        has_one = config.projected
+        if has_one if has_one is not None else weights.has("text_projection.weight"):
             size = config.projection_dim
             self.projection = weights.linear("text_projection", width, size, bias=False)
         end = np.full((1, 1), config.eos_token_id, np.int64)

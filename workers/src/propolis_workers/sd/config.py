@@ -32,6 +32,7 @@ class CLIPTextConfig:
         num_attention_heads: heads of a block.
         max_position_embeddings: tokens of the longest text.
         projection_dim: elements of the projected embedding, where there is a projection.
+        projected: whether there is one; None where the file does not say.
         hidden_act: ``quick_gelu``, ``gelu`` (exact) or ``gelu_new`` (tanh).
         layer_norm_eps: of the norms.
         eos_token_id: the token whose place the pooled embedding is taken from; 2 in old
@@ -45,6 +46,7 @@ class CLIPTextConfig:
     num_attention_heads: int
     max_position_embeddings: int
     projection_dim: int
+    projected: bool | None
     hidden_act: str
     layer_norm_eps: float
     eos_token_id: int
@@ -62,9 +64,15 @@ class CLIPTextConfig:
             ModelError: one has a wrong type or makes no sense.
             UnsupportedModelError: the model is of another kind.
         """
-        values = values.get("text_config") or values
+        nested = values.get("text_config")
+        if isinstance(nested, dict):
+            values = nested
         read = Settings(where, values, "text encoder")
         read.expect("model_type", None, "clip_text_model", "clip")
+        kinds = values.get("architectures")
+        projected = None
+        if isinstance(kinds, list) and kinds:
+            projected = "CLIPTextModelWithProjection" in kinds
         config = cls(
             vocab_size=read.size("vocab_size", 49408),
             hidden_size=read.size("hidden_size", 512),
@@ -73,6 +81,7 @@ class CLIPTextConfig:
             num_attention_heads=read.size("num_attention_heads", 8),
             max_position_embeddings=read.size("max_position_embeddings", 77),
             projection_dim=read.size("projection_dim", 512),
+            projected=projected,
             hidden_act=read.expect(
                 "hidden_act", "quick_gelu", "gelu", "gelu_new", default="quick_gelu"
             ),

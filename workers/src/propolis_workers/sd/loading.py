@@ -98,6 +98,13 @@ def load_components(
     began = time.perf_counter()
     folder = Path(folder)
     index = _index(folder)
+    for name in ("unet", "vae", "scheduler"):
+        if not _names_a_class(index, name):
+            msg = (
+                f"{folder / INDEX}: a {index.get('_class_name', 'pipeline')!s:.60} without {name}; "
+                f"supported: those of Stable Diffusion 1, 2 and XL"
+            )
+            raise UnsupportedModelError(msg)
     encoders = [name for name in _ENCODERS if _names_a_class(index, name)]
     tokenizers = [folder / name for name in _TOKENIZERS if _names_a_class(index, name)]
     if not encoders or len(encoders) != len(tokenizers):
