@@ -280,6 +280,35 @@ def test_bad_parameters(sd, changes, error, message):
         sd.generate(params(**changes | arrays))
 
 
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("image", np.zeros((8, 8, 3)), r"the image is float64 of shape \(8, 8, 3\); supported: ui"),
+        (
+            "image",
+            np.zeros((8, 8, 4), np.uint8),
+            r"\(8, 8, 4\); supported: uint8 \(height, width, 3",
+        ),
+        ("image", np.zeros((0, 8, 3), np.uint8), r"the image is uint8 of shape \(0, 8, 3\)"),
+        (
+            "mask",
+            np.zeros((8, 8, 1), np.uint8),
+            r"the mask is uint8 of shape \(8, 8, 1\); supported",
+        ),
+        (
+            "mask",
+            np.zeros((8, 8), bool),
+            r"the mask is bool of shape \(8, 8\); supported: uint8 \(h",
+        ),
+    ],
+)
+def test_bad_arrays(sd, name, array, message):
+    """Arrays of another kind than images and masks are refused."""
+    arrays = {"image": np.zeros((8, 8, 3), np.uint8), name: array}
+    with pytest.raises(UsageError, match=message):
+        sd.generate(params(**arrays))
+
+
 def test_inpainting_models(pipelines, runs):
     """A UNet that paints into images needs one, and a mask."""
     for given in ({}, {"image": runs.picture()}):

@@ -250,7 +250,7 @@ BAD = {
         "the mask is 32x64 pixels, the image 64x64: make the mask as large as the image",
     ),
     "no mask": (("-i", "photo.png", "--mask", "none.png"), "none.png cannot be read: No such file"),
-    "no lora": (("--lora", "none.safetensors"), "none.safetensors: there is no such file; check"),
+    "no lora": (("--lora", "none.safetensors"), "none.safetensors cannot be read: No such file or"),
     "lora of another model": (
         ("--lora", "wide.safetensors"),
         (
@@ -390,6 +390,19 @@ def test_wrong_shape(propolis, complete, tmp_path):
     run = propolis("generate", "a", "-m", str(folder))
     assert 2 == run.code
     assert "unet: tensor conv_in.weight has shape (16, 2, 3, 3), the model's settings " in run.err
+
+
+def test_missing_packages(propolis, monkeypatch):
+    """Without the extra's packages the message says what to install; help is there."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "PIL" else find(n))
+    for command in (("generate", "a"), ("info", "a.png")):
+        run = propolis(*command)
+        assert 2 == run.code
+        assert "not installed (PIL): pip install 'propolis[sd]'" in run.err
+    assert 0 == propolis("generate", "--help").code
 
 
 def test_help(propolis):

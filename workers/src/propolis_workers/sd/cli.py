@@ -7,6 +7,7 @@ document, and standard error all else.
 
 from __future__ import annotations
 
+import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import click
 from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
+from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
@@ -104,6 +106,7 @@ def generate(
     The file holds what it was drawn from: --from draws the same again, with whatever other
     options change.
     """
+    _require_packages()
     from propolis_workers.sd.recipe import Recipe  # noqa: PLC0415  (not for --help)
     from propolis_workers.sd.recipe import output_path  # noqa: PLC0415
 
@@ -114,7 +117,7 @@ def generate(
     # What is wrong is found before a model is loaded, and long before anything is drawn.
     path = output_path(output)
     stored = Recipe(model=config.sd_model) if origin is None else Recipe.read(origin)
-    recipe = stored.changed(options)
+    recipe = stored.changed(options).sealed()
     params, loras = recipe.params(), recipe.open_loras()
     model = _load(config, recipe, quiet=as_json)
     for lora, strength in loras:
@@ -141,6 +144,7 @@ def generate(
 @json_option
 def info(png: str, as_json: bool) -> None:
     """Say what a PNG file of Propolis was drawn from."""
+    _require_packages()
     from propolis_workers.sd.images import read_metadata  # noqa: PLC0415  (not for --help)
 
     metadata = read_metadata(png)
@@ -150,6 +154,15 @@ def info(png: str, as_json: bool) -> None:
     for name, value in metadata.items():
         if value not in (None, [], ""):
             click.echo(f"{name}: {value}")
+
+
+def _require_packages() -> None:
+    """Say what is missing where the extra ``sd`` is not installed."""
+    missing = [name for name in ("PIL", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        msg = f"propolis sd needs packages that are not installed ({', '.join(missing)}): "
+        msg += "pip install 'propolis[sd]'"
+        raise UsageError(msg)
 
 
 def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:

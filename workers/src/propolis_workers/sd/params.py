@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Final
 
+import numpy as np
+
 from propolis.errors import UsageError
 
 
@@ -144,6 +146,8 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
 def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
     """Width and height, which image and mask must have and the model be able to draw."""
     image, mask = params.image, params.mask
+    _check_array("image", image, "(height, width, 3)")
+    _check_array("mask", mask, "(height, width)")
     if mask is not None and image is None:
         msg = "a mask says which part of an image is drawn anew: give that image too"
         raise UsageError(msg)
@@ -167,6 +171,15 @@ def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
         msg += "give --width and --height" if whose else "give one of these"
         raise UsageError(msg)
     return width, height
+
+
+def _check_array(name: str, pixels: Pixels | None, shape: str) -> None:
+    if pixels is None:
+        return
+    fits = len(pixels.shape) == 3 and pixels.shape[2] == 3 if name == "image" else pixels.ndim == 2
+    if pixels.dtype != np.uint8 or not fits or not pixels.size:
+        msg = f"the {name} is {pixels.dtype} of shape {pixels.shape}; supported: uint8 {shape}"
+        raise UsageError(msg)
 
 
 __all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "resolved"]

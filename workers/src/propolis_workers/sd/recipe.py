@@ -54,7 +54,7 @@ class File:
 
     Attributes:
         path: as it was given.
-        sha256: what it held when the image was drawn; None where that is now.
+        sha256: of what it held when the image was drawn; None where that is still to come.
         strength: of a LoRA.
     """
 
@@ -62,17 +62,23 @@ class File:
     sha256: str | None = None
     strength: float = 1.0
 
-    def check(self, what: str) -> None:
+    def sealed(self, what: str) -> File:
         """
-        Refuse another file than the one that the image was drawn from.
+        The same with its SHA-256, which must be the one that is known, if one is.
 
         Raises:
-            UsageError: it is another, or cannot be read.
+            UsageError: it is another file, or cannot be read.
         """
-        if self.sha256 is not None and digest(self.path) != self.sha256:
+        found = digest(self.path)
+        if self.sha256 not in (None, found):
             msg = f"{self.path} is not the {what} that the image was drawn from, its SHA-256 is "
             msg += f"another: give the right one with --{what}"
             raise UsageError(msg)
+        return replace(self, sha256=found)
+
+    def named(self) -> dict[str, str | None]:
+        """What metadata says of it."""
+        return {"file": self.path, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +162,30 @@ class Recipe:
             index=index,
         )
 
+    def sealed(self) -> Recipe:
+        """
+        The same with the SHA-256 of all files.
+
+        Raises:
+            UsageError: a file is missing, or another one than it was.
+        """
+        return replace(
+            self,
+            image=self.image and self.image.sealed("image"),
+            mask=self.mask and self.mask.sealed("mask"),
+            loras=tuple(file.sealed("lora") for file in self.loras),
+        )
+
     def params(self) -> GenerateParams:
         """
         The parameters, files read.
 
         Raises:
-            UsageError: a file is missing, or another one than it was.
+            UsageError: a file is missing.
             FileFormatError: one is no image.
         """
-        image = mask = None
-        if self.image is not None:
-            self.image.check("image")
-            image = read_image(self.image.path)
-        if self.mask is not None:
-            self.mask.check("mask")
-            mask = read_mask(self.mask.path)
+        image = None if self.image is None else read_image(self.image.path)
+        mask = None if self.mask is None else read_mask(self.mask.path)
         return GenerateParams(**self.values, image=image, mask=mask)
 
     def open_loras(self) -> list[tuple[LoRA, float]]:
@@ -179,28 +194,16 @@ class Recipe:
 
         Raises:
             ModelError: one is missing, damaged or of another kind.
-            UsageError: one is another file than it was.
         """
-        opened = []
-        for file in self.loras:
-            opened.append((LoRA.open(file.path), file.strength))
-            file.check("lora")
-        return opened
+        return [(LoRA.open(file.path), file.strength) for file in self.loras]
 
     def metadata(self, images: Images) -> list[dict[str, Any]]:
-        """
-        What reproduces each image that is wanted, with the names of files and their SHA-256.
-
-        Raises:
-            UsageError: a file is gone.
-        """
+        """What reproduces each image that is wanted; of a sealed recipe."""
         files: dict[str, Any] = {"model": self.model}
         for name, file in (("image", self.image), ("mask", self.mask)):
             if file is not None:
-                files[name] = {"file": file.path, "sha256": digest(file.path)}
-        files["loras"] = [
-            {"file": x.path, "sha256": digest(x.path), "strength": x.strength} for x in self.loras
-        ]
+                files[name] = file.named()
+        files["loras"] = [{**file.named(), "strength": file.strength} for file in self.loras]
         return [{**images.metadata(index), **files} for index in self._wanted(images)]
 
     def save(self, images: Images, path: Path) -> list[Path]:
