@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -246,6 +247,36 @@ def test_names_of_original_sdxl():
     names += [f"up_blocks.{i}.resnets.{j}.conv1" for i in range(3) for j in range(3)]
     found = spellings(f"unet.{name}" for name in {*names, *truth.values()})
     assert {key: f"unet.{name}" for key, name in truth.items()} == {k: found[k] for k in truth}
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")  # theirs, of each other
+def test_names_of_original_sdxl_live(folders, oracles):
+    """They are what diffusers makes of them, for all attention and changes of resolution."""
+    from diffusers.loaders import lora_conversion_utils as theirs
+
+    modules = load_components(folders("sdxl"), default_runtime().cpu).modules
+    found = {
+        original: name
+        for original, name in spellings(modules).items()
+        if re.search(
+            r"_(input|output)_blocks_\d+_\d+_(trans|proj|conv|op)|middle_block_1", original
+        )
+    }
+    assert len(found) > 60
+
+    class Config:
+        layers_per_block = 1
+
+    keys = {f"{original}.lora_down.weight": original for original in found}
+    mapped = theirs._maybe_map_sgm_blocks_to_diffusers(dict(keys), Config)
+    # What they rename next, to the same effect everywhere.
+    rest = {"input_blocks": "down_blocks", "middle_block": "mid_block", "_0_op.": "_0_conv."}
+    rest["output_blocks"] = "up_blocks"
+    for key, original in mapped.items():
+        for old, new in rest.items():
+            key = key.replace(old, new)  # noqa: PLW2901
+        assert f"{kohya(found[original])}.lora_down.weight" == key
 
 
 def test_another_model(components, matrices, folders, tmp_path):

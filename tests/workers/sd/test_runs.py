@@ -58,9 +58,9 @@ def ours(sd, case):
 
 
 def compare(images, latents, pixels):
-    """Latents within 1e-3 of their range, pixels within one of 255."""
+    """Latents within 1e-4 of their range, pixels within one of 255."""
     assert images.latents.shape == latents.shape
-    assert np.abs(images.latents - latents).max() <= 1e-3 * np.ptp(latents)
+    assert np.abs(images.latents - latents).max() <= 1e-4 * np.ptp(latents)
     assert np.array(images.pixels).shape == pixels.shape
     assert np.abs(np.array(images.pixels).astype(int) - pixels).max() <= 1
 
