@@ -85,7 +85,7 @@ class DPMPP2MPlan(Plan):
 
     def _step(self, i: int, output: Tensor, sample: Tensor, noise: Tensor | None) -> Tensor:
         del noise  # an ODE has none
-        clean, before = self._clean(i, output, sample), self._before
+        clean, before = self.clean(i, output, sample), self._before
         self._before = clean
         here, goal = self._levels[i], self._levels[i + 1]
         # exp(-h), with h the step in log(signal / noise).

@@ -146,14 +146,21 @@ class Plan(ABC):
         self._next += 1
         return stepped
 
+    def clean(self, i: int, output: Tensor, sample: Tensor) -> Tensor:
+        """
+        The clean sample that the model predicts at step ``i``, within the bounds that are set.
+
+        Args:
+            i: the step.
+            output: what the model gave, (b, c, h, w), the sample's dtype.
+            sample: what the step began with.
+        """
+        mix = self._predicted[i][0]
+        return self._bounds(combine((mix.sample, sample), (mix.output, output)))
+
     @abstractmethod
     def _step(self, i: int, output: Tensor, sample: Tensor, noise: Tensor | None) -> Tensor:
         """Take the step, its arguments checked."""
-
-    def _clean(self, i: int, output: Tensor, sample: Tensor) -> Tensor:
-        """The clean sample that the model predicts, within the bounds that are set."""
-        mix = self._predicted[i][0]
-        return self._bounds(combine((mix.sample, sample), (mix.output, output)))
 
     def _index(self, i: int, last: int) -> int:
         if not 0 <= i <= last:
@@ -191,7 +198,7 @@ class OneStepPlan(Plan):
         from_output = weights.epsilon * epsilon.output
         terms = []
         if self._bounds:
-            terms.append((weights.clean, self._clean(i, output, sample)))
+            terms.append((weights.clean, self.clean(i, output, sample)))
         else:
             from_sample += weights.clean * clean.sample
             from_output += weights.clean * clean.output

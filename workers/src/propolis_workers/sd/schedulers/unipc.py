@@ -102,7 +102,7 @@ class UniPCPlan(Plan):
     def _prediction(self, i: int, output: Tensor, sample: Tensor) -> Tensor:
         """What is integrated: the clean sample or the noise."""
         if self._settings.predict_x0:
-            return self._clean(i, output, sample)
+            return self.clean(i, output, sample)
         mix = self._predicted[i][1]
         return combine((mix.sample, sample), (mix.output, output))
 
