@@ -153,7 +153,9 @@ def info(png: str, as_json: bool) -> None:
         return
     for name, value in metadata.items():
         if value not in (None, [], ""):
-            click.echo(f"{name}: {value}")
+            # A stranger's text must not steer the terminal.
+            plain = not isinstance(value, str) or value.isprintable()
+            click.echo(f"{name}: {value if plain else repr(value)}")
 
 
 def _require_packages() -> None:

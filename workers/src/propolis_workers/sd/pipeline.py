@@ -21,6 +21,7 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers.sd.denoising import Guide
@@ -182,6 +183,7 @@ class StableDiffusion:
         Raises:
             UsageError: a parameter cannot be; says what was given and what can.
             ModelError: numbers are no longer finite; names the step.
+            OutOfMemoryError: the device has too little memory.
         """
         params, plan, replaced = self._planned(params)
         clock = _Clock()
@@ -196,16 +198,22 @@ class StableDiffusion:
             if progress is not None:
                 progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
 
-        latents = denoise(
-            self.components.unet,
-            plan,
-            latents,
-            guide,
-            noise,
-            known=known,
-            beside=beside,
-            after_step=after_step,
-        )
+        try:
+            latents = denoise(
+                self.components.unet,
+                plan,
+                latents,
+                guide,
+                noise,
+                known=known,
+                beside=beside,
+                after_step=after_step,
+            )
+        except (OutOfMemoryError, MemoryError) as error:
+            size = f"{params.batch} of {params.width}x{params.height} pixels"
+            msg = f"{self.device.id} has too little memory to draw {size}: {error}; make smaller "
+            msg += "images, or fewer at once; --dtype f16 takes half of the memory"
+            raise OutOfMemoryError(msg) from error
         clock.lap("steps")
         # One after the other: what all at once would take is often more than there is.
         pixels = [decode(vae, latents, n, tiled) for n in range(params.batch)]
