@@ -326,7 +326,8 @@ class UNetStage:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             self.optimizer.step()
             decay = min(0.9995, (1 + self.step) / (10 + self.step))
-            torch._foreach_lerp_(averages, parameters, 1 - decay)  # noqa: SLF001
+            with torch.no_grad():
+                torch._foreach_lerp_(averages, parameters, 1 - decay)
             losses.append(loss.detach())
             self.step += 1
             if (self.step - first) % 10 == 0:
