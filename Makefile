@@ -22,6 +22,9 @@ ROCM_TESTS := tests/rocm_hip tests/rocm_kernels tests/hipsim
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
+# Tests in as many processes as there are cores; PARALLEL= runs them in one.
+PARALLEL ?= -n $(shell nproc) --dist worksteal
+
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
 
@@ -37,9 +40,9 @@ demo: $(RUN) ## Answer a question with a real model on this machine's CPU
 
 test: lint ## Lint, check types, contracts and docs, and run the tests with coverage
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m "not oracle" $(addprefix --ignore=,$(ROCM_TESTS))
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle" $(addprefix --ignore=,$(ROCM_TESTS))
 	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report --fail-under=88 \
+	$(BIN)/python -m coverage report --fail-under=92 \
 		--include="core/src/*,plugins/cpu_ref/src/*"
 
 conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
