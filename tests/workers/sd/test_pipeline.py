@@ -157,9 +157,9 @@ def test_lora(complete, tmp_path):
     lora = LoRA.open(tmp_path / "some.safetensors")
     sd.apply_lora(lora, 0.5)
     on = sd.generate(params(seed=1))
-    assert [{"name": "some.safetensors", "strength": 0.5, "sha256": lora.sha256}] == (
-        on.source["loras"]
-    )
+    assert [
+        {"file": str(tmp_path / "some.safetensors"), "sha256": lora.sha256, "strength": 0.5}
+    ] == (on.source["loras"])
     assert (on[0] != before[0]).mean() > 0.1
     sd.remove_lora(lora)
     after = sd.generate(params(seed=1))

@@ -71,6 +71,21 @@ def test_reproduces_one_of_a_batch(propolis):
     assert np.abs(off).max() <= 1
 
 
+def test_reproduces_what_python_drew(propolis, make, pipelines):
+    """--from draws what Python saved, LoRAs included, as long as no image was given."""
+    from propolis_workers.sd import GenerateParams
+    from propolis_workers.sd import LoRA
+
+    sd = pipelines("sd15")
+    lora = LoRA.open(make.lora())
+    sd.apply_lora(lora, 0.5)
+    sd.generate(GenerateParams(prompt="a", steps=2, seed=5)).save("a.png")
+    sd.remove_lora(lora)
+    run = propolis("generate", "--from", "a.png", "-o", "b.png")
+    assert 0 == run.code, run.err
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+
+
 def test_from_with_changes(propolis):
     """Other options change what is drawn again."""
     propolis("generate", "a", "-o", "a.png", *FEW)
