@@ -21,8 +21,10 @@ ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py products.py quant
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
-# Tests in as many processes as there are cores; PARALLEL= runs them in one.
+# Tests in as many processes as there are cores, each with one of BLAS's threads; PARALLEL= runs
+# them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
@@ -39,7 +41,7 @@ demo: $(RUN) ## Answer a question with a real model on this machine's CPU
 
 test: lint hipsim ## Lint, check types, contracts and docs; run all tests with coverage; judge the kernels
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
 	$(BIN)/python -m coverage report --fail-under=90 --include="plugins/rocm_*/src/*"
@@ -51,11 +53,11 @@ conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator
 		export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp \
 			XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
 		$(BIN)/propolis conformance rocm_kernels --timeout 300 || exit 1; \
-		$(BIN)/python -m pytest -q $(PARALLEL) $(ON_DEVICE) || exit 1; \
+		$(PYTEST) -q $(ON_DEVICE) || exit 1; \
 	done
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
-	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
