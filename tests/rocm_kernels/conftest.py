@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,9 @@ from propolis.runtime import default_runtime
 from propolis.runtime import set_default_runtime
 from propolis_rocm_kernels import _code
 from propolis_rocm_kernels.plugin import FAMILIES
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +62,52 @@ def rocm(runtime):
     set_default_runtime(runtime)
     yield device
     set_default_runtime(before)
+
+
+@pytest.fixture(scope="session")
+def python(hipsim, tmp_path_factory):
+    """Run Python with a simulated GPU: ``python(*arguments, NAME=value)``, the finished process."""
+    settings = tmp_path_factory.mktemp("settings")
+
+    def run(*arguments, **environ):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PROPOLIS_", "HIPSIM_"))}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={
+                **kept,
+                "ROCM_PATH": str(hipsim),
+                "XDG_CONFIG_HOME": str(settings),
+                # Compiled once a checkout: the cache knows what it was compiled from.
+                "XDG_CACHE_HOME": str(ROOT / "build" / "cache"),
+                "PROPOLIS_FALLBACK": "error",
+                **environ,
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def simulate(python):
+    """The same with a warp of this size; gives its output."""
+
+    def run(*arguments, warp, **environ):
+        done = python(*arguments, HIPSIM_WARP=str(warp), **environ)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def propolis(python):
+    """Run a command line with a simulated GPU; gives the finished process."""
+
+    def run(*arguments, **environ):
+        return python("-c", "from propolis.cli import main; main()", *arguments, **environ)
+
+    return run

@@ -18,6 +18,8 @@ from propolis_rocm_kernels._archs import ARCHS
 # is used, and nobody's inference computes the error function, or attention, in f64.
 COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
+# Eight 64-bit places a thread, of a type that nobody looks for the largest of, across rows.
+COLD |= {f"extreme_{op}_i16_packs" for op in ("argmax", "argmin")}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,33 +14,6 @@ ROOT = Path(__file__).parents[2]
 SOME = "exp neg floor powf clamp add div lt silu_mul where cast copy assign fill arange kv_append"
 
 pytestmark = pytest.mark.parametrize("warp", [32, 64])
-
-
-@pytest.fixture
-def simulate(hipsim, tmp_path):
-    """Run Python with a simulated GPU of this warp size; gives its output."""
-
-    def run(*arguments, warp):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PROPOLIS_", "HIPSIM_"))}
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={
-                **kept,
-                "ROCM_PATH": str(hipsim),
-                "HIPSIM_WARP": str(warp),
-                "XDG_CONFIG_HOME": str(tmp_path),
-                # Compiled once a checkout: the cache knows what it was compiled from.
-                "XDG_CACHE_HOME": str(ROOT / "build" / "cache"),
-                "PROPOLIS_FALLBACK": "error",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout
-
-    return run
 
 
 def script(code):

@@ -148,6 +148,10 @@ class Config(BaseSettings):
         None,
         description="The model that `propolis llm` runs: a GGUF file or a safetensors folder.",
     )
+    sd_model: str | None = Field(
+        None,
+        description="The model that `propolis sd` runs: a folder in the layout of diffusers.",
+    )
     probe_timeout: float = Field(
         20.0,
         gt=0,

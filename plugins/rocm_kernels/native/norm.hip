@@ -173,7 +173,7 @@ PROPOLIS_FN void norm_row(const Row<T>& r) {
                                i64 stride, i64 weight_stride, Compute<T> eps, Strided s) {      \
         EACH_ROW(threads) {                                                                     \
             norm_row<threads, held, RMS, T>({out + row * width, nullptr,                        \
-                                             x + locate(s, row).at[0], nullptr, weight,         \
+                                             x + locate(again(s), row).at[0], nullptr, weight,  \
                                              nullptr, width, stride, 0, weight_stride, 0, eps}); \
         }                                                                                       \
     }                                                                                           \
@@ -183,7 +183,7 @@ PROPOLIS_FN void norm_row(const Row<T>& r) {
                                    i64 residual_stride, i64 weight_stride, Compute<T> eps,      \
                                    Strided2 s) {                                                \
         EACH_ROW(threads) {                                                                     \
-            const Offsets<2> at = locate(s, row);                                               \
+            const Offsets<2> at = locate(again(s), row);                                        \
             norm_row<threads, held, ADD_RMS, T>({out + row * width, total + row * width,        \
                                                  x + at.at[0], residual + at.at[1], weight,     \
                                                  nullptr, width, stride, residual_stride,       \
@@ -196,9 +196,9 @@ PROPOLIS_FN void norm_row(const Row<T>& r) {
                                  Compute<T> eps, Strided s) {                                   \
         EACH_ROW(threads) {                                                                     \
             norm_row<threads, held, LAYER, T>({out + row * width, nullptr,                      \
-                                               x + locate(s, row).at[0], nullptr, weight, bias, \
-                                               width, stride, 0, weight_stride, bias_stride,    \
-                                               eps});                                           \
+                                               x + locate(again(s), row).at[0], nullptr, weight, \
+                                               bias, width, stride, 0, weight_stride,           \
+                                               bias_stride, eps});                              \
         }                                                                                       \
     }
 

@@ -31,6 +31,7 @@ PROPOLIS_FN T from_wide(Wide<T> x) {
 
 template <class T>
 struct Sum {
+    static constexpr bool placed = false;
     typedef T In;
     typedef T Out;
     typedef Unsigned<Wide<T>> A;
@@ -57,6 +58,7 @@ PROPOLIS_FN Wide<T> end_of() {
 
 template <class T, bool most>
 struct Extreme {
+    static constexpr bool placed = false;
     typedef T In;
     typedef T Out;
     typedef Wide<T> A;
@@ -80,6 +82,7 @@ struct Place {
 
 template <class T, bool most>
 struct ArgExtreme {
+    static constexpr bool placed = true;
     typedef T In;
     typedef i64 Out;
     typedef Place<Wide<T>> A;
@@ -128,6 +131,7 @@ PROPOLIS_FN Moments<C> merged(Moments<C> a, Moments<C> b) {
 
 template <class T>
 struct Var {
+    static constexpr bool placed = false;
     typedef T In;
     typedef T Out;
     typedef Compute<T> C;

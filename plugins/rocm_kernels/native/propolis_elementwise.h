@@ -25,6 +25,19 @@ typedef StridedOf<2> Strided2;
 typedef StridedOf<3> Strided3;
 typedef StridedOf<4> Strided4;
 
+// A layout of the launch, read again where it is used: kept through a loop beside much else, it
+// takes more scalar registers than there are.
+template <int K>
+PROPOLIS_FN const StridedOf<K>& again(const StridedOf<K>& layout) {
+#if defined(PROPOLIS_AMD)
+    int none = 0;
+    asm volatile("" : "+s"(none));
+    return (&layout)[none];
+#else
+    return layout;
+#endif
+}
+
 PROPOLIS_FN u64 high_product(u64 a, u64 b) {
 #if defined(__CUDACC__)
     return __umul64hi(a, b);

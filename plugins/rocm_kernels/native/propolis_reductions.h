@@ -12,7 +12,8 @@
 template <class R, int threads, class T>
 PROPOLIS_FN typename R::A along_run(const T* x, i64 begin, i64 end) {
     constexpr int N = 16 / sizeof(T);
-    constexpr int U = sizeof(T) == 1 ? 2 : 4;
+    // An element and its place take many scalar registers while they are compared.
+    constexpr int U = R::placed ? 1 : sizeof(T) == 1 ? 2 : 4;
     const int lane = (int)(thread_x() % threads);
     const i64 packs = (end - begin) / N;
     const T* from = x + begin;
@@ -45,12 +46,12 @@ PROPOLIS_FN typename R::A along(const T* x, i64 begin, i64 end, const Strided& i
     if (step == 1 && inner.run >= N && aligned<N>(x)) {
 #pragma unroll 1
         for (i64 i = begin + lane * N; i < end; i += threads * N) {
-            add_pack<R, N>(a, load_pack<N>(x + locate(inner, i).at[0]), i);
+            add_pack<R, N>(a, load_pack<N>(x + locate(again(inner), i).at[0]), i);
         }
     } else {
 #pragma unroll 1
         for (i64 i = begin + lane; i < end; i += threads) {
-            R::add(a, x[locate(inner, i).at[0]], i);
+            R::add(a, x[locate(again(inner), i).at[0]], i);
         }
     }
     return a;
@@ -63,7 +64,7 @@ PROPOLIS_FN void reduce_warps(typename R::Out* out, const typename R::In* x, i64
     for (i64 o = (i64)block_x() * warps + warp_of_block(); o < outputs;
          o += (i64)blocks_x() * warps) {
         const auto a =
-            warp_merge<R>(along<R, PROPOLIS_WARP>(x + locate(kept, o).at[0], 0, n, inner));
+            warp_merge<R>(along<R, PROPOLIS_WARP>(x + locate(again(kept), o).at[0], 0, n, inner));
         if (lane_of_warp() == 0) out[o] = R::finish(a, n, extra);
     }
 }
@@ -78,7 +79,7 @@ PROPOLIS_FN void reduce_blocks(typename R::Out* out, const typename R::In* x, u3
         const i64 o = i / splits;
         const i64 begin = (i - o * splits) * chunk;
         const i64 end = begin + chunk < n ? begin + chunk : n;
-        A a = along<R, PROPOLIS_BLOCK>(x + locate(kept, o).at[0], begin, end, inner);
+        A a = along<R, PROPOLIS_BLOCK>(x + locate(again(kept), o).at[0], begin, end, inner);
         a = block_merge<R>(a);
         if (splits > 1) {
             A* parts = partials<A>(scratch) + o * splits;
@@ -98,6 +99,11 @@ PROPOLIS_FN void reduce_blocks(typename R::Out* out, const typename R::In* x, u3
 constexpr int LANES = 32;
 constexpr int SHARERS = PROPOLIS_BLOCK / LANES;
 
+// Elements of a pack: each has an accumulator, and 16 or 8 of bytes do not all stay in registers.
+// _reductions.py knows it.
+template <class T>
+constexpr int WIDTH = sizeof(T) < 2 ? 4 : 16 / sizeof(T);
+
 // Each element of a pack to its own output.
 template <class R, int V, class A>
 PROPOLIS_FN void add_each(A* a, Pack<typename R::In, V> pack, i64 index) {
@@ -111,7 +117,8 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
                                 const Strided& kept, const Strided& inner) {
     typedef typename R::A A;
     typedef typename R::In T;
-    constexpr int U = sizeof(T) == 1 ? 2 : 4;
+    // What is compared with its place, or widened from f8e4m3, takes the most registers.
+    constexpr int U = R::placed ? 1 : sizeof(T) > 1 ? 4 : is_float<T> ? 1 : 2;
     __shared__ A shared[SHARERS][LANES];
     const int lane = (int)thread_x() % LANES;
     const int sharer = (int)thread_x() / LANES;
@@ -123,7 +130,7 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     for (i64 tile = block_x(); tile < tiles; tile += blocks_x()) {
         const i64 o = (tile * LANES + lane) * V;
         const bool there = o < outputs;
-        const T* from = x + locate(kept, there ? o : 0).at[0];
+        const T* from = x + locate(again(kept), there ? o : 0).at[0];
         A a[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) a[v] = R::identity();
@@ -146,7 +153,7 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
         } else {
 #pragma unroll 1
             for (i64 k = begin + sharer; k < stop; k += SHARERS) {
-                add_each<R, V>(a, load_pack<V>(from + locate(inner, k).at[0]), k);
+                add_each<R, V>(a, load_pack<V>(from + locate(again(inner), k).at[0]), k);
             }
         }
         A* parts = partials<A>(scratch);
@@ -194,8 +201,8 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     PROPOLIS_KERNEL family##_##op##_##T##_packs(                                                  \
         R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,     \
         i32 splits, Strided kept, Strided inner) {                                              \
-        reduce_columns<R<T>, smaller(16 / sizeof(T), 8)>(out, x, scratch, outputs, n, chunk,    \
-                                                         extra, splits, kept, inner);           \
+        reduce_columns<R<T>, WIDTH<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept, \
+                                       inner);                                                 \
     }
 #define REDUCE_FLOATS(family, op, R) \
     REDUCE(family, op, R, f64)       \

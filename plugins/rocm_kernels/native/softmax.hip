@@ -144,7 +144,7 @@ PROPOLIS_FN void softmax_columns(T* out, const T* x, i64 columns, i64 length, i6
          first += (i64)blocks_x() * COLUMNS) {
         const i64 column = first + lane;
         const bool there = column < columns;
-        const Offsets<2> at = locate(s, there ? column : 0);
+        const Offsets<2> at = locate(again(s), there ? column : 0);
         const T* from = x + at.at[0];
         Sums<C> sums = {(C)-PROPOLIS_INF, 0};
         if (there) {
@@ -179,8 +179,8 @@ PROPOLIS_FN void softmax_columns(T* out, const T* x, i64 columns, i64 length, i6
     PROPOLIS_KERNEL_OF(block)                                                                   \
     softmax_##op##_##T##_##walk(T* out, const T* x, i64 rows, i64 width, i64 stride, Strided s) { \
         for (i64 row = row_of_group<threads>(); row < rows; row += rows_at_once<threads>()) {   \
-            softmax_row<threads, held, log>(out + row * width, x + locate(s, row).at[0], width, \
-                                            stride);                                            \
+            const T* from = x + locate(again(s), row).at[0];                                    \
+            softmax_row<threads, held, log>(out + row * width, from, width, stride);            \
         }                                                                                       \
     }
 

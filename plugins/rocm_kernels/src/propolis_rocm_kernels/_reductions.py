@@ -75,7 +75,7 @@ def _plan(
     wanted = 4 * units  # blocks that fill the device
     near, far = _innermost(*own), _innermost(*theirs)
     if near is not None and (far is None or near < far):
-        pack = min(16 // size, 8)
+        pack = 4 if size == 1 else 16 // size  # WIDTH of native/propolis_reductions.h
         whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
         whole = whole and start % (pack * size) == 0 and len(offsets) == 1
         tiles = -(-outputs // (_LANES * (pack if whole else 1)))

@@ -23,6 +23,7 @@ from propolis import ops
 from propolis.errors import FileFormatError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.sd.images import digest
 from propolis_workers.sd.lora_names import spellings
 from propolis_workers.weights import SafetensorsFolder
 
@@ -43,7 +44,7 @@ _ENDS: Final = re.compile(
     r"\.lora_(?P<kohya>down|up)\.weight"
     r"|\.lora_(?P<peft>A|B)(?:\.\w+)?\.weight"
     r"|(?:\.lora|\.lora_linear_layer|_lora)\.(?P<old>down|up)\.weight"
-    r"|(?:\.lora|_lora)?\.(?P<alpha>alpha)"
+    r"|(?:\.lora|\.lora_linear_layer|_lora)?\.(?P<alpha>alpha)"
     r")"
 )
 _PARTS: Final = {"A": "down", "B": "up"}
@@ -83,12 +84,19 @@ class LoRA:
     A LoRA file, read.
 
     Attributes:
-        name: the file's.
+        path: the file, as given.
+        sha256: of the file, in hexadecimal digits.
         updates: one for each layer that it changes.
     """
 
-    name: str
+    path: str
+    sha256: str
     updates: tuple[Update, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.path).name
 
     @classmethod
     def open(cls, path: str | Path) -> LoRA:
@@ -111,7 +119,7 @@ class LoRA:
                 msg += f"lora_A.weight (the first is {next(iter(source.tensors), 'none')!r})"
                 raise UnsupportedModelError(msg)
             updates = tuple(_update(path, source, *entry) for entry in sorted(found.items()))
-        return cls(path.name, updates)
+        return cls(str(path), digest(path), updates)
 
 
 class Adapters:

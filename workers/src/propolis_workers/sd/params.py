@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import secrets
 from dataclasses import dataclass
@@ -10,15 +9,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Final
 
+import numpy as np
+
 from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from propolis_workers.sd.images import Pixels
 
-SIGMAS: Final = ("karras", "exponential")
+SIGMAS: Final = {
+    "normal": {"use_karras_sigmas": False, "use_exponential_sigmas": False},
+    "karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False},
+    "exponential": {"use_karras_sigmas": False, "use_exponential_sigmas": True},
+}
+"""Kinds of noise levels, and the settings of a scheduler that give them."""
+
 SPACINGS: Final = ("leading", "trailing", "linspace")
 _IMG2IMG_STRENGTH: Final = 0.8
 _SEEDS: Final = 1 << 64
@@ -40,10 +45,11 @@ class GenerateParams:
             Drawn when None.
         batch: images to draw together.
         scheduler: a name of ``SCHEDULERS``; the model's own when None.
-        sigmas: the noise levels, ``karras`` or ``exponential``; the scheduler's when None.
+        sigmas: the noise levels: those of the timesteps (``normal``), ``karras`` or
+            ``exponential``; the model's own when None.
         spacing: of timesteps: ``leading``, ``trailing`` or ``linspace``; the
-            scheduler's when None.
-        eta: the noise that DDIM adds, 0 (none) to 1.
+            model's own when None.
+        eta: the share of noise that DDIM adds, 0 (none) to 1; no other scheduler has it.
         image: to start from, u8 (height, width, 3).
         mask: 255 where ``image`` is drawn anew, 0 where it is kept, u8 (height, width).
         strength: the part of the steps that are done on ``image``, in (0, 1]; 0.8, with
@@ -61,7 +67,7 @@ class GenerateParams:
     scheduler: str | None = None
     sigmas: str | None = None
     spacing: str | None = None
-    eta: float = 0.0
+    eta: float | None = None
     image: Pixels | None = None
     mask: Pixels | None = None
     strength: float | None = None
@@ -73,15 +79,28 @@ class GenerateParams:
             return "txt2img"
         return "img2img" if self.mask is None else "inpaint"
 
+    @property
+    def overrides(self) -> dict[str, object]:
+        """
+        What the scheduler is told besides the model's own settings.
 
-def resolved(
-    params: GenerateParams,
-    *,
-    factor: int,
-    size: int,
-    schedulers: Iterable[str],
-    default_scheduler: str,
-) -> GenerateParams:
+        Raises:
+            UsageError: there is no such kind of noise levels.
+        """
+        found: dict[str, object] = {}
+        if self.sigmas is not None:
+            if self.sigmas not in SIGMAS:
+                msg = f"there are no sigmas {self.sigmas!r}; supported: {', '.join(SIGMAS)}"
+                raise UsageError(msg)
+            found |= SIGMAS[self.sigmas]
+        if self.spacing is not None:
+            found["timestep_spacing"] = self.spacing
+        if self.eta is not None:
+            found["eta"] = self.eta
+        return found
+
+
+def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:
     """
     The same with nothing left open.
 
@@ -89,80 +108,46 @@ def resolved(
         params: as given.
         factor: pixels of the image to one of the latents; sizes are multiples of it.
         size: width and height in pixels that the model is made for.
-        schedulers: the names that there are.
-        default_scheduler: the one that the model names.
+        scheduler: the one that is used.
 
     Raises:
         UsageError: something cannot be; says what was given and what can.
     """
-    _check_numbers(params)
-    known = tuple(schedulers)
-    _one_of("scheduler", params.scheduler, known)
-    _one_of("sigmas", params.sigmas, SIGMAS)
-    _one_of("spacing", params.spacing, SPACINGS)
-    if params.negative and params.guidance <= 1:
-        msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "
-        msg += "leave it out, or give a guidance above 1"
-        raise UsageError(msg)
-    width, height = _sizes(params, factor, size)
-    strength = params.strength
-    if strength is None:
-        strength = _IMG2IMG_STRENGTH if params.task == "img2img" else 1.0
-    if params.image is not None and int(params.steps * strength) < 1:
-        msg = f"strength {strength:g} of {params.steps} steps is less than one step: "
-        msg += "give a greater strength or more steps"
-        raise UsageError(msg)
-    return replace(
-        params,
-        width=width,
-        height=height,
-        strength=strength,
-        seed=secrets.randbelow(1 << 32) if params.seed is None else params.seed,
-        scheduler=params.scheduler or default_scheduler,
-    )
-
-
-def _check_numbers(params: GenerateParams) -> None:
-    if params.steps < 1:
-        msg = f"steps is {params.steps}; at least 1 is needed"
-        raise UsageError(msg)
     if params.batch < 1:
-        msg = f"batch is {params.batch}; at least 1 is needed"
+        msg = f"batch is {params.batch}; at least 1 image can be drawn"
         raise UsageError(msg)
     if not (math.isfinite(params.guidance) and params.guidance >= 0):
         msg = f"guidance is {params.guidance}; it must be 0 or greater (7.5 is usual)"
         raise UsageError(msg)
-    if not 0 <= params.eta <= 1:
-        msg = f"eta is {params.eta}; it must be in [0, 1]"
+    if params.negative and params.guidance <= 1:
+        msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "
+        msg += "leave it out, or give a guidance above 1"
         raise UsageError(msg)
-    seed = params.seed
-    if seed is not None and not 0 <= seed <= _SEEDS - params.batch:
-        last = "" if params.batch == 1 else f", that of the last of {params.batch} images too"
-        msg = f"seed {seed} is outside [0, 2**64){last}"
+    seed = secrets.randbelow(1 << 32) if params.seed is None else params.seed
+    if not 0 <= seed <= _SEEDS - params.batch:
+        last = "" if params.batch == 1 else f", and those of the {params.batch - 1} images after"
+        msg = f"seed {seed} is not in [0, 2**64){last}"
         raise UsageError(msg)
-    if params.strength is None:
-        return
-    if params.image is None:
-        msg = "strength is of the image to start from: give one, or leave strength out"
+    if params.strength is not None and params.image is None:
+        msg = "strength is about the image to start from: give one, or leave strength out"
         raise UsageError(msg)
-    if not 0 < params.strength <= 1:
-        msg = f"strength is {params.strength:g}; it must be above 0 (nothing is drawn) up to 1 "
-        msg += "(nothing is kept)"
-        raise UsageError(msg)
-
-
-def _one_of(what: str, given: str | None, known: tuple[str, ...]) -> None:
-    if given is None or given in known:
-        return
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    msg = f"unknown {what} {given!r}; supported: {', '.join(known)}{hint}"
-    raise UsageError(msg)
+    width, height = _sizes(params, factor, size)
+    strength = {"txt2img": None, "img2img": _IMG2IMG_STRENGTH, "inpaint": 1.0}[params.task]
+    return replace(
+        params,
+        width=width,
+        height=height,
+        seed=seed,
+        scheduler=scheduler,
+        strength=strength if params.strength is None else params.strength,
+    )
 
 
 def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
     """Width and height, which image and mask must have and the model be able to draw."""
     image, mask = params.image, params.mask
+    _check_array("image", image, "(height, width, 3)")
+    _check_array("mask", mask, "(height, width)")
     if mask is not None and image is None:
         msg = "a mask says which part of an image is drawn anew: give that image too"
         raise UsageError(msg)
@@ -186,6 +171,15 @@ def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
         msg += "give --width and --height" if whose else "give one of these"
         raise UsageError(msg)
     return width, height
+
+
+def _check_array(name: str, pixels: Pixels | None, shape: str) -> None:
+    if pixels is None:
+        return
+    fits = len(pixels.shape) == 3 and pixels.shape[2] == 3 if name == "image" else pixels.ndim == 2
+    if pixels.dtype != np.uint8 or not fits or not pixels.size:
+        msg = f"the {name} is {pixels.dtype} of shape {pixels.shape}; supported: uint8 {shape}"
+        raise UsageError(msg)
 
 
 __all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "resolved"]

@@ -1,0 +1,112 @@
+"""
+Greedy decoding on the simulated GPU, in a process of its own, for test_decode.py.
+
+Run ``decode.py steps`` or ``decode.py faults FAULT POLICY``, then MODEL IDS COUNT; it prints JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from propolis import Config
+from propolis import Runtime
+from propolis.errors import PropolisError
+from propolis_workers.llm import LLM
+
+
+SIMULATOR = ctypes.CDLL(str(Path(os.environ["ROCM_PATH"], "lib", "libamdhip64.so")))
+SIMULATOR.hipsim_count.restype = ctypes.c_longlong
+
+
+def start(cache, **settings):
+    """A runtime that has not heard of what happened to others; ``cache``: a folder."""
+    Path(cache, "quarantine.json").unlink(missing_ok=True)
+    return Runtime.start(Config(device="rocm:0", cache_dir=cache, **settings))
+
+
+@contextmanager
+def private_cache():
+    """A cache of our own, but for the compiled kernels."""
+    kernels = Config.load().cache_dir / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder:
+        Path(folder, "kernels").symlink_to(kernels)
+        yield Path(folder)
+
+
+def count(what):
+    """How often something has happened on the simulator."""
+    return SIMULATOR.hipsim_count(what.encode())
+
+
+def greedy(engine, ids, number, costs=None):
+    """Tokens drawn after a prompt; ``costs`` is told what each step took."""
+    pool = engine.model.device.pool
+    logits, drawn = engine.prefill(ids), []
+    while True:
+        drawn.append(int(logits.argmax()))
+        if len(drawn) == number:
+            return drawn
+        before = count("launch"), count("malloc"), pool.statistics().allocations
+        logits = engine.decode(drawn[-1])
+        after = count("launch"), count("malloc"), pool.statistics().allocations
+        if costs is not None:
+            costs.append([now - then for now, then in zip(after, before, strict=True)])
+
+
+def steps(model, ids, number):
+    """One run on the device alone: tokens, what each step cost, and who served which op."""
+    with private_cache() as cache:
+        runtime = start(cache, fallback="error")
+        engine = LLM.load(model, runtime=runtime).engine(len(ids) + number)
+        costs = []
+        drawn = greedy(engine, ids, number, costs)
+        return {
+            "ids": drawn,
+            "costs": costs,
+            "calls": len(engine._graph),
+            "queued": len(engine._graph._steps or ()),
+            "placement": engine.model.device.table.placement.as_dict(),
+            "lines": engine.model.device.table.placement.lines(),
+        }
+
+
+def outcome(runtime, model, ids, number):
+    """The tokens of a run; or the error's class and text."""
+    try:
+        return greedy(LLM.load(model, runtime=runtime).engine(len(ids) + number), ids, number)
+    except PropolisError as exc:
+        return [type(exc).__name__, str(exc)]
+
+
+def faults(fault, policy, model, ids, number):
+    """
+    A run for each n, whose n-th ``fault`` ("malloc", "launch") fails, until none does.
+
+    Of each: the outcome, that of another run after it, and how many calls fell to the CPU.
+    """
+    found = []
+    with private_cache() as cache:
+        while True:
+            runtime = start(cache, fallback=policy, direct_allocations=fault == "malloc")
+            device = runtime.device("rocm:0")
+            n = len(found) + 1
+            SIMULATOR.hipsim_inject(fault.encode(), str(n).encode())
+            first = outcome(runtime, model, ids, number)
+            if count(fault) < n:
+                return found
+            fell = sum(tally["calls"] for tally in device.table.placement.as_dict()["fallbacks"])
+            found.append([first, outcome(runtime, model, ids, number), fell])
+
+
+if __name__ == "__main__":
+    command, *rest = sys.argv[1:]
+    *fault, path, prompt, tokens = rest
+    run = {"steps": steps, "faults": faults}[command]
+    json.dump(run(*fault, path or None, json.loads(prompt), int(tokens)), sys.stdout)

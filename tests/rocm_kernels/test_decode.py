@@ -1,0 +1,164 @@
+"""The LLM worker on the simulated GPU, through the unchanged plugins: SmolLM2, and faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_model import Tiny
+
+from propolis import Config
+from propolis import Runtime
+from propolis_workers.llm import LLM
+
+
+HERE = Path(__file__).parent
+PROGRAM = str(HERE / "decode.py")
+GOLDEN = HERE.parent / "data/smollm2/greedy_llamacpp_f32.json"
+PROMPT, TOKENS = [1, 2, 3], 3
+OPS = ["add", "attention", "embedding", "kv_append", "qmatmul", "rms_norm", "rope", "silu_mul"]
+
+
+# -- SmolLM2 ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """A short answer of llama.cpp's, which the CPU reference gives too (see test_golden.py)."""
+    runs = json.loads(GOLDEN.read_text(encoding="utf-8"))["runs"]
+    return next(run for run in runs if run["name"] == "chat1")
+
+
+@pytest.fixture(scope="module", params=[(32, 8), (64, 3)], ids=["warp32", "warp64"])
+def smollm(simulate, golden, request):
+    """That answer drawn on the device, whole or its first tokens, and what it cost."""
+    warp, tokens = request.param
+    assert tokens <= len(golden["output_ids"])
+    arguments = "steps", "", json.dumps(golden["prompt_ids"]), str(tokens)
+    return json.loads(simulate(PROGRAM, *arguments, warp=warp))
+
+
+@pytest.mark.model
+def test_greedy_tokens(smollm, golden):
+    """The tokens are llama.cpp's; at warp 32 to the end of the answer."""
+    assert golden["output_ids"][: len(smollm["ids"])] == smollm["ids"]
+
+
+@pytest.mark.model
+def test_placement(smollm):
+    """Every op of the model runs on the device; none is decomposed, none falls to the CPU."""
+    placement = smollm["placement"]
+    assert placement["device"] == "rocm:0"
+    assert OPS == list(placement["ops"])
+    assert not placement["decomposed"]
+    assert not placement["cpu_instead"]
+    assert not placement["fallbacks"]
+    assert smollm["lines"][0].startswith(f"placement: {len(OPS)} of {len(OPS)} ops on rocm:0 by ")
+
+
+@pytest.mark.model
+def test_decode_steps(smollm):
+    """The first step is captured whole; the others are one launch, and allocate nothing."""
+    captured, *replayed = smollm["costs"]
+    assert captured[0] > smollm["calls"]
+    assert smollm["queued"] == 1
+    assert len(replayed) == len(smollm["ids"]) - 2
+    for launches, device_allocations, pool_allocations in replayed:
+        assert (launches, device_allocations, pool_allocations) == (1, 0, 0)
+
+
+@pytest.mark.model
+def test_a_device_that_is_too_small(propolis):
+    """A model that does not fit is refused with the sizes, and with what to do."""
+    done = propolis("llm", "generate", "x", "--device", "rocm:0", HIPSIM_MEMORY=str(64 << 20))
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "do not fit: " in done.stderr
+    assert "of 64.0 MiB are free" in done.stderr
+    assert "use a smaller model or context" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- faults, on a tiny model ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The tiny model with one layer, so that every launch of a run can fail once."""
+    tiny = Tiny()
+    gone = {name: None for name in tiny.gguf_tensors if name.startswith("blk.1.")}
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return tiny.gguf(path, metadata={"llama.block_count": 1}, tensors=gone)
+
+
+@pytest.fixture(scope="module")
+def truth(model):
+    """The CPU's greedy tokens."""
+    engine = LLM.load(model, runtime=Runtime.start(Config(device="cpu"))).engine(32)
+    logits, drawn = engine.prefill(PROMPT), []
+    while len(drawn) < TOKENS:
+        drawn.append(int(logits.argmax()))
+        logits = engine.decode(drawn[-1])
+    return drawn
+
+
+@pytest.fixture
+def decode(simulate, model):
+    """Run decode.py on that model."""
+
+    def run(*command, warp=32, **environ):
+        arguments = str(model), json.dumps(PROMPT), str(TOKENS)
+        return json.loads(simulate(PROGRAM, *command, *arguments, warp=warp, **environ))
+
+    return run
+
+
+def test_every_allocation_fails_once(decode, truth):
+    """Whichever it is, the error gives the sizes, and the next run is as if nothing had been."""
+    runs = decode("faults", "malloc", "error")
+    assert len(runs) > 40
+    for (kind, message), after, _ in runs:
+        assert kind == "OutOfMemoryError"
+        assert message.startswith("rocm:0: ")
+        assert "use a smaller model or context" in message
+        assert truth == after
+
+
+def test_every_launch_fails_once(decode, truth):
+    """
+    Whichever it is, the tokens are right, or an error says why there are none.
+
+    There are none where the call cannot be repeated: it writes into what it was given, or
+    it is a recorded step.
+    """
+    runs = decode("faults", "launch", "allow")
+    assert len(runs) > 40
+    served = [run for run in runs if run[0] == truth]
+    refused = [run[0] for run in runs if run[0] != truth]
+    assert any(fell > 0 for _, _, fell in served)
+    assert len(refused) == 4 + TOKENS - 1  # K and V, in the prompt and in a step; each replay
+    for kind, message in refused:
+        assert kind in {"PluginError", "DeviceError"}
+        assert "hipErrorLaunchOutOfResources (701)" in message
+        assert "kv_append: rocm_kernels " in message or "hipGraphLaunch" in message
+    assert [truth] * len(runs) == [after for _, after, _ in runs]
+
+
+@pytest.mark.parametrize("launch", [1, 9, 20, 40, 52, 53])
+def test_a_device_that_is_lost(propolis, model, launch):
+    """In the prompt, in the captured step or in a replay: one clear error, and an end."""
+    arguments = ["llm", "generate", "--raw", "abc", "-n", "3", "-m", str(model)]
+    done = propolis(*arguments, "--device", "rocm:0", HIPSIM_DEVICE_LOST=str(launch))
+    assert done.returncode == 3
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: rocm:0")
+    assert "hipErrorLaunchFailure (719)" in last
+    assert "start the process again" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_slow_copies(decode, truth):
+    """Copies that take their time, and queues that are late, change no token."""
+    found = decode("steps", HIPSIM_SLOW_COPIES="2000", HIPSIM_SHUFFLE="7")
+    assert truth == found["ids"]
