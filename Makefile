@@ -18,15 +18,19 @@ comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
 # Tests that run on whatever GPU there is; without one `make test` skips them.
 ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py products.py quantized.py walks.py)
-ROCM_TESTS := tests/rocm_hip tests/rocm_kernels tests/hipsim
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
+
+# Tests in as many processes as there are cores, each with one of BLAS's threads; PARALLEL= runs
+# them in one process.
+PARALLEL ?= -n $(shell nproc) --dist worksteal
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim hipsim-cuda kernels test test-rocm conformance test-oracles lint fix conformance-report \
+.PHONY: help demo hipsim hipsim-cuda kernels test conformance test-oracles lint fix conformance-report \
 	wheels bench clean
 
 help: ## List the targets
@@ -35,26 +39,25 @@ help: ## List the targets
 demo: $(RUN) ## Answer a question with a real model on this machine's CPU
 	$(BIN)/propolis llm generate "What is the capital of France?"
 
-test: lint ## Lint, check types, contracts and docs, and run the tests with coverage
+test: lint hipsim ## Lint, check types, contracts and docs; run all tests with coverage; judge the kernels
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m "not oracle" $(addprefix --ignore=,$(ROCM_TESTS))
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
 	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report --fail-under=88 \
-		--include="core/src/*,plugins/cpu_ref/src/*"
+	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
+	$(BIN)/python -m coverage report --fail-under=90 --include="plugins/rocm_*/src/*"
+	$(BIN)/python -m coverage report --fail-under=90 --include="workers/src/*"
+	@$(MAKE) --no-print-directory conformance
 
 conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
 	for warp in 32 64; do \
 		export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp \
 			XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
 		$(BIN)/propolis conformance rocm_kernels --timeout 300 || exit 1; \
-		$(BIN)/python -m pytest -q $(ON_DEVICE) || exit 1; \
+		$(PYTEST) -q $(ON_DEVICE) || exit 1; \
 	done
 
-test-rocm: $(DEV) hipsim kernels conformance ## Test the ROCm plugins and the simulator (minutes; not in CI yet)
-	PROPOLIS_REQUIRE_NATIVE=1 $(BIN)/python -m pytest -m "not oracle" $(ROCM_TESTS)
-
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
-	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
@@ -91,9 +94,10 @@ wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into 
 	done
 	@ls dist
 
-bench: $(DEV) ## Measure speed and memory; against transformers too where it is installed
+bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/sd_cpu.py
 	$(BIN)/python benches/rocm_launch.py
 
 clean: ## Remove the environment and everything built

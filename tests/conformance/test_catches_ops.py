@@ -238,3 +238,34 @@ def test_two_dtypes_at_once(install, quick):
     results, _ = run(Request("wrong", quick=quick), workers=1)
     failed = {r.unit for r in results if r.status == "failed"}
     assert failed == (set() if quick else {"kv_append[i16,i64]"})
+
+
+PREPARED = """
+from propolis.records import Prepared
+def prepare(w):
+    {body}
+    return Prepared(kept, w.nbytes, "a copy")
+def linear(out, x, w, /, bias=None):
+    dense = w.packed.get(prepare)
+    dense = w.array if dense is None else dense
+    with np.errstate(all="ignore"):
+        out.array[...] = FORMULAS["linear"](x.array, dense, None if bias is None else bias.array)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "check"),
+    [
+        ("kept = w.array.copy()", ""),
+        ("kept = w.array.copy(order='K')", ""),
+        ("kept = w.array.copy(); kept[-1:] = 0", "prepared"),
+        ("kept = w.array.T.copy()", "prepared"),
+        # It leads nothing any more: whoever needs it is told at load.
+        ("raise MemoryError('too large')", "prepared"),
+    ],
+)
+def test_prepared_weights(judged_here, body, check):
+    """A weight that was prepared must serve as one that was not, however it lies."""
+    source = plugin("linear", PREPARED.replace("{body}", body), flags=", prepare=prepare")
+    result = judged_here(source)
+    assert result.check == check, result.message

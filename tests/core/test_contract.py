@@ -83,8 +83,8 @@ def test_the_message_shows_both_signatures():
 
 @pytest.mark.parametrize("fn", [3, None, "add", ctypes.CDLL(None).abs])
 def test_functions_without_a_signature(fn):
-    """A foreign function's parameters cannot be compared; it needs a wrapper."""
-    with pytest.raises(PluginError, match=r"add: its function is .*cannot be read"):
+    """A foreign function's parameters cannot be compared (Python 3.12 gives it any); wrap it."""
+    with pytest.raises(PluginError, match=r"add: its function (is .*cannot be read|takes .*needs)"):
         check_impl(made(fn=fn), SOURCE)
 
 

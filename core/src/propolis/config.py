@@ -35,7 +35,12 @@ PREFIX = "PROPOLIS_"
 
 # Read by the test suite and by Propolis before there is a configuration.
 OUTSIDE_CONFIG = frozenset(
-    {"PROPOLIS_CONFIG", "PROPOLIS_REQUIRE_NATIVE", "PROPOLIS_REQUIRE_ORACLES"}
+    {
+        "PROPOLIS_CONFIG",
+        "PROPOLIS_REQUIRE_NATIVE",
+        "PROPOLIS_REQUIRE_ORACLES",
+        "PROPOLIS_REQUIRE_ROCM",
+    }
 )
 
 
@@ -142,6 +147,10 @@ class Config(BaseSettings):
     model: str | None = Field(
         None,
         description="The model that `propolis llm` runs: a GGUF file or a safetensors folder.",
+    )
+    sd_model: str | None = Field(
+        None,
+        description="The model that `propolis sd` runs: a folder in the layout of diffusers.",
     )
     probe_timeout: float = Field(
         20.0,

@@ -133,6 +133,19 @@ MODEL_LOADED: Final = Event(
     "the weights of a model are on their device",
     ("model", "device", "seconds"),
 )
+VAE_TILED: Final = Event(
+    "vae.tiled",
+    "warning",
+    "a device has too little memory to decode an image at once: it is decoded in tiles of so many "
+    "pixels",
+    ("device", "tile", "reason"),
+)
+PROMPT_CUT: Final = Event(
+    "prompt.cut",
+    "warning",
+    "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
+    ("tokens", "limit", "cut"),
+)
 
 ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))
 """Every event, in the order above."""

@@ -13,6 +13,7 @@ Each check has a name, which reports and ``--expect`` readers rely on:
 - ``in_place``: the output may be any input of its shape, where declared.
 - ``capture``: no allocation and no wait, and a replay repeats the call, where declared.
 - ``leak``: no memory stays behind.
+- ``prepared``: a weight that its ``prepare`` was given serves as one that it was not.
 - ``workspace``: it allocates no more on the device than it declares.
 - ``errors``: misuse raises the op's OpError, and the device stays usable.
 - ``aborted``, ``hung``: the process ended, or gave no sign of life.
@@ -36,6 +37,7 @@ from propolis.conformance.truth import arranged
 from propolis.conformance.truth import truth
 from propolis.errors import DispatchError
 from propolis.errors import OpError
+from propolis.errors import PropolisError
 
 
 if TYPE_CHECKING:
@@ -49,9 +51,12 @@ if TYPE_CHECKING:
     from propolis.dispatch.fallback import FallbackLog
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 POISONS = (0xFF, 0x55)
+WEIGHTS = {"w", "table"}
+"""What the catalogue calls arguments that are weights."""
 
 
 class CheckFailedError(Exception):
@@ -129,11 +134,10 @@ class Bench:
         return made
 
     def arguments(
-        self, instead: Mapping[str, Placed] | None = None
+        self, instead: Mapping[str, Tensor] | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """As the op takes them, some tensors replaced."""
-        placed = {**self.placed, **(instead or {})}
-        tensors = {name: each.tensor for name, each in placed.items()}
+        tensors = {name: each.tensor for name, each in self.placed.items()} | dict(instead or {})
         return arranged(self.unit.spec, {**tensors, **self.attributes})
 
     def expected(self, recipe: Recipe) -> Truth:
@@ -165,23 +169,23 @@ class Bench:
             out.write()
         return made
 
-    def call(self, outs: list[Placed]) -> None:
+    def call(self, outs: list[Placed], instead: Mapping[str, Tensor] | None = None) -> None:
         """
-        Run the op into ``outs``, and wait for it.
+        Run the op into ``outs``, some tensors replaced, and wait for it.
 
         Raises:
             CheckFailedError: it raises.
             DeclinedError: it was not this implementation that ran.
         """
-        self.begin(outs)
+        self.begin(outs, instead)
         try:
             self.subject.device.synchronize()
         except Exception as exc:
             raise CheckFailedError("runs", f"synchronize raised {_said(exc)}") from exc
 
-    def begin(self, outs: list[Placed]) -> None:
+    def begin(self, outs: list[Placed], instead: Mapping[str, Tensor] | None = None) -> None:
         """Run the op; do not wait."""
-        args, kwargs = self.arguments()
+        args, kwargs = self.arguments(instead)
         spec: Any = self.unit.spec
         targets = [out.tensor for out in outs]
         try:
@@ -220,6 +224,8 @@ def check_call(bench: Bench, case: Case) -> str:
         _check_mutation(bench, case, expected)
     else:
         _check_outputs(bench, expected)
+        if bench.unit.impl.prepare is not None:
+            _check_prepared(bench, case, expected)
         if bench.unit.impl.in_place and case.layout == "contiguous" and not case.lays:
             _check_in_place(bench, expected)
     return expected.source
@@ -313,6 +319,23 @@ def _check_in_place(bench: Bench, expected: Truth) -> None:
             raise CheckFailedError("in_place", f"over {name}: {failure.message}") from None
         if not intact:
             raise CheckFailedError("in_place", f"over {name}: wrote beside the tensor")
+
+
+def _check_prepared(bench: Bench, case: Case, expected: Truth) -> None:
+    for name in bench.placed.keys() & WEIGHTS:
+        value, device = bench.values[name], bench.subject.device
+        lay = case.lay(name, len(value.shape), target=False)
+        plain = place(device, value, lay)  # one of its own: preparing may let its memory go
+        key = bench.unit.spec.key(*bench.unit.key)
+        try:
+            ready = device.table.prepare(bench.unit.spec, key, plain.tensor)
+            outs = bench.outputs(POISONS[0])
+            bench.call(outs, {name: ready})
+            for i, (out, (_, dtype)) in enumerate(zip(outs, bench.metas, strict=True)):
+                bench.differs(expected, i, _result(out), dtype)
+        except (CheckFailedError, MemoryError, PropolisError) as exc:
+            said = exc.message if isinstance(exc, CheckFailedError) else _said(exc)
+            raise CheckFailedError("prepared", f"with {name} prepared: {said}") from exc
 
 
 def _check_inputs(bench: Bench, but: str = "") -> None:

@@ -82,7 +82,7 @@ def _zeros(shape: Shape, dtype: DType) -> Value:
 def _must_refuse(bench: Bench, wrong: dict[str, Placed], what: str) -> None:
     """The spec decides what is wrong; what it refuses must be refused before anything runs."""
     spec: Any = bench.unit.spec
-    args, kwargs = bench.arguments(wrong)
+    args, kwargs = bench.arguments({name: p.tensor for name, p in wrong.items()})
     try:
         spec.infer(*args, **kwargs)
         spec.key(*(args[i].dtype for i in spec._key_index))  # noqa: SLF001  (one project)
@@ -161,8 +161,8 @@ def _page(bench: Bench) -> int:
 
 def _check_index(bench: Bench, name: str, wrong: Value) -> None:
     device, spec = bench.subject.device, bench.unit.spec
-    replaced = {name: place(device, wrong)}
-    args, kwargs = bench.arguments(replaced)
+    replaced = place(device, wrong)
+    args, kwargs = bench.arguments({name: replaced.tensor})
     target = next(iter(bench.placed.values())) if spec.mutates else None
     outs = [] if spec.mutates else bench.outputs(0)
     what = f"{name} {wrong.array.reshape(-1)[-1]} out of range"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from propolis import dtypes
@@ -87,7 +88,7 @@ def _ops(results: Sequence[Result]) -> Iterator[str]:
         good = {_kinds(r) for r in judged} - bad
         truth = ", ".join(dict.fromkeys(t for r in judged for t in r.truth))
         cells = [op, _compact(op, good), _compact(op, bad), sum(r.cases for r in judged), truth]
-        seconds = sum(r.seconds for r in judged)
+        seconds = math.fsum(r.seconds for r in judged)  # as all versions of Python add
         yield f"| {' | '.join(_cell(c) for c in cells)} | {seconds:.1f} |"
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING
-from typing import Any
 
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis_workers.files import read_json
+from propolis_workers.files import read_text
+from propolis_workers.files import shielded
 from propolis_workers.llm._vocab import END_TEXTS
 from propolis_workers.llm._vocab import Parts
-from propolis_workers.llm._vocab import shielded
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def folder_parts(folder: Path) -> Parts:
         msg = f"{folder} has no tokenizer.json; looked for it, {', '.join(_EXTRAS)}; "
         msg += f"found: {', '.join(found) or 'none of them'}"
         raise ModelError(msg)
-    source = _json(path)
+    source = read_json(path)
     model, decoder = (source.get(key) or {} for key in ("model", "decoder"))
     kinds = [x.get("type") if isinstance(x, dict) else None for x in (model, decoder)]
     if kinds != ["BPE", "ByteLevel"]:
@@ -48,7 +48,7 @@ def folder_parts(folder: Path) -> Parts:
     texts = {index: text for text, index in vocab.items()}
 
     config, names, generation = (
-        _json(folder / name) if (folder / name).is_file() else {} for name in _EXTRAS
+        read_json(folder / name) if (folder / name).is_file() else {} for name in _EXTRAS
     )
     ends = {vocab[text] for text in END_TEXTS if text in vocab}
     ids: dict[str, int | None] = {}
@@ -93,7 +93,7 @@ def _folder_template(folder: Path, config: Mapping[str, object]) -> str | None:
     """Return the chat template of a folder: its own file, else the configuration's."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return _text(path)
+        return read_text(path)
     found = config.get("chat_template")
     if isinstance(found, list):  # several, each with a name
         named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
@@ -102,28 +102,6 @@ def _folder_template(folder: Path, config: Mapping[str, object]) -> str | None:
         msg = f"{folder / _EXTRAS[0]}: chat_template is of type {type(found).__name__}, not str"
         raise FileFormatError(msg)
     return found
-
-
-def _text(path: Path) -> str:
-    """Read a text file of a model."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path} cannot be read as text: {error}"
-        raise FileFormatError(msg) from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
-    try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        msg = f"{path} is not JSON: {error}"
-        raise FileFormatError(msg) from None
-    if not isinstance(value, dict):
-        msg = f"{path} holds a {type(value).__name__}, not an object"
-        raise FileFormatError(msg)
-    return value
 
 
 __all__ = ["folder_parts"]

@@ -8,10 +8,10 @@ from typing import TypeVar
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis_workers.files import shielded
 from propolis_workers.llm._vocab import CHAR_TO_BYTE
 from propolis_workers.llm._vocab import END_TEXTS
 from propolis_workers.llm._vocab import Parts
-from propolis_workers.llm._vocab import shielded
 
 
 if TYPE_CHECKING:

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
-from typing import TypeVar
-
-from propolis.errors import FileFormatError
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_T = TypeVar("_T")
 Encode = Callable[[str, bool, bool], list[int]]
 
 # Texts that end a generation wherever a vocabulary has them, as in llama.cpp: files seldom
@@ -59,16 +55,4 @@ class Parts:
     pieces: dict[int, bytes] = field(default_factory=dict)
 
 
-def shielded(what: str, build: Callable[[], _T]) -> _T:
-    """Run what the library builds from a file's content; its failures are the file's."""
-    try:
-        return build()
-    except BaseException as error:
-        # Rust panics reach Python outside Exception, and their class cannot be imported.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        msg = f"{what} cannot be used: {' '.join(str(error).split())[:300]}"
-        raise FileFormatError(msg) from None
-
-
-__all__ = ["CHAR_TO_BYTE", "END_TEXTS", "Encode", "Parts", "shielded"]
+__all__ = ["CHAR_TO_BYTE", "END_TEXTS", "Encode", "Parts"]

@@ -15,6 +15,7 @@ from typing import Final
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis_workers.settings import Settings
 
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from propolis_workers.weights import GGUFFile
     from propolis_workers.weights import SafetensorsFolder
 
+
+_MODEL: Final = "language model"  # for messages
 
 # Our names of the weights -> (in GGUF files, in Hugging Face checkpoints).
 LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -143,7 +146,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             rope scaling.
         ModelError: a number is missing or makes no sense.
     """
-    read = _Reader(str(file.path.name), file.metadata)
+    read = Settings(file.path.name, file.metadata, _MODEL)
     name = read.text("general.architecture")
     architecture = _architecture(read.source, name)
     heads = read.count(f"{name}.attention.head_count")
@@ -191,7 +194,7 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
             its rope scaling.
         ModelError: a number is missing or makes no sense.
     """
-    read = _Reader("config.json", folder.config)
+    read = Settings("config.json", folder.config, _MODEL)
     name = read.text("model_type")
     _architecture(read.source, name)
     if folder.config.get("attention_bias") or folder.config.get("mlp_bias"):
@@ -240,7 +243,7 @@ def _hf_rope(
     if not isinstance(scaling, dict):
         msg = f"config.json: rope_scaling is {scaling!r}, not an object"
         raise ModelError(msg)
-    read = _Reader("config.json rope_scaling", scaling)
+    read = Settings("config.json rope_scaling", scaling, _MODEL)
     base = read.number("rope_theta", theta)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
@@ -261,35 +264,3 @@ def _architecture(source: str, name: str) -> Architecture:
         msg = f"{source}: architecture {name!r} is not supported; supported: {known}"
         raise UnsupportedModelError(msg)
     return found
-
-
-class _Reader:
-    """Reads typed values out of metadata, with one wording for what is wrong."""
-
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source = source
-        self.values = values
-
-    def text(self, key: str) -> str:
-        return str(self._get(key, str, None))
-
-    def count(self, key: str, default: int | None = None) -> int:
-        return int(self._get(key, int, default))
-
-    def number(self, key: str, default: float | None = None) -> float:
-        try:
-            return float(self._get(key, (int, float), default))
-        except OverflowError:  # JSON has integers of any size
-            msg = f"{self.source}: {key} is {str(self.values[key])[:60]!r}, outside all floats"
-            raise ModelError(msg) from None
-
-    def _get(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            msg = f"{self.source}: {key} is missing: the file is not a complete language model"
-            raise ModelError(msg)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            msg = f"{self.source}: {key} is {str(value)[:60]!r}, of the wrong type"
-            raise ModelError(msg)
-        return value

@@ -18,6 +18,9 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
 from propolis.errors import UsageError
+from propolis_workers.terminal import decoded
+from propolis_workers.terminal import loading_bar
+from propolis_workers.terminal import standard_input
 
 
 if TYPE_CHECKING:
@@ -85,7 +88,7 @@ def generate(
         msg = "--system needs the chat template; leave out --raw"
         raise UsageError(msg)
     answer = _answer_options(options)  # wrong ones are found before a model is loaded
-    text = _decoded(sys.stdin.buffer.read()) if prompt == "-" else prompt
+    text = standard_input() if prompt == "-" else prompt
     model, _ = load(ctx, options, quiet=as_json)
     if raw:
         generation = model.complete(text, **answer)
@@ -159,15 +162,7 @@ def _next_line() -> str | None:
         if not typed:
             raise
         return None
-    return _decoded(line).rstrip("\r\n") if line else None
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as exc:
-        msg = f"standard input is not UTF-8: byte 0x{raw[exc.start]:02x} at {exc.start}"
-        raise UsageError(msg) from None
+    return decoded(line).rstrip("\r\n") if line else None
 
 
 def _print_pieces(generation: Generation) -> None:
@@ -186,32 +181,13 @@ def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[L
     own = {name: options.pop(name, None) for name in names}
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
-    if quiet or not sys.stderr.isatty():
-        model = LLM.load(runtime=runtime)
-    else:
-        model = _load_with_bar(runtime)
+    with loading_bar(quiet=quiet) as progress:
+        model = LLM.load(runtime=runtime, progress=progress)
     if not quiet:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"
         click.echo(f"{note} on {model.model.device.id}", err=True)
     return model, runtime
-
-
-def _load_with_bar(runtime: Any) -> LLM:
-    from rich.console import Console  # noqa: PLC0415  (rich only on a terminal)
-    from rich.progress import BarColumn  # noqa: PLC0415
-    from rich.progress import DownloadColumn  # noqa: PLC0415
-    from rich.progress import Progress  # noqa: PLC0415
-
-    from propolis_workers.llm.session import LLM  # noqa: PLC0415
-
-    columns = ("loading", BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        return LLM.load(
-            runtime=runtime,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
 
 
 def _answer_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,9 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.errors import ModelError
+from propolis_workers.layers import Embedding
+from propolis_workers.layers import Linear
+from propolis_workers.layers import read_weight
 
 
 if TYPE_CHECKING:
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis_workers.weights import WeightSource
-
-
-class Linear:
-    """``x @ weight.T + bias``, with the weight in a float dtype or a block format."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        if not self.weight.dtype.is_block:
-            return ops.linear(x, self.weight, self.bias)
-        y = ops.qmatmul(x, self.weight)
-        return y if self.bias is None else ops.add(y, self.bias)
 
 
 class MergedLinear:
@@ -68,17 +54,6 @@ class MergedLinear:
             outputs.append(y.narrow(len(y.shape) - 1, start, width))
             start += width
         return outputs
-
-
-class Embedding:
-    """A row of the table for each id."""
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """(b, t) -> (b, t, width), f32."""
-        return ops.embedding(ids, self.table, dtypes.f32)
 
 
 class RMSNorm:
@@ -193,20 +168,9 @@ class Layers:
     ) -> tuple[np.ndarray, DType]:
         """The bytes of a tensor, which must have that shape, and its dtype."""
         name = self._name(name) + suffix
-        info = self._source.tensors.get(name)
-        if info is None:
-            near = difflib.get_close_matches(name, self._source.tensors, n=1)
-            hint = f" (the nearest is {near[0]})" if near else ""
-            msg = f"tensor {name} is missing{hint}: the file is not a complete model"
-            raise ModelError(msg)
-        if info.shape != shape:
-            msg = f"tensor {name} has shape {info.shape}, the model's settings say {shape}"
-            raise ModelError(msg)
-        if not (info.dtype.is_float or info.dtype.is_block):
-            msg = f"tensor {name} is {info.dtype}; weights are floats or in a GGUF block format"
-            raise ModelError(msg)
-        self._progress(info.nbytes)
-        return self._source.data(name), info.dtype
+        raw, dtype = read_weight(self._source, name, shape)
+        self._progress(raw.nbytes)
+        return raw, dtype
 
 
 def _as_f32(tensor: Tensor) -> Tensor:

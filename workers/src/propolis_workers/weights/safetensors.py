@@ -41,9 +41,16 @@ JSON_LIMIT: Final = 100_000_000  # bytes; the limit that the safetensors library
 COUNT_LIMIT: Final = 2**17  # tensors of a file; large models have some thousands in each shard
 MAX_DIMS: Final = 32
 MAX_NUMEL: Final = 2**63 - 1
-INDEX: Final = ".safetensors.index.json"
-# transformers and diffusers name the files of a model folder differently.
-_STEMS: Final = ("model", "diffusion_pytorch_model")
+# An index of shards; diffusers put the name of a variant at either place.
+INDEXES: Final = (".safetensors.index.json", ".safetensors.index.fp16.json")
+# transformers and diffusers name the files of a model folder differently, and files of
+# half precision may lie beside or in place of the full one's.
+_STEMS: Final = (
+    "model",
+    "diffusion_pytorch_model",
+    "model.fp16",
+    "diffusion_pytorch_model.fp16",
+)
 
 _DTYPES: Final[Mapping[str, DType]] = {
     "F64": dtypes.f64,
@@ -71,6 +78,7 @@ class SafetensorsFolder(MappedSource):
     Attributes:
         path: the folder or file, as given to :meth:`open`.
         config: what ``config.json`` beside the weights holds; empty without one.
+        metadata: what the header of one file says besides; empty where there is an index.
         tensors: what the model holds, by name.
     """
 
@@ -80,9 +88,11 @@ class SafetensorsFolder(MappedSource):
         *,
         config: dict[str, Any],
         tensors: Mapping[str, tuple[TensorInfo, MappedFile]],
+        metadata: Mapping[str, str],
     ) -> None:
         super().__init__(path, tensors)
         self.config: dict[str, Any] = config
+        self.metadata = metadata
 
     @classmethod
     def open(cls, path: StrPath) -> SafetensorsFolder:
@@ -92,8 +102,9 @@ class SafetensorsFolder(MappedSource):
         Args:
             path: a folder with ``model.safetensors`` or with
                 ``model.safetensors.index.json`` and its shards (or with diffusers'
-                ``diffusion_pytorch_model`` in place of ``model``), or one of these
-                files, or a safetensors file of any name.
+                ``diffusion_pytorch_model`` in place of ``model``), or with their
+                ``fp16`` variants alone, or one of these files, or a safetensors file of
+                any name.
 
         Raises:
             ModelError: a file is missing or may not be read.
@@ -103,9 +114,14 @@ class SafetensorsFolder(MappedSource):
         """
         path = Path(path)
         weights = _find(path) if _is_folder(path) else path
-        tensors = _open_shards(weights) if weights.name.endswith(INDEX) else _open_file(weights)
-        config = weights.with_name("config.json")
-        return cls(path, config=_read_json(config) if _exists(config) else {}, tensors=tensors)
+        metadata: dict[str, str] = {}
+        if weights.name.endswith(INDEXES):
+            tensors = _open_shards(weights)
+        else:
+            tensors, metadata = _open_file(weights)
+        beside = weights.with_name("config.json")
+        config = _read_json(beside) if _exists(beside) else {}
+        return cls(path, config=config, tensors=tensors, metadata=metadata)
 
 
 def _is_folder(path: Path) -> bool:
@@ -130,7 +146,7 @@ def _exists(path: Path) -> bool:
 def _find(folder: Path) -> Path:
     """The weights of a model folder: one file, or an index."""
     for stem in _STEMS:
-        for suffix in (".safetensors", INDEX):
+        for suffix in (".safetensors", *INDEXES):
             path = folder / f"{stem}{suffix}"
             if _exists(path):
                 return path
@@ -143,9 +159,9 @@ def _find(folder: Path) -> Path:
         if path.suffix.lower() in PICKLE_SUFFIXES:
             raise pickle_refused(path)
         if path.suffix.lower() in (".gguf", ".safetensors"):
-            found = f"no model.safetensors or model{INDEX} in the folder"
+            found = f"no model.safetensors or model{INDEXES[0]} in the folder"
             raise unusable(folder, found, f"give the file itself: {show(path.name)}?")
-    found = f"no model.safetensors or model{INDEX} in the folder"
+    found = f"no model.safetensors or model{INDEXES[0]} in the folder"
     raise unusable(folder, found, "give the folder that holds the model's weights")
 
 
@@ -162,7 +178,7 @@ def _open_shards(index: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
             remedy = "a shard must be a .safetensors file beside the index; get the model again"
             raise damaged(index, found, remedy)
         if shard not in shards:
-            shards[shard] = _open_file(index.with_name(shard))
+            shards[shard], _ = _open_file(index.with_name(shard))
         tensor = shards[shard].get(name)
         if tensor is None:
             found = f"puts tensor {show(name)} in {show(shard)}, which does not hold it"
@@ -176,8 +192,8 @@ def _is_shard_name(name: str) -> bool:
     return name.endswith(".safetensors") and not name.startswith(".") and not {*"/\\\0"} & {*name}
 
 
-def _open_file(path: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
-    """Map one file and check its header."""
+def _open_file(path: Path) -> tuple[dict[str, tuple[TensorInfo, MappedFile]], dict[str, str]]:
+    """Map one file and check its header: tensors, and what it says besides."""
     file = MappedFile.open(path)
     file.refuse_foreign(suffixes=PICKLE_SUFFIXES)
     if file.size < 8:
@@ -194,7 +210,7 @@ def _open_file(path: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
     if not raw.startswith(b"{"):
         raise damaged(path, f"the header begins with {raw[:1]!r}, supported: a JSON object")
     header = _parse_json(path, raw)
-    _check_metadata(path, header.pop("__metadata__", None))
+    metadata = _metadata(path, header.pop("__metadata__", None))
     if len(header) > COUNT_LIMIT:
         raise damaged(path, f"holds {len(header)} tensors, supported: {COUNT_LIMIT}")
     tensors = [_tensor(path, name, entry, start) for name, entry in header.items()]
@@ -207,15 +223,16 @@ def _open_file(path: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
     if end != file.size:
         found = f"the tensors end at byte {end}, the file at {file.size}"
         raise damaged(path, found, INCOMPLETE if end > file.size else DOWNLOAD)
-    return {info.name: (info, file) for info in tensors}
+    return {info.name: (info, file) for info in tensors}, metadata
 
 
-def _check_metadata(path: Path, metadata: object) -> None:
-    """Check the one header entry that is no tensor."""
+def _metadata(path: Path, metadata: object) -> dict[str, str]:
+    """The one header entry that is no tensor, checked."""
     if metadata is None:
-        return
+        return {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise damaged(path, "'__metadata__' is not an object of strings")
+    return metadata
 
 
 def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:

@@ -1,0 +1,128 @@
+"""Prompts become the ids of transformers' CLIPTokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from propolis.errors import FileFormatError
+from propolis.errors import ModelError
+from propolis.errors import UnsupportedModelError
+from propolis.errors import UsageError
+from propolis_workers.sd.tokenizer import CLIPTokenizer
+
+
+DATA = Path(__file__).parents[2] / "data" / "sd"
+SPEC = importlib.util.spec_from_file_location("sd_tokens", DATA / "tokens.py")
+tokens = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tokens)
+PADS = {"eos": None, "!": "!"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The tokenizer's folder, to be changed."""
+    return tokens.write_tokenizer(tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize("pad", PADS)
+def test_golden(tmp_path, pad, capsys):
+    """Ids are the committed ones of transformers, with either token for padding."""
+    golden = json.loads((DATA / "tokens.json").read_text(encoding="utf-8"))[pad]
+    tokenizer = CLIPTokenizer.from_folder(tokens.write_tokenizer(tmp_path / "t", PADS[pad]))
+    for text, ids in zip(tokens.TEXTS, golden, strict=True):
+        assert ids == tokenizer.encode(text).ids, text
+    capsys.readouterr()  # warnings of what was cut
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("pad", PADS)
+def test_live(tmp_path, pad, oracles):
+    """Ids are those that transformers gives now; its own tokenizer.json gives them too."""
+    folder = tokens.write_tokenizer(tmp_path / "t", PADS[pad])
+    theirs = tokens.ids_of_transformers(folder)
+    assert theirs == [CLIPTokenizer.from_folder(folder).encode(text).ids for text in tokens.TEXTS]
+    from transformers import CLIPTokenizer as Theirs
+
+    saved = tmp_path / "saved"
+    Theirs.from_pretrained(folder).save_pretrained(saved)
+    for name in ("vocab.json", "merges.txt"):
+        (saved / name).unlink(missing_ok=True)
+    assert theirs == [CLIPTokenizer.from_folder(saved).encode(text).ids for text in tokens.TEXTS]
+
+
+def test_special_tokens_map(folder):
+    """Special tokens may be named in special_tokens_map.json, as objects too."""
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "!"}}))
+    tokenizer = CLIPTokenizer.from_folder(folder)
+    assert tokens.vocabulary()["!"] == tokenizer.pad_id
+    assert len(tokens.vocabulary()) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "cut"),
+    [
+        ("the cat", 77, ""),
+        ("cat " * 75, 77, ""),
+        ("cat " * 75 + "The  end", 77, "The  end"),
+        ("cat \u0301\u00c9 the", 5, "\u00c9 the"),
+        ("the cat", 2, "the cat"),
+        ("caca", 3, "ca"),
+    ],
+)
+def test_cut(folder, capsys, text, length, cut):
+    """What does not fit is given back as it stands in the prompt, and logged."""
+    found = CLIPTokenizer.from_folder(folder).encode(text, length)
+    assert (length, cut) == (len(found.ids), found.cut)
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [("prompt.cut", cut, length - 2)] * bool(cut) == [
+        (line["event"], line["cut"], line["limit"]) for line in logged
+    ]
+
+
+def test_bad_text(folder):
+    """Text that is no Unicode, and lengths without room, are the user's mistakes."""
+    tokenizer = CLIPTokenizer.from_folder(folder)
+    with pytest.raises(UsageError, match="lone surrogate at index 2"):
+        tokenizer.encode("ab\ud800")
+    with pytest.raises(UsageError, match="a prompt of 1 tokens has no room"):
+        tokenizer.encode("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("vocab.json", "{", FileFormatError, r"vocab.json is not JSON"),
+        ("vocab.json", '{"a": -1}', FileFormatError, r"the id of 'a' is -1"),
+        ("vocab.json", '{"a": "b"}', FileFormatError, r"the id of 'a' is 'b'"),
+        ("vocab.json", '{"a": 0}', FileFormatError, "cannot be used|not in the vocabulary"),
+        ("merges.txt", "a b c\n", FileFormatError, r"merges.txt: line 1 is 'a b c', not a pair"),
+        ("merges.txt", "x yz\n", FileFormatError, r"tokenizer cannot be used: .*"),
+        ("tokenizer_config.json", '{"bos_token": "<s>"}', FileFormatError, "bos_token '<s>' is"),
+        ("tokenizer_config.json", '{"pad_token": 3}', FileFormatError, "pad_token is 3, not a te"),
+        ("merges.txt", None, ModelError, "tokenizer has no tokenizer: vocab.json and merges.txt"),
+    ],
+)
+def test_damaged(folder, name, content, error, message):
+    """A damaged file is named, with what is wrong in it."""
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(error, match=message):
+        CLIPTokenizer.from_folder(folder)
+
+
+def test_other_vocabularies(folder):
+    """The tokenizer.json of another kind of model is refused."""
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
+    with pytest.raises(
+        UnsupportedModelError, match="a WordPiece vocabulary with the word end None"
+    ):
+        CLIPTokenizer.from_folder(folder)

@@ -1,0 +1,238 @@
+"""
+``propolis sd``: draw images on the command line.
+
+What is drawn goes to files; standard output gets their names, or with ``--json`` one
+document, and standard error all else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+import click
+
+from propolis.cli import json_option
+from propolis.cli import print_json
+from propolis.cli import settings
+from propolis.errors import UsageError
+from propolis_workers.terminal import loading_bar
+from propolis_workers.terminal import standard_input
+from propolis_workers.terminal import steps_bar
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Iterator
+
+    from propolis.config import Config
+    from propolis_workers.sd.images import Pixels
+    from propolis_workers.sd.pipeline import StableDiffusion
+    from propolis_workers.sd.recipe import Recipe
+    from propolis_workers.sd.result import Images
+
+
+@click.group()
+def sd() -> None:
+    """Draw images with Stable Diffusion."""
+
+
+@sd.command()
+@click.argument("prompt", required=False)
+@click.option("-o", "--output", metavar="PNG", help="The file; out.png, or the next free name.")
+@click.option("--from", "origin", metavar="PNG", help="Draw again what is in this file.")
+@click.option("-m", "--model", metavar="PATH", help="A folder in the layout of diffusers.")
+@click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
+@click.option(
+    "--fallback",
+    type=click.Choice(["allow", "warn", "error"]),
+    help="What to do about ops that fall to the CPU.",
+)
+@click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
+@click.option("--metrics", is_flag=True, default=None, help="End with what each op cost.")
+@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of weights; f32.")
+@click.option("-n", "--negative", metavar="TEXT", help="What should not be in the image.")
+@click.option("-W", "--width", type=int, metavar="N", help="In pixels; the model's own.")
+@click.option("-H", "--height", type=int, metavar="N", help="In pixels; the model's own.")
+@click.option("-s", "--steps", type=int, metavar="N", help="Steps; 25.")
+@click.option("-g", "--guidance", type=float, metavar="X", help="Weight of the prompt; 7.5.")
+@click.option("--seed", type=int, metavar="N", help="Makes the image repeatable.")
+@click.option("-b", "--batch", type=int, metavar="N", help="Images, with seeds one apart.")
+@click.option("--scheduler", metavar="NAME", help="ddim, euler, ...; the model's own.")
+@click.option("--sigmas", metavar="KIND", help="normal, karras or exponential.")
+@click.option("--spacing", metavar="KIND", help="leading, trailing or linspace.")
+@click.option("--eta", type=float, metavar="X", help="Share of noise that DDIM adds; 0.")
+@click.option("-i", "--image", metavar="FILE", help="An image to start from.")
+@click.option("--mask", metavar="FILE", help="White where the image is drawn anew.")
+@click.option("--strength", type=float, metavar="X", help="Share of steps done on the image.")
+@click.option(
+    "--lora",
+    "loras",
+    metavar="FILE[=STRENGTH]",
+    multiple=True,
+    help="Changes of the weights; may be given several times.",
+)
+@click.option(
+    "--tiled",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="Decode in tiles, which takes less memory.",
+)
+@click.option(
+    "--preview",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Every N steps draw what is seen so far, beside the file.",
+)
+@json_option
+@click.pass_context
+def generate(
+    ctx: click.Context,
+    /,
+    as_json: bool,
+    origin: str | None,
+    output: str | None,
+    preview: int | None,
+    tiled: Any,
+    **options: Any,
+) -> None:
+    """
+    Draw what PROMPT says ("-" reads it from standard input), and write a PNG file.
+
+    The file holds what it was drawn from: --from draws the same again, with whatever other
+    options change.
+    """
+    _require_packages()
+    from propolis_workers.sd.recipe import Recipe  # noqa: PLC0415  (not for --help)
+    from propolis_workers.sd.recipe import output_path  # noqa: PLC0415
+
+    if options["prompt"] == "-":
+        options["prompt"] = standard_input()
+    names = ("device", "fallback", "threads", "metrics")
+    config = settings(ctx, **{name: options.pop(name) for name in names})
+    # What is wrong is found before a model is loaded, and long before anything is drawn.
+    path = output_path(output)
+    stored = Recipe(model=config.sd_model) if origin is None else Recipe.read(origin)
+    recipe = stored.changed(options).sealed()
+    params, loras = recipe.params(), recipe.open_loras()
+    model = _load(config, recipe, quiet=as_json)
+    for lora, strength in loras:
+        model.apply_lora(lora, strength)
+    with _previews(path, preview) as write_preview, steps_bar(quiet=as_json) as bar:
+
+        def after_step(done: int, steps: int, draw: Callable[[], Pixels]) -> None:
+            if bar is not None:
+                bar(done, steps)
+            write_preview(done, draw)
+
+        images = model.generate(params, progress=after_step, tiled=tiled)
+    written = recipe.save(images, path)
+    if as_json:
+        print_json(_report(model, images, recipe, written))
+        return
+    for one in written:
+        click.echo(one)
+    _print_end(model, images)
+
+
+@sd.command()
+@click.argument("png")
+@json_option
+def info(png: str, as_json: bool) -> None:
+    """Say what a PNG file of Propolis was drawn from."""
+    _require_packages()
+    from propolis_workers.sd.images import read_metadata  # noqa: PLC0415  (not for --help)
+
+    metadata = read_metadata(png)
+    if as_json:
+        print_json(metadata)
+        return
+    for name, value in metadata.items():
+        if value not in (None, [], ""):
+            # A stranger's text must not steer the terminal.
+            plain = not isinstance(value, str) or value.isprintable()
+            click.echo(f"{name}: {value if plain else repr(value)}")
+
+
+def _require_packages() -> None:
+    """Say what is missing where the extra ``sd`` is not installed."""
+    missing = [name for name in ("PIL", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        msg = f"propolis sd needs packages that are not installed ({', '.join(missing)}): "
+        msg += "pip install 'propolis[sd]'"
+        raise UsageError(msg)
+
+
+def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
+    """The model, with a progress bar while its weights are read."""
+    from propolis.dtypes import parse_dtype  # noqa: PLC0415  (not for --help)
+    from propolis.runtime import Runtime  # noqa: PLC0415
+    from propolis_workers.sd.models import packaged_model  # noqa: PLC0415
+    from propolis_workers.sd.pipeline import StableDiffusion  # noqa: PLC0415
+
+    path = Path(recipe.model).expanduser() if recipe.model else packaged_model()
+    runtime = Runtime.start(config)
+    with loading_bar(quiet=quiet) as progress:
+        model = StableDiffusion.load(
+            path, runtime=runtime, dtype=parse_dtype(recipe.dtype), progress=progress
+        )
+    if not quiet:
+        note = f"loaded {model.name} ({recipe.dtype}) in {model.load_seconds:.1f} s"
+        click.echo(f"{note} on {model.device.id}", err=True)
+    return model
+
+
+@contextmanager
+def _previews(
+    path: Path, every: int | None
+) -> Iterator[Callable[[int, Callable[[], Pixels]], None]]:
+    """Writes a preview beside the file every so many steps; it goes when the image is there."""
+    from propolis_workers.sd.images import write_png  # noqa: PLC0415  (not for --help)
+
+    preview = path.with_suffix(".preview.png")
+
+    def write(done: int, draw: Callable[[], Pixels]) -> None:
+        if every is not None and done % every == 0:
+            write_png(preview, draw())
+
+    yield write
+    if every is not None:
+        preview.unlink(missing_ok=True)
+
+
+def _print_end(model: StableDiffusion, images: Images) -> None:
+    """What was drawn and how long it took, and the placement summary."""
+    params, seconds = images.params, images.seconds
+    steps = seconds["steps"]
+    count = "1 image" if len(images) == 1 else f"{len(images)} images"
+    click.echo(
+        f"{count} of {params.width}x{params.height}, seed {params.seed}, {params.scheduler}: "
+        f"text {seconds['text']:.1f} s, {params.steps} steps {steps:.1f} s, "
+        f"decoding {seconds['decode']:.1f} s",
+        err=True,
+    )
+    for note in images.notes:
+        click.echo(f"note: {note}", err=True)
+    for line in model.device.table.placement.lines():
+        click.echo(line, err=True)
+
+
+def _report(
+    model: StableDiffusion, images: Images, recipe: Recipe, written: list[Path]
+) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "images": [
+            {"file": str(path), **metadata}
+            for path, metadata in zip(written, recipe.metadata(images), strict=True)
+        ],
+        "cut": images.cut,
+        "notes": images.notes,
+        "load_seconds": model.load_seconds,
+        "seconds": images.seconds,
+        "placement": model.device.table.placement.as_dict(),
+    }

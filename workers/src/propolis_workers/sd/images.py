@@ -1,0 +1,223 @@
+"""
+Images in files: read to arrays, write as PNG with what reproduces them.
+
+An image is an u8 array (height, width, 3), a mask an u8 array (height, width): 255 is
+drawn anew, 0 kept.  Pillow does the work; what can be wrong with a file is said here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from propolis.errors import FileFormatError
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Mapping
+
+    from PIL import Image as PillowImage
+
+Pixels = npt.NDArray[np.uint8]
+
+METADATA_KEY: Final = "propolis"
+
+
+def read_image(path: str | Path) -> Pixels:
+    """
+    Read an image as it is looked at: turned as its camera says, transparency on white.
+
+    Args:
+        path: a file of any format that Pillow reads.
+
+    Returns:
+        u8 (height, width, 3).
+
+    Raises:
+        UsageError: there is no such file, or it may not be read.
+        FileFormatError: it is no image, damaged, or of more pixels than Pillow takes.
+    """
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+    from PIL import ImageOps  # noqa: PLC0415
+
+    with _opened(path) as image:
+        turned = ImageOps.exif_transpose(image)
+        if "A" in turned.getbands() or "transparency" in turned.info:
+            rgba = turned.convert("RGBA")
+            turned = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        return np.asarray(turned.convert("RGB"))
+
+
+def read_mask(path: str | Path) -> Pixels:
+    """
+    Read a mask: what is lighter than half is drawn anew.
+
+    Args:
+        path: a file of any format that Pillow reads; colours count by their luminance.
+
+    Returns:
+        u8 (height, width), 0 or 255.
+
+    Raises:
+        UsageError: there is no such file, or it may not be read.
+        FileFormatError: it is no image, or damaged.
+    """
+    from PIL import ImageOps  # noqa: PLC0415  (not for --help)
+
+    with _opened(path) as image:
+        grey = np.asarray(ImageOps.exif_transpose(image).convert("L"))
+    return np.where(grey >= 128, np.uint8(255), np.uint8(0))
+
+
+def resize(pixels: Pixels, width: int, height: int) -> Pixels:
+    """
+    Resize an image (Lanczos) or a mask (nearest: it stays black and white).
+
+    Args:
+        pixels: u8 (h, w, 3) or (h, w).
+        width: wanted, in pixels.
+        height: wanted, in pixels.
+
+    Returns:
+        u8 (height, width, 3) or (height, width).
+    """
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    how = Image.Resampling.NEAREST if pixels.ndim == 2 else Image.Resampling.LANCZOS
+    return np.asarray(Image.fromarray(pixels).resize((width, height), how))
+
+
+def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
+    """
+    Write a PNG, whole or not at all: the same pixels and metadata are the same bytes.
+
+    Args:
+        path: the file; one that is there is replaced.
+        pixels: u8 (height, width, 3).
+        metadata: stored as JSON in a text chunk named ``propolis``.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+    from PIL.PngImagePlugin import PngInfo  # noqa: PLC0415
+
+    path = Path(path)
+    info = PngInfo()
+    if metadata is not None:
+        info.add_itxt(METADATA_KEY, json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))
+    part = ""
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        ) as file:
+            part = file.name
+            Image.fromarray(pixels).save(file, format="PNG", pnginfo=info)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(part).chmod(0o666 & ~umask)
+        Path(part).replace(path)
+    except OSError as error:
+        if part:
+            Path(part).unlink(missing_ok=True)
+        msg = f"{path} cannot be written: {error.strerror or error}; give another file with -o"
+        raise UsageError(msg) from None
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """
+    Read what :func:`write_png` stored.
+
+    Args:
+        path: a PNG file.
+
+    Returns:
+        the metadata.
+
+    Raises:
+        UsageError: there is no such file, or it may not be read.
+        FileFormatError: it is no image, or was not written by Propolis.
+    """
+    with _opened(path) as image:
+        image.load()  # text chunks may follow the pixels
+        text = getattr(image, "text", {}).get(METADATA_KEY)
+    if text is None:
+        msg = f"{path} has no metadata of Propolis: only PNG files that `propolis sd generate` "
+        msg += "wrote, and that no other program saved since, have it"
+        raise FileFormatError(msg)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{path}: its metadata is not JSON: {error}"
+        raise FileFormatError(msg) from None
+    if not isinstance(found, dict):
+        msg = f"{path}: its metadata is a {type(found).__name__}, not an object"
+        raise FileFormatError(msg)
+    return found
+
+
+def digest(path: str | Path) -> str:
+    """
+    The SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        UsageError: there is no such file, or it may not be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror or error}; check the path"
+        raise UsageError(msg) from None
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
+    """A file as Pillow opens it; whatever it says about it names the file."""
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+    from PIL import UnidentifiedImageError  # noqa: PLC0415
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                yield image
+    except UnidentifiedImageError:
+        msg = f"{path} is no image that can be read; supported: PNG, JPEG, WebP and the like"
+        raise FileFormatError(msg) from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        msg = f"{path} is too large an image: {error}; make it smaller"
+        raise FileFormatError(msg) from None
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        msg = f"{path} cannot be read: {error.strerror}; check the path"
+        raise UsageError(msg) from None
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on damaged files
+        msg = f"{path} is a damaged image: {error}; get it again"
+        raise FileFormatError(msg) from None
+
+
+__all__ = [
+    "METADATA_KEY",
+    "Pixels",
+    "digest",
+    "read_image",
+    "read_mask",
+    "read_metadata",
+    "resize",
+    "write_png",
+]

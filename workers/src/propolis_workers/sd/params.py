@@ -1,0 +1,185 @@
+"""What an image is drawn from, and whether it can be."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from typing import Final
+
+import numpy as np
+
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from propolis_workers.sd.images import Pixels
+
+SIGMAS: Final = {
+    "normal": {"use_karras_sigmas": False, "use_exponential_sigmas": False},
+    "karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False},
+    "exponential": {"use_karras_sigmas": False, "use_exponential_sigmas": True},
+}
+"""Kinds of noise levels, and the settings of a scheduler that give them."""
+
+SPACINGS: Final = ("leading", "trailing", "linspace")
+_IMG2IMG_STRENGTH: Final = 0.8
+_SEEDS: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateParams:
+    """
+    What to draw, and how.
+
+    Attributes:
+        prompt: what should be in the image; may be empty.
+        negative: what should not; None for the model's own way of having none.
+        width: in pixels; the image's, else the model's own, when None.
+        height: as ``width``.
+        steps: calls of the UNet (with guidance, of two images each).
+        guidance: how much the prompt counts; 1 or less turns it off, which halves the work.
+        seed: of the first image, in [0, 2**64); the others have the next ones.
+            Drawn when None.
+        batch: images to draw together.
+        scheduler: a name of ``SCHEDULERS``; the model's own when None.
+        sigmas: the noise levels: those of the timesteps (``normal``), ``karras`` or
+            ``exponential``; the model's own when None.
+        spacing: of timesteps: ``leading``, ``trailing`` or ``linspace``; the
+            model's own when None.
+        eta: the share of noise that DDIM adds, 0 (none) to 1; no other scheduler has it.
+        image: to start from, u8 (height, width, 3).
+        mask: 255 where ``image`` is drawn anew, 0 where it is kept, u8 (height, width).
+        strength: the part of the steps that are done on ``image``, in (0, 1]; 0.8, with
+            a mask 1, when None.
+    """
+
+    prompt: str
+    negative: str | None = None
+    width: int | None = None
+    height: int | None = None
+    steps: int = 25
+    guidance: float = 7.5
+    seed: int | None = None
+    batch: int = 1
+    scheduler: str | None = None
+    sigmas: str | None = None
+    spacing: str | None = None
+    eta: float | None = None
+    image: Pixels | None = None
+    mask: Pixels | None = None
+    strength: float | None = None
+
+    @property
+    def task(self) -> str:
+        """``txt2img``, ``img2img`` or ``inpaint``."""
+        if self.image is None:
+            return "txt2img"
+        return "img2img" if self.mask is None else "inpaint"
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        """
+        What the scheduler is told besides the model's own settings.
+
+        Raises:
+            UsageError: there is no such kind of noise levels.
+        """
+        found: dict[str, object] = {}
+        if self.sigmas is not None:
+            if self.sigmas not in SIGMAS:
+                msg = f"there are no sigmas {self.sigmas!r}; supported: {', '.join(SIGMAS)}"
+                raise UsageError(msg)
+            found |= SIGMAS[self.sigmas]
+        if self.spacing is not None:
+            found["timestep_spacing"] = self.spacing
+        if self.eta is not None:
+            found["eta"] = self.eta
+        return found
+
+
+def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:
+    """
+    The same with nothing left open.
+
+    Args:
+        params: as given.
+        factor: pixels of the image to one of the latents; sizes are multiples of it.
+        size: width and height in pixels that the model is made for.
+        scheduler: the one that is used.
+
+    Raises:
+        UsageError: something cannot be; says what was given and what can.
+    """
+    if params.batch < 1:
+        msg = f"batch is {params.batch}; at least 1 image can be drawn"
+        raise UsageError(msg)
+    if not (math.isfinite(params.guidance) and params.guidance >= 0):
+        msg = f"guidance is {params.guidance}; it must be 0 or greater (7.5 is usual)"
+        raise UsageError(msg)
+    if params.negative and params.guidance <= 1:
+        msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "
+        msg += "leave it out, or give a guidance above 1"
+        raise UsageError(msg)
+    seed = secrets.randbelow(1 << 32) if params.seed is None else params.seed
+    if not 0 <= seed <= _SEEDS - params.batch:
+        last = "" if params.batch == 1 else f", and those of the {params.batch - 1} images after"
+        msg = f"seed {seed} is not in [0, 2**64){last}"
+        raise UsageError(msg)
+    if params.strength is not None and params.image is None:
+        msg = "strength is about the image to start from: give one, or leave strength out"
+        raise UsageError(msg)
+    width, height = _sizes(params, factor, size)
+    strength = {"txt2img": None, "img2img": _IMG2IMG_STRENGTH, "inpaint": 1.0}[params.task]
+    return replace(
+        params,
+        width=width,
+        height=height,
+        seed=seed,
+        scheduler=scheduler,
+        strength=strength if params.strength is None else params.strength,
+    )
+
+
+def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
+    """Width and height, which image and mask must have and the model be able to draw."""
+    image, mask = params.image, params.mask
+    _check_array("image", image, "(height, width, 3)")
+    _check_array("mask", mask, "(height, width)")
+    if mask is not None and image is None:
+        msg = "a mask says which part of an image is drawn anew: give that image too"
+        raise UsageError(msg)
+    if image is not None and mask is not None and image.shape[:2] != mask.shape[:2]:
+        mask_size, image_size = (f"{a.shape[1]}x{a.shape[0]}" for a in (mask, image))
+        msg = f"the mask is {mask_size} pixels, the image {image_size}: "
+        msg += "make the mask as large as the image"
+        raise UsageError(msg)
+    given = size, size
+    if image is not None:
+        given = image.shape[1], image.shape[0]
+    width = given[0] if params.width is None else params.width
+    height = given[1] if params.height is None else params.height
+    for name, pixels in (("width", width), ("height", height)):
+        if pixels >= factor and pixels % factor == 0:
+            continue
+        low = pixels // factor * factor
+        near = f"{low} and {low + factor} are" if low > 0 else f"{factor} is"
+        whose = "the image's " if image is not None and getattr(params, name) is None else ""
+        msg = f"{whose}{name} {pixels} is not a multiple of {factor}, {near}: "
+        msg += "give --width and --height" if whose else "give one of these"
+        raise UsageError(msg)
+    return width, height
+
+
+def _check_array(name: str, pixels: Pixels | None, shape: str) -> None:
+    if pixels is None:
+        return
+    fits = len(pixels.shape) == 3 and pixels.shape[2] == 3 if name == "image" else pixels.ndim == 2
+    if pixels.dtype != np.uint8 or not fits or not pixels.size:
+        msg = f"the {name} is {pixels.dtype} of shape {pixels.shape}; supported: uint8 {shape}"
+        raise UsageError(msg)
+
+
+__all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "resolved"]

@@ -1,0 +1,334 @@
+"""
+Drawing: text to image, image to image, inpainting.
+
+    >>> from propolis_workers.sd import GenerateParams, StableDiffusion
+    >>> sd = StableDiffusion.load()
+    >>> images = sd.generate(GenerateParams(prompt="a red circle", seed=1))
+    >>> images.save("out.png")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from propolis import Tensor
+from propolis import default_runtime
+from propolis import dtypes
+from propolis import ops
+from propolis.errors import OutOfMemoryError
+from propolis.errors import UnsupportedModelError
+from propolis.errors import UsageError
+from propolis_workers.sd.denoising import Guide
+from propolis_workers.sd.denoising import Known
+from propolis_workers.sd.denoising import denoise
+from propolis_workers.sd.images import resize
+from propolis_workers.sd.latents import decode
+from propolis_workers.sd.latents import encode
+from propolis_workers.sd.latents import to_mask
+from propolis_workers.sd.latents import to_tensor
+from propolis_workers.sd.loading import load_components
+from propolis_workers.sd.lora import Adapters
+from propolis_workers.sd.models import PACKAGED
+from propolis_workers.sd.models import find_model
+from propolis_workers.sd.models import is_packaged
+from propolis_workers.sd.noise import Noise
+from propolis_workers.sd.params import resolved
+from propolis_workers.sd.result import Images
+from propolis_workers.sd.schedulers import make_scheduler
+from propolis_workers.sd.text import TextEncoder
+from propolis_workers.sd.text import conditions
+from propolis_workers.sd.text import guidance_embedding
+from propolis_workers.sd.tokenizer import CLIPTokenizer
+
+
+if TYPE_CHECKING:
+    from propolis import Device
+    from propolis import DType
+    from propolis import Runtime
+    from propolis_workers.sd.images import Pixels
+    from propolis_workers.sd.loading import Components
+    from propolis_workers.sd.lora import LoRA
+    from propolis_workers.sd.params import GenerateParams
+    from propolis_workers.sd.schedulers import Plan
+    from propolis_workers.sd.vae import Tiled
+
+Progress = Callable[[int, int, Callable[[], "Pixels"]], None]
+"""
+Called with steps done, steps in all, and what draws a preview of the first image: the one
+predicted at this step, decoded, which takes as long as decoding the result.
+"""
+
+
+class StableDiffusion:
+    """
+    A model ready to draw.
+
+    Attributes:
+        path: its folder.
+        components: its networks.
+        device: where they are.
+        dtype: what its weights are in.
+        adapters: the LoRAs on it.
+        load_seconds: how long loading took.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        components: Components,
+        device: Device,
+        dtype: DType,
+        load_seconds: float = 0.0,
+    ) -> None:
+        """
+        Put a pipeline together.
+
+        Raises:
+            ModelError: a tokenizer is missing or damaged.
+            UnsupportedModelError: the UNet takes something that no task here gives it.
+        """
+        self.path = path
+        self.components = components
+        self.device = device
+        self.dtype = dtype
+        self.load_seconds = load_seconds
+        self.adapters = Adapters(components.modules)
+        unet, vae = components.unet.config, components.vae.config
+        channels = vae.latent_channels
+        self._paints_into = unet.in_channels == 2 * channels + 1
+        if unet.in_channels not in (channels, 2 * channels + 1):
+            msg = (
+                f"{self.name}: the UNet takes {unet.in_channels} channels; supported: {channels} "
+                f"(latents), {2 * channels + 1} (and mask and masked image: inpainting)"
+            )
+            raise UnsupportedModelError(msg)
+        self._text = TextEncoder(
+            components.text_encoders,
+            [CLIPTokenizer.from_folder(folder) for folder in components.tokenizer_folders],
+            device,
+            pooled=bool(unet.addition_embed_dim),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        runtime: Runtime | None = None,
+        device: Device | None = None,
+        dtype: DType = dtypes.f32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> StableDiffusion:
+        """
+        Read a model and put its weights on a device.
+
+        Args:
+            path: a folder in diffusers' layout; the default model when None.
+            runtime: whose plugins serve it; the process's own when None.
+            device: where it runs; the configured device when None.
+            dtype: of weights and activations; steps are in f32 always.
+            progress: called with (bytes loaded, bytes in all) after each tensor.
+
+        Raises:
+            ModelError: the model cannot be used; the message says why and what to do.
+        """
+        start = time.perf_counter()
+        runtime = runtime or default_runtime()
+        device = device or runtime.device(runtime.config.device)
+        path = Path(path) if path else find_model(runtime.config)
+        components = load_components(path, device, dtype, progress=progress)
+        seconds = time.perf_counter() - start
+        return cls(path, components, device, dtype, seconds)
+
+    @property
+    def name(self) -> str:
+        """What people call it: its folder's name, or the package's."""
+        return PACKAGED if is_packaged(self.path) else self.path.resolve().name
+
+    def apply_lora(self, lora: LoRA, strength: float = 1.0) -> None:
+        """
+        Change the weights as a LoRA says.
+
+        Raises:
+            UsageError: it is for another model; nothing has changed.
+        """
+        self.adapters.apply(lora, strength)
+
+    def remove_lora(self, lora: LoRA) -> None:
+        """
+        Take a LoRA off; without any, the weights are the same bits as before.
+
+        Raises:
+            UsageError: it is not on the model.
+        """
+        self.adapters.remove(lora)
+
+    def generate(
+        self,
+        params: GenerateParams,
+        *,
+        progress: Progress | None = None,
+        tiled: Tiled = "auto",
+        noise: Noise | None = None,
+    ) -> Images:
+        """
+        Draw.
+
+        Args:
+            params: what.
+            progress: called after each step.
+            tiled: whether the VAE decodes in tiles: when memory is short, ``never`` or
+                ``always``.
+            noise: in place of what the seeds give.
+
+        Raises:
+            UsageError: a parameter cannot be; says what was given and what can.
+            ModelError: numbers are no longer finite; names the step.
+            OutOfMemoryError: the device has too little memory.
+        """
+        params, plan, replaced = self._planned(params)
+        clock = _Clock()
+        guide, cut = self._guide(params)
+        clock.lap("text")
+        noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
+        latents, known, beside = self._start(params, plan, noise)
+        clock.lap("image")
+        vae = self.components.vae
+
+        def after_step(done: int, clean: Callable[[], Tensor]) -> None:
+            if progress is not None:
+                progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
+
+        try:
+            latents = denoise(
+                self.components.unet,
+                plan,
+                latents,
+                guide,
+                noise,
+                known=known,
+                beside=beside,
+                after_step=after_step,
+            )
+        except (OutOfMemoryError, MemoryError) as error:
+            size = f"{params.batch} of {params.width}x{params.height} pixels"
+            msg = f"{self.device.id} has too little memory to draw {size}: {error}; make smaller "
+            msg += "images, or fewer at once; --dtype f16 takes half of the memory"
+            raise OutOfMemoryError(msg) from error
+        clock.lap("steps")
+        # One after the other: what all at once would take is often more than there is.
+        pixels = [decode(vae, latents, n, tiled) for n in range(params.batch)]
+        clock.lap("decode")
+        notes = []
+        if replaced:
+            notes.append(f"the scheduler {params.scheduler} stands in for the model's {replaced}")
+        if vae.tile:
+            side = vae.tile * vae.config.scale
+            notes.append(f"decoded in tiles of {side} pixels, which blend into each other")
+        return Images(
+            pixels,
+            latents.numpy(),
+            params,
+            self._source(),
+            cut,
+            notes,
+            clock.seconds,
+        )
+
+    def _planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
+        """The parameters with nothing left open, the steps, and the scheduler that is missing."""
+        if self._paints_into and params.task != "inpaint":
+            msg = f"{self.name} paints into images: give an image and a mask"
+            raise UsageError(msg)
+        config = self.components.scheduler_config
+        scheduler = make_scheduler(params.scheduler, config, params.overrides)
+        factor = self.components.vae.config.scale
+        size = (self.components.unet.config.sample_size or 64) * factor
+        params = resolved(params, factor=factor, size=size, scheduler=scheduler.name)
+        strength = 1.0 if params.strength is None else params.strength
+        return params, scheduler.plan(params.steps, strength), scheduler.replaced
+
+    def _shape(self, params: GenerateParams) -> tuple[int, ...]:
+        vae = self.components.vae.config
+        sizes = ((size or 0) // vae.scale for size in (params.height, params.width))
+        return (params.batch, vae.latent_channels, *sizes)
+
+    def _guide(self, params: GenerateParams) -> tuple[Guide, dict[str, str]]:
+        """What the UNet is told, and what of it was cut."""
+        width, height = params.width or 0, params.height or 0
+        prompt = self._text(params.prompt)
+        texts, cut = [prompt], {"prompt": prompt.cut}
+        embedded = self.components.unet.config.time_cond_proj_dim
+        guided = params.guidance > 1 and not embedded
+        if guided:
+            zeros = self.components.model_index.get("force_zeros_for_empty_prompt")
+            if params.negative is None and zeros:
+                negative = prompt.zeroed()
+            else:
+                negative = self._text(params.negative or "")
+            texts.insert(0, negative)
+            cut["negative"] = negative.cut
+        scale = None
+        if embedded:
+            scale = guidance_embedding(params.guidance, embedded, params.batch, self.device)
+        context, added = conditions(texts, params.batch, width, height, scale)
+        guide = Guide(context, added, params.guidance if guided else 1.0)
+        return guide, {name: text for name, text in cut.items() if text}
+
+    def _start(
+        self, params: GenerateParams, plan: Plan, noise: Noise
+    ) -> tuple[Tensor, Known | None, Tensor | None]:
+        """The first latents; what of an image is kept, and how the UNet is told of it."""
+        initial = noise.initial()
+        unit = ops.affine(initial, plan.init_noise_sigma, 0.0)
+        if params.image is None:
+            return unit, None, None
+        vae, width, height = self.components.vae, params.width or 0, params.height or 0
+        image = to_tensor(resize(params.image, width, height), self.device)
+        latents = unit
+        original: Tensor | None = None
+        whole = params.mask is not None and params.strength == 1.0
+        if not (whole and self._paints_into):
+            original = encode(vae, image, noise.of_image())
+            latents = unit if whole else plan.add_noise(original, initial, 0)
+        if params.mask is None:
+            return latents, None, None
+        pixels = resize(params.mask, width, height)
+        mask = to_mask(pixels, vae.config.scale, params.batch, self.device)
+        if not self._paints_into:
+            assert original is not None  # noqa: S101  (for mypy)
+            return latents, Known(mask, original, initial), None
+        kept = (pixels < 128).astype(np.float32)[np.newaxis, np.newaxis]
+        masked = ops.mul(image, Tensor.from_numpy(kept, self.device))
+        parts = [ops.cast(mask, dtypes.f32), encode(vae, masked, noise.of_masked_image())]
+        return latents, None, ops.cat(parts, 1)
+
+    def _source(self) -> dict[str, Any]:
+        return {
+            "model": None if is_packaged(self.path) else str(self.path),
+            "device": self.device.id,
+            "dtype": self.dtype.name,
+            "loras": [
+                {"file": lora.path, "sha256": lora.sha256, "strength": strength}
+                for lora, strength in self.adapters.active
+            ],
+        }
+
+
+class _Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now

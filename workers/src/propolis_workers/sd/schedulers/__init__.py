@@ -1,0 +1,106 @@
+"""
+Schedulers: the timesteps that an image visits, and the step from each to the next.
+
+::
+
+    scheduler = make_scheduler("euler", config)
+    plan = scheduler.plan(steps=20)
+    for i, timestep in enumerate(plan.timesteps):
+        output = model(plan.scale_input(sample, i), timestep)
+        sample = plan.step(i, output, sample, noise if plan.needs_noise(i) else None)
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis.errors import ConfigError
+from propolis_workers.sd.schedulers.discrete import DDIM
+from propolis_workers.sd.schedulers.discrete import DDPM
+from propolis_workers.sd.schedulers.discrete import LCM
+from propolis_workers.sd.schedulers.dpmpp import DPMPP2M
+from propolis_workers.sd.schedulers.euler import Euler
+from propolis_workers.sd.schedulers.euler import EulerAncestral
+from propolis_workers.sd.schedulers.plan import Plan
+from propolis_workers.sd.schedulers.scheduler import Scheduler
+from propolis_workers.sd.schedulers.settings import read_settings
+from propolis_workers.sd.schedulers.unipc import UniPC
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEDULERS: dict[str, type[Scheduler[Any]]] = {
+    one.name: one for one in (DDIM, DDPM, Euler, EulerAncestral, DPMPP2M, UniPC, LCM)
+}
+
+# What model folders name, and the scheduler here that is it.
+CLASSES = {
+    "DDIMScheduler": "ddim",
+    "DDPMScheduler": "ddpm",
+    "EulerDiscreteScheduler": "euler",
+    "EulerAncestralDiscreteScheduler": "euler_ancestral",
+    "DPMSolverMultistepScheduler": "dpmpp_2m",
+    "UniPCMultistepScheduler": "unipc",
+    "LCMScheduler": "lcm",
+}
+
+# Those that are not here, and what stands in for them: a method of the same kind (multistep,
+# ODE or with fresh noise) that does as well with as many steps.
+STAND_INS = {
+    "PNDMScheduler": "dpmpp_2m",
+    "DEISMultistepScheduler": "dpmpp_2m",
+    "DPMSolverSinglestepScheduler": "dpmpp_2m",
+    "LMSDiscreteScheduler": "dpmpp_2m",
+    "HeunDiscreteScheduler": "euler",
+    "KDPM2DiscreteScheduler": "euler",
+    "KDPM2AncestralDiscreteScheduler": "euler_ancestral",
+}
+
+
+def make_scheduler(
+    name: str | None,
+    config: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+) -> Scheduler[Any]:
+    """
+    Make a scheduler.
+
+    Args:
+        name: one of ``SCHEDULERS``; None for what the config names.  A class that is not
+            among them is stood in for where something comes close (``PNDMScheduler``, of
+            Stable Diffusion 1.5, by ``dpmpp_2m``); ``Scheduler.replaced`` then holds it.
+        config: the values of the model's ``scheduler_config.json``, perhaps written for
+            another scheduler: keys that this one does not take mean nothing to it, and those
+            that are missing have its defaults.
+        overrides: settings that the user asks for, by the same names.
+
+    Raises:
+        ConfigError: there is no such scheduler, or it does not support a value or setting.
+    """
+    replaced = None
+    if name is None:
+        written = config.get("_class_name")
+        name = CLASSES.get(str(written))
+        if name is None and written in STAND_INS:
+            name, replaced = STAND_INS[written], written
+        if name is None:
+            known = ", ".join([*CLASSES, *STAND_INS])
+            what = "names no _class_name" if written is None else f"is for {written}"
+            msg = (
+                f"the scheduler config {what}; supported: {known}; choose one of "
+                f"{', '.join(SCHEDULERS)} by name instead"
+            )
+            raise ConfigError(msg)
+    if name not in SCHEDULERS:
+        near = difflib.get_close_matches(str(name).lower(), SCHEDULERS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        msg = f"there is no scheduler {name!r}; supported: {', '.join(SCHEDULERS)}{hint}"
+        raise ConfigError(msg)
+    cls = SCHEDULERS[name]
+    return cls(read_settings(cls.settings_class, name, config, overrides or {}), replaced)
+
+
+__all__ = ["CLASSES", "SCHEDULERS", "STAND_INS", "Plan", "Scheduler", "make_scheduler"]

@@ -1,0 +1,85 @@
+"""What the command lines of all workers share: standard input, and bars on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Iterator
+
+
+def standard_input() -> str:
+    """
+    All of standard input.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    return decoded(sys.stdin.buffer.read())
+
+
+def decoded(raw: bytes) -> str:
+    """
+    What was typed, or piped in.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        msg = f"standard input is not UTF-8: byte 0x{raw[exc.start]:02x} at {exc.start}"
+        raise UsageError(msg) from None
+
+
+def watched(*, quiet: bool = False) -> bool:
+    """Whether somebody looks at standard error and wants to see progress."""
+    return not quiet and sys.stderr.isatty()
+
+
+@contextmanager
+def loading_bar(*, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for (bytes loaded, bytes in all), gone at the end; None where nobody looks."""
+    if not watched(quiet=quiet):
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415  (rich only on a terminal)
+    from rich.progress import BarColumn  # noqa: PLC0415
+    from rich.progress import DownloadColumn  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    columns = ("loading", BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def steps_bar(*, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for (steps done, steps in all) with times, gone at the end; None as above."""
+    if not watched(quiet=quiet):
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415  (rich only on a terminal)
+    from rich.progress import BarColumn  # noqa: PLC0415
+    from rich.progress import MofNCompleteColumn  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+    from rich.progress import TimeElapsedColumn  # noqa: PLC0415
+    from rich.progress import TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (
+        *("step", MofNCompleteColumn(), BarColumn()),
+        *("in", TimeElapsedColumn(), "left", TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("drawing", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+__all__ = ["decoded", "loading_bar", "standard_input", "steps_bar", "watched"]
