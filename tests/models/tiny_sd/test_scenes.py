@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -69,8 +70,7 @@ def test_training_data_is_drawn_from_training_scenes(training, tmp_path, monkeyp
 
     class Tokenizer:
         def __call__(self, texts, **_):
-            for text in texts:
-                said.append(prompts.understand(text))
+            said.extend(prompts.understand(text) for text in texts)
             return {"input_ids": np.zeros((len(texts), data.LENGTH))}
 
     said: list = []
@@ -146,7 +146,7 @@ def test_drawings_of_others_do_not(scenes, captions, checker):
     """A drawn scene obeys the full caption of another scene only where that is true of it."""
     rng = np.random.default_rng(3)
     drawn = [scenes.random_scene(rng) for _ in range(COUNT // 2)]
-    for scene, other in zip(drawn, drawn[1:], strict=False):
+    for scene, other in pairwise(drawn):
         claims = captions.random_claims(other, rng, full=True)
         verdict = checker.judge(claims, scenes.draw(scene))
         if sorted(things(scene)) != sorted(things(other)):

@@ -134,13 +134,14 @@ def test_readme_image(readme_image, images):
     """
     The image of the README is what the model draws now.
 
-    Other machines' matrix products round otherwise, which twenty steps carry to a few pixels.
+    Other machines' matrix products round otherwise; OpenBLAS's kernels for the oldest and for
+    the newest x86-64 differ by one level in two of 100000 values.
     """
     expected = np.asarray(Image.open(readme_image.FILE)).astype(np.float64)
     drawn = readme_image.row(images).astype(np.float64)
     assert expected.shape == drawn.shape
-    assert np.abs(expected - drawn).mean() <= 0.5
-    assert np.abs(expected - drawn).max() <= 16
+    assert np.abs(expected - drawn).mean() <= 0.05
+    assert np.abs(expected - drawn).max() <= 4
 
 
 def test_readme_says_the_prompts(readme_image):
