@@ -22,8 +22,10 @@ ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py products.py quant
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
-# Tests in as many processes as there are cores; PARALLEL= runs them in one.
+# Tests in as many processes as there are cores, each with one of BLAS's threads; PARALLEL= runs
+# them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
@@ -46,7 +48,7 @@ readme-image: $(RUN) ## Draw the image of the README anew
 
 test: lint hipsim ## Lint, check types, contracts and docs; run all tests with coverage; judge the kernels
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
 	$(BIN)/python -m coverage report --fail-under=90 --include="plugins/rocm_*/src/*"
@@ -58,11 +60,11 @@ conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator
 		export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp \
 			XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
 		$(BIN)/propolis conformance rocm_kernels --timeout 300 || exit 1; \
-		$(BIN)/python -m pytest -q $(PARALLEL) $(ON_DEVICE) || exit 1; \
+		$(PYTEST) -q $(ON_DEVICE) || exit 1; \
 	done
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
-	PROPOLIS_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m oracle
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
@@ -99,9 +101,10 @@ wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into 
 	done
 	@ls dist
 
-bench: $(DEV) ## Measure speed and memory; against transformers too where it is installed
+bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/sd_cpu.py
 	$(BIN)/python benches/rocm_launch.py
 
 clean: ## Remove the environment and everything built

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 
@@ -80,6 +83,31 @@ def test_hang(judged):
     result = judged(add("import time\ntime.sleep(600)"), timeout=5)
     assert (result.status, result.check) == ("failed", "hung")
     assert "no sign of life for 5 s" in result.message
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "os.abort()"])
+def test_what_a_case_started_ends_with_it(judged, tmp_path, end):
+    """Neither a case that hangs nor one that aborts leaves a process behind (a compiler, say)."""
+    note = tmp_path / "pids"
+    body = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"print(child.pid, file=open({str(note)!r}, 'a'), flush=True)\n{end}"
+    )
+    assert judged(add(body), timeout=2).status == "failed"
+    pids = note.read_text().split()
+    until = time.monotonic() + 10
+    while any(map(runs, pids)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def runs(pid):
+    """Whether a process runs: one that is gone, or waits for whoever inherited it, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_one_abort_is_not_the_end(install):

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import click
 import pytest
 
 from propolis import __version__
 from propolis.cli import cli as group
-
-
-RUN = [sys.executable, "-c", "from propolis.cli import main; main()"]
 
 
 # -- plugins -------------------------------------------------------------------
@@ -372,61 +367,3 @@ def test_nobody_replaces_our_commands(cli, site):
     site.module("extra", "1/0")
     site.distribution("extra", commands={"ops": "extra:ops"})
     assert cli("ops", "--json").code == 0
-
-
-# -- pipes ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [["ops"], ["ops", "--json"], ["doctor"], ["--help"]])
-def test_a_reader_that_goes_away(arguments, monkeypatch):
-    """``propolis ops | head -1`` is no error and says nothing."""
-    monkeypatch.setenv("PROPOLIS_LOG_LEVEL", "error")  # of plugins that this machine cannot use
-    with subprocess.Popen(
-        [*RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        child.stdout.close()
-        said = child.stderr.read()
-        child.wait(30)
-    assert (child.returncode, said) == (0, b"")
-
-
-def test_a_reader_that_goes_away_in_the_middle(python):
-    """As above, when the output is larger than a pipe."""
-    source = """
-    import click, subprocess, sys
-    from propolis.cli import cli, main
-    cli.add_command(click.Command("flood", callback=lambda: print("x" * 10_000_000)))
-    main(["flood"])
-    """
-    import textwrap
-
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as child:
-        child.stdout.read(10)
-        child.stdout.close()
-        said = child.stderr.read()
-        child.wait(30)
-    assert (child.returncode, said) == (0, b"")
-
-
-def test_a_terminal_without_unicode(python):
-    """Tables are drawn with what the terminal can show."""
-    import os
-
-    done = python(
-        "from propolis.cli import main; main(['plugins'])",
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PROPOLIS_LOG_LEVEL": "error"},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "cpu_ref" in done.stdout
-
-
-def test_run_as_a_module():
-    """`python -m propolis` is the command `propolis`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "propolis", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("propolis, version ")

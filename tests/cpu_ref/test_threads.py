@@ -14,8 +14,10 @@ from propolis import dtypes
 from propolis import ops
 from propolis_cpu_ref import ops_quantized
 from propolis_cpu_ref import plugin
+from propolis_cpu_ref._threads import _blas
 from propolis_cpu_ref._threads import grain
 from propolis_cpu_ref._threads import over_rows
+from propolis_cpu_ref._threads import share
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -74,6 +76,83 @@ def test_errors_arrive(failing):
         over_rows(2, 10, 1, work)
 
 
+def blas_threads():
+    """The number of threads of numpy's BLAS."""
+    return [library.get_num_threads() for library in _blas()]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+def test_items_are_done_once(threads, count):
+    """Each item is taken once, by no more threads than asked for."""
+    done = []
+    share(threads, range(count), lambda items: done.append(list(items)))
+    assert list(range(count)) == sorted(item for items in done for item in items)
+    assert 1 <= len(done) <= threads
+
+
+def test_items_are_done_at_once_by_serial_blas():
+    """Threads work on items side by side, with one BLAS thread each, and all get theirs back."""
+    before = blas_threads()
+    together = threading.Barrier(2, timeout=30)
+    seen = []
+
+    def work(items):
+        for _ in items:
+            together.wait()
+            seen.append(set(blas_threads()))
+
+    share(2, range(2), work)
+    assert [{1}, {1}] == seen
+    assert before == blas_threads() != []
+
+
+def test_callers_in_several_threads_give_blas_back():
+    """Where calls overlap, the last that ends gives BLAS the threads that the first found."""
+    before = blas_threads()
+    first, second = threading.Event(), threading.Event()
+    seen = []
+
+    def early(items):
+        for _ in items:
+            first.set()
+            second.wait(30)
+
+    def late(items):
+        for _ in items:
+            second.set()
+            caller.join(30)
+            seen.append(set(blas_threads()))
+
+    caller = threading.Thread(target=share, args=(2, range(2), early))
+    caller.start()
+    first.wait(30)
+    share(2, range(2), late)
+    assert [{1}, {1}] == seen
+    assert before == blas_threads()
+
+
+@pytest.mark.parametrize("failing", ["MainThread", "propolis-cpu-ref"])
+def test_errors_of_items_arrive(failing):
+    """An error in any thread reaches the caller, ends the others, and gives BLAS back."""
+    before = blas_threads()
+    together = threading.Barrier(2, timeout=30)
+    later = []
+
+    def work(items):
+        next(items)
+        together.wait()
+        if threading.current_thread().name.startswith(failing):
+            msg = "here"
+            raise ValueError(msg)
+        later.extend(items)
+
+    with pytest.raises(ValueError, match="here"):
+        share(2, range(1000), work)
+    assert len(later) <= 998
+    assert before == blas_threads()
+
+
 def test_numpy_error_state_is_the_callers():
     """What the caller asked numpy to ignore is ignored in every thread, and nowhere after."""
     seen = []
@@ -100,6 +179,46 @@ def test_silu_mul(with_threads, draw, dtype, shape):
         with_threads(n, lambda: ops.silu_mul(gate, up).numpy().tobytes()) for n in (1, 2, 3)
     )
     assert one == two == three
+
+
+CALLS = {
+    "linear by rows": (ops.linear, [(4500, 40), (24, 40), (24,)], {}),
+    "linear by outputs": (ops.linear, [(3, 100, 400), (200, 400), (200,)], {}),
+    "conv2d": (ops.conv2d, [(2, 16, 40, 40), (40, 16, 3, 3), (40,)], {"padding": 1}),
+    "grouped conv2d": (ops.conv2d, [(1, 32, 60, 60), (64, 8, 3, 3)], {"groups": 4}),
+    "strided conv2d": (ops.conv2d, [(2, 32, 91, 60), (32, 32, 3, 3)], {"stride": 2}),
+    "wide conv1d": (ops.conv1d, [(3, 16, 3000), (32, 16, 5), (32,)], {"dilation": 2}),
+    "attention": (ops.attention, [(2, 700, 3, 40), (2, 300, 3, 40), (2, 300, 3, 40)], {}),
+    "causal attention": (
+        ops.attention,
+        [(1, 400, 6, 64)] + [(1, 500, 2, 64)] * 2,
+        {"causal": True},
+    ),
+    "group_norm": (ops.group_norm, [(2, 96, 50, 50), (96,), (96,)], {"groups": 32}),
+    "group_norm_silu": (ops.group_norm_silu, [(2, 64, 90, 90), (64,), (64,)], {"groups": 8}),
+    "layer_norm": (ops.layer_norm, [(2, 900, 320), (320,), (320,)], {}),
+    "gelu_erf": (ops.gelu_erf, [(2, 700, 300)], {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_large_calls(with_threads, draw, name):
+    """Calls that are large enough to share give, on any number of threads, f64's result."""
+    op, shapes, attributes = CALLS[name]
+    arrays = [draw(shape, dtypes.f32, seed) for seed, shape in enumerate(shapes)]
+    truth = op(*(Tensor.from_numpy(a.astype(np.float64)) for a in arrays), **attributes).numpy()
+    for threads in (1, 2, 3):
+        call = with_threads(threads, lambda: op(*map(Tensor.from_numpy, arrays), **attributes))
+        np.testing.assert_allclose(call.numpy(), truth, rtol=1e-5, atol=1e-5 * np.abs(truth).max())
+
+
+def test_pixels_with_channels_first(with_threads, draw):
+    """A linear layer of the pixels of images, a transposed view, gives what a copy gives."""
+    images, w = (draw(s, dtypes.f32, 1) for s in ((2, 40, 1100), (24, 40)))
+    view = Tensor.from_numpy(images).transpose(1, 2)
+    result = with_threads(2, lambda: ops.linear(view, Tensor.from_numpy(w)).numpy())
+    truth = images.astype(np.float64).transpose(0, 2, 1) @ w.T.astype(np.float64)
+    np.testing.assert_allclose(result, truth, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("block", [d for d in dtypes.ALL if d.is_block], ids=repr)

@@ -346,3 +346,23 @@ def test_peers(sim):
     ]
     assert lines[4].startswith("hipErrorIllegalAddress")
     assert lines[4].endswith("which device 0 may only touch with peer access")
+
+
+def test_misaligned_access(sim):
+    """A vector at an address that is no multiple of its size is a fault, found where it happens."""
+    code = """
+        m = Module()
+        x, y = upload(np.arange(8, dtype=np.float32)), upload(np.zeros(8, np.float32))
+        m.copy_packs(1, 1, *map(ctypes.c_void_p, (y, x)), *map(i32, {places}))
+        print(name(hip.hipDeviceSynchronize()), last_report())
+        print(name(hip.hipMalloc(4)))
+        """
+    assert sim.lines(code.format(places=(4, 0))) == ["hipSuccess ", "hipSuccess"]
+    for places, what in ((0, 2), "load"), ((1, 4), "store"):
+        found, later = sim.lines(code.format(places=places))
+        assert re.fullmatch(
+            r"hipErrorLaunchFailure kernel copy_packs, block \(0,0,0\), thread \(0,0,0\): "
+            rf"a misaligned {what} of .*float.* at 0x[0-9a-f]+, which is no multiple of 16",
+            found,
+        )
+        assert later == "hipErrorLaunchFailure"

@@ -2,7 +2,10 @@
 
 import ctypes.util
 import os
+import subprocess
 import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,22 @@ def program(**changes):
         "arch": "gfx1030",
     }
     return rtc.Program(**(fields | changes))
+
+
+def wait_until(happened):
+    """Wait for something, half a minute at most."""
+    until = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def alive(pid):
+    """Whether a process runs: one that is gone, or waits for whoever inherited it, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.fixture
@@ -92,6 +111,28 @@ def test_a_compiler_that_hangs():
     """It is ended after the time it has, and so is what it started."""
     with pytest.raises(rtc.CompileError, match=r"no answer in 0.01 s: the compiler hangs"):
         rtc.compile_program(program(), timeout=0.01)
+
+
+def test_a_killed_process_leaves_no_compiler(hipsim, tmp_path):
+    """Whoever kills a process that compiles kills the compilers too."""
+    compiler, started = tmp_path / "c++", tmp_path / "started"
+    compiler.write_text(
+        f"#!/bin/sh\necho $$ > {started}.part; mv {started}.part {started}\nsleep 99\n"
+    )
+    compiler.chmod(0o755)
+    code = """
+    from propolis_rocm_hip import rtc
+    source = 'extern "C" __global__ void k() {}'
+    rtc.compile_program(rtc.Program("k", source, {}, (), "hipsim32"))
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "ROCM_PATH": str(hipsim), "HIPSIM_CXX": str(compiler)},
+    ) as parent:
+        wait_until(started.exists)
+        parent.kill()
+    pid = int(started.read_text())
+    wait_until(lambda: not alive(pid))
 
 
 def test_without_hiprtc(tmp_path, monkeypatch):

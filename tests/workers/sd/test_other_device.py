@@ -11,6 +11,9 @@ from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
 from propolis.testing import FakeDevice
 from propolis.testing import assert_on
+from propolis_workers.sd import GenerateParams
+from propolis_workers.sd import LoRA
+from propolis_workers.sd import StableDiffusion
 from propolis_workers.sd.loading import load_components
 from propolis_workers.sd.unet import AddedConditions
 
@@ -48,3 +51,43 @@ def test_same_as_on_the_cpu(models, folders, golden, device, family):
     for expected, actual in pairs:
         assert_on(actual, device)
         np.testing.assert_array_equal(expected.numpy(), actual.numpy())
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [("sd15", "inpaint"), ("inpaint", "inpaint"), ("sdxl", "img2img"), ("lcm", "txt2img")],
+)
+def test_drawing_is_the_same(pipelines, complete, runs, device, family, task):
+    """Each task draws the CPU's bytes, by seeds, with a preview after each step."""
+    params = {"prompt": "a", "steps": 2, "seed": 3, "batch": 2, "scheduler": "euler_ancestral"}
+    if task != "txt2img":
+        params["image"] = runs.picture()
+    if task == "inpaint":
+        params["mask"] = runs.mask()
+    there = StableDiffusion.load(complete(family), device=device)
+    drawn = []
+    for sd in (pipelines(family), there):
+        previews = []
+        images = sd.generate(
+            GenerateParams(**params),
+            progress=lambda *step, previews=previews: previews.append(step[-1]()),
+        )
+        drawn.append((*images, *previews, images.latents))
+    for expected, actual in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(expected, actual)
+
+
+def test_lora(complete, device, make, monkeypatch, tmp_path):
+    """A LoRA changes weights where they are."""
+    monkeypatch.chdir(tmp_path)
+    here, there = (StableDiffusion.load(complete("sd15"), device=d) for d in (None, device))
+    lora = LoRA.open(make.lora())
+    name = "unet.mid_block.resnets.0.conv1"
+    own = there.components.modules[name].weight
+    for sd in (here, there):
+        sd.apply_lora(lora, 0.5)
+    changed = there.components.modules[name].weight
+    assert_on(changed, device)
+    np.testing.assert_array_equal(here.components.modules[name].weight.numpy(), changed.numpy())
+    there.remove_lora(lora)
+    assert own is there.components.modules[name].weight

@@ -352,5 +352,23 @@ std::uint64_t hipsim_exchange(std::uint64_t value, int source, int line, const c
 std::uint64_t hipsim_ballot(int value, std::uint64_t* active, int line, const char* file) {
   return (*hipsim::current).ballot(value, active, {file, line});
 }
+// What -fsanitize=alignment calls, with the layout that compilers have agreed on.
+struct hipsim_misaligned {
+  const char* file;
+  unsigned line;
+  unsigned column;
+  const char* type;  // two 16-bit numbers, then its name
+  unsigned char log_alignment;
+  unsigned char kind;  // 0: load, 1: store, 2: reference, 3: member access
+};
+
+void __ubsan_handle_type_mismatch_v1_abort(hipsim_misaligned* access, std::uintptr_t address) {
+  char text[sizeof(hipsim::Reply::text)];
+  std::snprintf(text, sizeof text, "a misaligned %s of %s at %p, which is no multiple of %u",
+                access->kind == 1 ? "store" : "load", access->type + 4,
+                reinterpret_cast<void*>(address), 1u << access->log_alignment);
+  (*hipsim::current).fail(hipsim::Outcome::trap, text);
+}
+
 void hipsim_trap(const char* what) { (*hipsim::current).fail(hipsim::Outcome::trap, what); }
 }

@@ -87,7 +87,8 @@ void append(Words& words, const Words& more) {
 
 Words target_flags() {
   Words flags{"-fPIC",           "-fno-semantic-interposition", "-fno-exceptions", "-fno-rtti",
-              "-fno-math-errno", "-fstack-clash-protection"};
+              "-fno-math-errno", "-fstack-clash-protection", "-fsanitize=alignment",
+              "-fno-sanitize-recover=alignment"};
   if (!compiler().clang)
     flags.push_back("-fno-gnu-unique");  // unique symbols keep modules from being unloaded
   if (const char* bounds = std::getenv("HIPSIM_BOUNDS"); bounds && *bounds == '1')

@@ -223,21 +223,36 @@ class Child:
     @property
     def usable(self) -> bool:
         """Whether it can judge another unit."""
-        return self._process.poll() is None
+        return self._channel >= 0 and not self._ended()
+
+    def _ended(self) -> bool:
+        """Whether the process has; it keeps its number, and its group's, until it is reaped."""
+        if self._process.returncode is not None:
+            return True
+        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self._process.pid, how) is not None
 
     def close(self) -> None:
         """End the process, and those it started: it may leave by itself where it can."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if self._channel < 0:
+            return
+        with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            self._process.wait(_PATIENCE if self._idle else 0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._channel >= 0:
-            os.close(self._channel)
-            self._channel = -1
-            self._said.close()
+        self._reap(_PATIENCE if self._idle else 0.0)
+        os.close(self._channel)
+        self._channel = -1
+        self._said.close()
+
+    def _reap(self, patience: float) -> int:
+        """End the process group; how the process itself ended, which may take ``patience``."""
+        until = time.monotonic() + patience
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(0.005)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
     def _send(self, value: Any) -> None:
         self._idle = False
@@ -269,7 +284,7 @@ class Child:
 
     def _end(self) -> str:
         """How the process ended, and what it said last."""
-        code = self._process.wait()
+        code = self._reap(_PATIENCE)
         try:
             how = f"killed the process ({signal.Signals(-code).name})" if code < 0 else ""
         except ValueError:

@@ -15,17 +15,25 @@ from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
+from propolis_cpu_ref._threads import share
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Iterator
 
     from propolis import Tensor
     from propolis.ops.attention import Window
 
-# Queries at a time: a causal block skips the keys that none of its queries sees,
-# and the scores of one key-value head stay in cache.
+# Queries at a time where a mask hides keys: a block skips those that none of its queries sees.
 BLOCK = 128
+
+# Scores at a time, about, where none is hidden: they stay in cache, and each product is
+# large enough for BLAS.
+SCORES = 1 << 20
+
+# Products of one call that are worth handing work over to threads.
+SHARED = 1 << 24
 
 
 class _Rules(NamedTuple):
@@ -80,8 +88,7 @@ def attention(
     y = scratch(out)
     rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
     parts = (q, k, v, kv_len, bias, q_start, block_table)
-    for sequence in _sequences("attention", y, None, *parts):
-        _attend(sequence, rules)
+    _attend(out.device.threads, _sequences("attention", y, None, *parts), rules)
     store(out, y)
 
 
@@ -108,8 +115,7 @@ def attention_lse(
     y = scratch(out)
     rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
     parts = (q, k, v, kv_len, bias, q_start, block_table)
-    for sequence in _sequences("attention_lse", y, lse.array, *parts):
-        _attend(sequence, rules)
+    _attend(out.device.threads, _sequences("attention_lse", y, lse.array, *parts), rules)
     store(out, y)
 
 
@@ -203,30 +209,67 @@ def _pages(
     return used
 
 
-def _attend(sequence: _Sequence, rules: _Rules) -> None:
+class _Block(NamedTuple):
+    """Some queries of one sequence, those that share one key-value head."""
+
+    sequence: _Sequence
+    rows: slice
+    head: int
+
+
+def _attend(threads: int, sequences: Iterable[_Sequence], rules: _Rules) -> None:
+    blocks: list[_Block] = []
+    products = 0
+    for sequence in sequences:
+        tokens, heads, dim = sequence.q.shape
+        valid, kv_heads, value_dim = sequence.v.shape
+        products += tokens * heads * valid * (dim + value_dim)
+        group, step = heads // kv_heads, BLOCK
+        if not rules.masks:
+            some = SCORES // max(group * valid, 1)
+            step = max(BLOCK, min(some, -(-tokens * kv_heads // threads)))
+        for head in range(kv_heads):
+            for start in range(0, tokens, step):
+                rows = slice(start, min(start + step, tokens))
+                blocks.append(_Block(sequence, rows, head))
+
+    def work(some: Iterator[_Block]) -> None:
+        memory = np.empty(0, np.float32)
+        for block in some:
+            memory = _attend_block(block, rules, memory)
+
+    share(threads if products >= SHARED else 1, blocks, work)
+
+
+def _attend_block(block: _Block, rules: _Rules, memory: np.ndarray) -> np.ndarray:
+    """
+    Compute the answers of one block, with the scores in ``memory``.
+
+    Returns:
+        The memory, or a larger one where that was too small.
+    """
+    sequence, rows, head = block
     tokens, heads, dim = sequence.q.shape
-    valid, kv_heads, value_dim = sequence.v.shape
-    group = heads // kv_heads
+    valid, kv_heads, _ = sequence.v.shape
+    group, count = heads // kv_heads, rows.stop - rows.start
+    seen, hidden = _visible(rows, valid, tokens, rules) if rules.masks else (valid, None)
+    size, dtype = count * group * seen, sequence.out.dtype
+    if memory.size < size or memory.dtype != dtype:
+        memory = np.empty(size, dtype)
+    scores = memory[:size].reshape(count, group, seen)
     # Query heads that share a key-value head become rows of one matrix.
-    queries = sequence.q.reshape(tokens, kv_heads, group, dim)
-    answers = sequence.out.reshape(tokens, kv_heads, group, value_dim)
-    memory = np.empty(group * min(tokens, BLOCK) * valid, sequence.out.dtype)
-    for start in range(0, tokens, BLOCK):
-        rows = slice(start, min(start + BLOCK, tokens))
-        seen, hidden = _visible(rows, valid, tokens, rules) if rules.masks else (valid, None)
-        count = rows.stop - rows.start
-        scores = memory[: count * group * seen].reshape(count, group, seen)
-        for h in range(kv_heads):
-            q = (queries[rows, h] * rules.scale).reshape(count * group, dim)
-            np.matmul(q, sequence.k[:seen, h].T, out=scores.reshape(count * group, seen))
-            which = slice(h * group, (h + 1) * group)
-            if rules.shapes or sequence.bias is not None:
-                _shape_scores(scores, sequence, rules, rows, which)
-            if hidden is not None:
-                some = hidden.shape[1]
-                np.copyto(scores[:, :, seen - some :], -np.inf, where=hidden[:, None, :])
-            lse = None if sequence.lse is None else sequence.lse[which, rows]
-            answers[rows, h] = _weigh(scores, sequence.v[:seen, h], hidden, lse)
+    which = slice(head * group, (head + 1) * group)
+    q = (sequence.q[rows, which] * rules.scale).reshape(count * group, dim)
+    np.matmul(q, sequence.k[:seen, head].T, out=scores.reshape(count * group, seen))
+    if rules.shapes or sequence.bias is not None:
+        _shape_scores(scores, sequence, rules, rows, which)
+    if hidden is not None:
+        some = hidden.shape[1]
+        np.copyto(scores[:, :, seen - some :], -np.inf, where=hidden[:, None, :])
+    lse = None if sequence.lse is None else sequence.lse[which, rows]
+    answer = _weigh(scores, sequence.v[:seen, head], hidden, lse)
+    sequence.out[rows, which] = answer
+    return memory
 
 
 def _visible(

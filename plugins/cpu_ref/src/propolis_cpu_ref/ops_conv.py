@@ -15,15 +15,26 @@ from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
 from propolis.ops.conv import spatial
 from propolis_cpu_ref._compute import ieee
+from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
+from propolis_cpu_ref._threads import share
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import Tensor
     from propolis.ops.conv import Sizes
 
 Pair = tuple[int, ...]
+
+# Windows multiplied at a time: enough that reading the weights costs little, and few enough
+# that their copy, which repeats each element for every tap, stays near the cores.
+WINDOWS = 512
+
+# Products of one call that are worth handing work over to threads.
+SHARED = 1 << 22
 
 
 @ieee
@@ -41,8 +52,11 @@ def conv1d(
 ) -> None:
     """Convolution over one dimension."""
     attributes = _flat(1, stride), _flat(0, padding), _flat(1, dilation)
-    y = _conv(wide(x)[:, :, None], wide(w)[:, :, None], *attributes, groups)
-    _finish(out, y[:, :, 0], bias)
+    y = scratch(out)
+    shift = None if bias is None else wide(bias)
+    arrays = y[:, :, None], wide(x)[:, :, None], wide(w)[:, :, None], shift
+    _conv(out.device.threads, *arrays, *attributes, groups)
+    store(out, y)
 
 
 @ieee
@@ -60,7 +74,10 @@ def conv2d(
 ) -> None:
     """Convolution over two dimensions."""
     attributes = _pair(stride), _pair(padding), _pair(dilation)
-    _finish(out, _conv(wide(x), wide(w), *attributes, groups), bias)
+    y = scratch(out)
+    shift = None if bias is None else wide(bias)
+    _conv(out.device.threads, y, wide(x), wide(w), shift, *attributes, groups)
+    store(out, y)
 
 
 @ieee
@@ -151,25 +168,43 @@ def windows(
 
 
 def _conv(
+    threads: int,
+    out: np.ndarray,
     x: np.ndarray,
     w: np.ndarray,
+    bias: np.ndarray | None,
     stride: Pair,
     padding: Pair,
     dilation: Pair,
     groups: int,
-) -> np.ndarray:
+) -> None:
+    """Some rows of windows at a time, for all channels."""
     seen = windows(x, w.shape[2:], stride, padding, dilation)
     batch, channels, height, width = seen.shape[:4]
-    per_group = channels // groups
-    weights = w.reshape(groups, w.shape[0] // groups, per_group * w.shape[2] * w.shape[3])
-    out = np.empty((batch, groups, weights.shape[1], height * width), x.dtype)
-    for b in range(batch):
-        for g in range(groups):
-            part = seen[b, g * per_group : (g + 1) * per_group]
-            # (channels, h, w, kernel) -> (channels kernel, h w), as the weights lie.
-            columns = part.transpose(0, 3, 4, 1, 2).reshape(weights.shape[2], height * width)
-            np.matmul(weights[g], columns, out=out[b, g])
-    return out.reshape(batch, w.shape[0], height, width)
+    taps = channels // groups * w.shape[2] * w.shape[3]
+    weights = w.reshape(groups, w.shape[0] // groups, taps)
+    shift = None if bias is None else bias.reshape(groups, weights.shape[1], 1)
+    # (batch, groups, channels, kernel_h, kernel_w, height, width), as the weights lie.
+    grouped = seen.reshape(batch, groups, channels // groups, *seen.shape[2:])
+    grouped = grouped.transpose(0, 1, 2, 5, 6, 3, 4)
+    answers = out.reshape(batch, groups, weights.shape[1], height * width)
+    step = max(1, WINDOWS // width)
+    strips = [
+        (b, g, row, min(row + step, height))
+        for b in range(batch)
+        for row in range(0, height, step)
+        for g in range(groups)
+    ]
+
+    def work(some: Iterator[tuple[int, int, int, int]]) -> None:
+        for b, g, start, stop in some:
+            columns = grouped[b, g, ..., start:stop, :].reshape(taps, (stop - start) * width)
+            part = answers[b, g, :, start * width : stop * width]
+            np.matmul(weights[g], columns, out=part)
+            if shift is not None:
+                part += shift[g]
+
+    share(threads if out.size * taps >= SHARED else 1, strips, work)
 
 
 def _conv_transpose(

@@ -13,10 +13,21 @@ from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import unit_stride
 from propolis_cpu_ref._compute import wide
+from propolis_cpu_ref._threads import grain
+from propolis_cpu_ref._threads import over_rows
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import Tensor
+
+# Elements that a pass works on at a time, so that several passes over them find them
+# in cache.
+CACHED = 1 << 16
+
+# Squares that BLAS adds up in one go: its few running sums stay exact enough.
+SUMMED = 4096
 
 
 @ieee
@@ -55,11 +66,21 @@ def layer_norm(
 ) -> None:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension."""
     y = scratch(out)
+    width = x.shape[-1]
+    count = x.numel // max(width, 1)
+    rows, values = y.reshape(count, width), unit_stride(wide(x)).reshape(count, width)
+    scale, shift = wide(weight), None if bias is None else wide(bias)
+
+    def work(part: slice) -> None:
+        for some in _pieces(part, width):
+            piece = rows[some]
+            _standardize(piece, values[some], eps)
+            piece *= scale
+            if shift is not None:
+                piece += shift
+
     if y.size:
-        _standardize(y, wide(x), -1, eps)
-    y *= wide(weight)
-    if bias is not None:
-        y += wide(bias)
+        over_rows(out.device.threads, count, grain(width), work)
     store(out, y)
 
 
@@ -74,7 +95,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> None:
     """Each group of channels normalised over its channels and positions."""
-    store(out, _group_norm(out, x, weight, bias, groups, eps))
+    _group_norm(out, x, weight, bias, groups, eps, silu=False)
 
 
 @ieee
@@ -88,9 +109,7 @@ def group_norm_silu(
     eps: float = 1e-5,
 ) -> None:
     """``silu`` of the group norm."""
-    y = _group_norm(out, x, weight, bias, groups, eps)
-    y /= 1 + np.exp(-y)
-    store(out, y)
+    _group_norm(out, x, weight, bias, groups, eps, silu=True)
 
 
 def _rms_norm(y: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
@@ -102,11 +121,22 @@ def _rms_norm(y: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> N
     y *= weight
 
 
-def _standardize(y: np.ndarray, x: np.ndarray, axis: int, eps: float) -> None:
-    """Mean 0 and variance 1 along one axis, in two passes."""
-    np.subtract(x, x.mean(axis=axis, keepdims=True), out=y)
-    variance = np.square(y).mean(axis=axis, keepdims=True)
-    y /= np.sqrt(variance + y.dtype.type(eps))
+def _standardize(y: np.ndarray, x: np.ndarray, eps: float) -> None:
+    """Each row of mean 0 and variance 1, in two passes."""
+    np.subtract(x, x.mean(axis=-1, keepdims=True), out=y)
+    count, width = y.shape
+    whole = width // SUMMED * SUMMED
+    parts = y[:, :whole].reshape(count, -1, SUMMED)
+    total = np.vecdot(parts, parts).sum(axis=-1) + np.vecdot(y[:, whole:], y[:, whole:])
+    variance = total / y.dtype.type(width)
+    y *= (1 / np.sqrt(variance + y.dtype.type(eps)))[:, None]
+
+
+def _pieces(part: slice, width: int) -> Iterator[slice]:
+    """Some rows at a time, so that the passes over them stay in cache."""
+    step = max(1, CACHED // width)
+    for start in range(part.start, part.stop, step):
+        yield slice(start, min(start + step, part.stop))
 
 
 def _group_norm(
@@ -116,15 +146,35 @@ def _group_norm(
     bias: Tensor,
     groups: int,
     eps: float,
-) -> np.ndarray:
+    *,
+    silu: bool,
+) -> None:
     y = scratch(out)
-    if y.size:
-        rows = (x.shape[0] * groups, x.numel // (x.shape[0] * groups))
-        _standardize(y.reshape(rows), np.ascontiguousarray(wide(x)).reshape(rows), -1, eps)
-        channel = (1, x.shape[1], *(1 for _ in x.shape[2:]))
-        y *= wide(weight).reshape(channel)
-        y += wide(bias).reshape(channel)
-    return y
+    if not y.size:
+        return
+    count, channels = x.shape[0] * groups, x.shape[1] // groups
+    width = x.numel // count
+    rows = y.reshape(count, width)
+    values = np.ascontiguousarray(wide(x)).reshape(count, width)
+    # (rows, channels, 1), as each row has the channels of its group.
+    scale, shift = (
+        np.tile(wide(t).reshape(groups, channels, 1), (x.shape[0], 1, 1)) for t in (weight, bias)
+    )
+
+    def work(part: slice) -> None:
+        for some in _pieces(part, width):
+            _standardize(rows[some], values[some], eps)
+            piece = rows[some].reshape(-1, channels, width // channels)
+            piece *= scale[some]
+            piece += shift[some]
+            if silu:
+                share = np.negative(piece)
+                np.exp(share, out=share)
+                share += 1
+                piece /= share
+
+    over_rows(out.device.threads, count, grain(width), work)
+    store(out, y)
 
 
 OPS = [

@@ -52,7 +52,7 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     y = scratch(out)
     dense: Any = w.packed.get(prepare)
     if dense is not None:
-        times_transposed(wide(x), dense, y)
+        times_transposed(out.device.threads, wide(x), dense, y)
     else:
         count = math.prod(x.shape[:-1])
         columns = y.reshape(count, w.shape[0])

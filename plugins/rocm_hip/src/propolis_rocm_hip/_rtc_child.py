@@ -1,15 +1,18 @@
 """
 The child process that compiles; see :mod:`propolis_rocm_hip.rtc`.
 
-It reads a program as JSON and writes, to the file descriptor it is given, one line of
-JSON and then the code object.
+It reads a program as JSON and writes, to the first file descriptor it is given, one line of
+JSON and then the code object.  The second is a pipe that nobody writes to: when it ends, who
+asked is gone, and so are we and the compilers that we started.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from propolis.errors import DeviceError
@@ -18,6 +21,7 @@ from propolis_rocm_hip import _ffi
 
 def main() -> None:
     """Compile what standard input describes."""
+    threading.Thread(target=_end_with, args=[int(sys.argv[2])], daemon=True).start()
     program = json.load(sys.stdin)
     answer: dict[str, Any] = {"missing": "", "call": "", "code": 0, "name": "", "log": ""}
     code = b""
@@ -27,6 +31,12 @@ def main() -> None:
         answer["missing"] = str(exc)
     with os.fdopen(int(sys.argv[1]), "wb") as file:
         file.write(json.dumps(answer).encode() + b"\n" + code)
+
+
+def _end_with(pipe: int) -> None:
+    """Wait until the other end of a pipe is closed; then end this process and its children."""
+    os.read(pipe, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _compile(rtc: Any, program: dict[str, Any], answer: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ abort (libraries of ROCm 5 do, for an architecture they do not know), and it may
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from propolis_rocm_hip.cache import Key
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Mapping
 
 TIMEOUT: Final = 600.0
@@ -110,13 +112,16 @@ def compile_program(program: Program, timeout: float = TIMEOUT) -> bytes:
     what = f"hipRTC: {program.name} for {program.arch}"
     request = json.dumps({**asdict(program), "flags": list(program.flags)}).encode()
     # Files, not pipes: a compiler's own children keep a pipe open.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as answer:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as answer, _alive() as alive:
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "propolis_rocm_hip._rtc_child", str(answer.fileno())],
+            [
+                *(sys.executable, "-P", "-m", "propolis_rocm_hip._rtc_child"),
+                *(str(answer.fileno()), str(alive)),
+            ],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=[answer.fileno()],
+            pass_fds=[answer.fileno(), alive],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in sys.path)},
         ) as child:
@@ -130,6 +135,17 @@ def compile_program(program: Program, timeout: float = TIMEOUT) -> bytes:
         answer.seek(0)
         output.seek(0)
         return _judge(what, child.returncode, answer.read(), output.read().decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _alive() -> Iterator[int]:
+    """A pipe to read from that ends when this process does, however that happens."""
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def _end_group(pid: int) -> None:

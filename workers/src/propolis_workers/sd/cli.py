@@ -153,7 +153,9 @@ def info(png: str, as_json: bool) -> None:
         return
     for name, value in metadata.items():
         if value not in (None, [], ""):
-            click.echo(f"{name}: {value}")
+            # A stranger's text must not steer the terminal.
+            plain = not isinstance(value, str) or value.isprintable()
+            click.echo(f"{name}: {value if plain else repr(value)}")
 
 
 def _require_packages() -> None:
@@ -179,7 +181,7 @@ def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
             path, runtime=runtime, dtype=parse_dtype(recipe.dtype), progress=progress
         )
     if not quiet:
-        note = f"loaded {model.path.name} ({recipe.dtype}) in {model.load_seconds:.1f} s"
+        note = f"loaded {model.name} ({recipe.dtype}) in {model.load_seconds:.1f} s"
         click.echo(f"{note} on {model.device.id}", err=True)
     return model
 
@@ -223,7 +225,7 @@ def _report(
     model: StableDiffusion, images: Images, recipe: Recipe, written: list[Path]
 ) -> dict[str, Any]:
     return {
-        "model": model.path.name,
+        "model": model.name,
         "images": [
             {"file": str(path), **metadata}
             for path, metadata in zip(written, recipe.metadata(images), strict=True)

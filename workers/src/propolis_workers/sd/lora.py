@@ -84,14 +84,19 @@ class LoRA:
     A LoRA file, read.
 
     Attributes:
-        name: the file's.
+        path: the file, as given.
         sha256: of the file, in hexadecimal digits.
         updates: one for each layer that it changes.
     """
 
-    name: str
+    path: str
     sha256: str
     updates: tuple[Update, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.path).name
 
     @classmethod
     def open(cls, path: str | Path) -> LoRA:
@@ -114,7 +119,7 @@ class LoRA:
                 msg += f"lora_A.weight (the first is {next(iter(source.tensors), 'none')!r})"
                 raise UnsupportedModelError(msg)
             updates = tuple(_update(path, source, *entry) for entry in sorted(found.items()))
-        return cls(path.name, digest(path), updates)
+        return cls(str(path), digest(path), updates)
 
 
 class Adapters:

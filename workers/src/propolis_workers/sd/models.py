@@ -48,4 +48,9 @@ def packaged_model() -> Path:
     raise ModelError(msg)
 
 
-__all__ = ["find_model", "packaged_model"]
+def is_packaged(folder: Path) -> bool:
+    """Whether a folder is that of the packaged model, which has no path worth naming."""
+    return PACKAGED in folder.parts
+
+
+__all__ = ["find_model", "is_packaged", "packaged_model"]

@@ -21,6 +21,7 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers.sd.denoising import Guide
@@ -33,7 +34,9 @@ from propolis_workers.sd.latents import to_mask
 from propolis_workers.sd.latents import to_tensor
 from propolis_workers.sd.loading import load_components
 from propolis_workers.sd.lora import Adapters
+from propolis_workers.sd.models import PACKAGED
 from propolis_workers.sd.models import find_model
+from propolis_workers.sd.models import is_packaged
 from propolis_workers.sd.noise import Noise
 from propolis_workers.sd.params import resolved
 from propolis_workers.sd.result import Images
@@ -101,7 +104,7 @@ class StableDiffusion:
         self._paints_into = unet.in_channels == 2 * channels + 1
         if unet.in_channels not in (channels, 2 * channels + 1):
             msg = (
-                f"{path.name}: the UNet takes {unet.in_channels} channels; supported: {channels} "
+                f"{self.name}: the UNet takes {unet.in_channels} channels; supported: {channels} "
                 f"(latents), {2 * channels + 1} (and mask and masked image: inpainting)"
             )
             raise UnsupportedModelError(msg)
@@ -143,6 +146,11 @@ class StableDiffusion:
         seconds = time.perf_counter() - start
         return cls(path, components, device, dtype, seconds)
 
+    @property
+    def name(self) -> str:
+        """What people call it: its folder's name, or the package's."""
+        return PACKAGED if is_packaged(self.path) else self.path.resolve().name
+
     def apply_lora(self, lora: LoRA, strength: float = 1.0) -> None:
         """
         Change the weights as a LoRA says.
@@ -182,6 +190,7 @@ class StableDiffusion:
         Raises:
             UsageError: a parameter cannot be; says what was given and what can.
             ModelError: numbers are no longer finite; names the step.
+            OutOfMemoryError: the device has too little memory.
         """
         params, plan, replaced = self._planned(params)
         clock = _Clock()
@@ -196,16 +205,22 @@ class StableDiffusion:
             if progress is not None:
                 progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
 
-        latents = denoise(
-            self.components.unet,
-            plan,
-            latents,
-            guide,
-            noise,
-            known=known,
-            beside=beside,
-            after_step=after_step,
-        )
+        try:
+            latents = denoise(
+                self.components.unet,
+                plan,
+                latents,
+                guide,
+                noise,
+                known=known,
+                beside=beside,
+                after_step=after_step,
+            )
+        except (OutOfMemoryError, MemoryError) as error:
+            size = f"{params.batch} of {params.width}x{params.height} pixels"
+            msg = f"{self.device.id} has too little memory to draw {size}: {error}; make smaller "
+            msg += "images, or fewer at once; --dtype f16 takes half of the memory"
+            raise OutOfMemoryError(msg) from error
         clock.lap("steps")
         # One after the other: what all at once would take is often more than there is.
         pixels = [decode(vae, latents, n, tiled) for n in range(params.batch)]
@@ -229,7 +244,7 @@ class StableDiffusion:
     def _planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
         """The parameters with nothing left open, the steps, and the scheduler that is missing."""
         if self._paints_into and params.task != "inpaint":
-            msg = f"{self.path.name} paints into images: give an image and a mask"
+            msg = f"{self.name} paints into images: give an image and a mask"
             raise UsageError(msg)
         config = self.components.scheduler_config
         scheduler = make_scheduler(params.scheduler, config, params.overrides)
@@ -296,11 +311,11 @@ class StableDiffusion:
 
     def _source(self) -> dict[str, Any]:
         return {
-            "model": self.path.name,
+            "model": None if is_packaged(self.path) else str(self.path),
             "device": self.device.id,
             "dtype": self.dtype.name,
             "loras": [
-                {"name": lora.name, "strength": strength, "sha256": lora.sha256}
+                {"file": lora.path, "sha256": lora.sha256, "strength": strength}
                 for lora, strength in self.adapters.active
             ],
         }

@@ -199,11 +199,10 @@ class Recipe:
 
     def metadata(self, images: Images) -> list[dict[str, Any]]:
         """What reproduces each image that is wanted; of a sealed recipe."""
-        files: dict[str, Any] = {"model": self.model}
+        files: dict[str, Any] = {}
         for name, file in (("image", self.image), ("mask", self.mask)):
             if file is not None:
                 files[name] = file.named()
-        files["loras"] = [{**file.named(), "strength": file.strength} for file in self.loras]
         return [{**images.metadata(index), **files} for index in self._wanted(images)]
 
     def save(self, images: Images, path: Path) -> list[Path]:

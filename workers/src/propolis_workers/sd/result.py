@@ -31,7 +31,8 @@ class Images(Sequence["Pixels"]):
         pixels: the images.
         latents: what they were decoded from, (b, c, h, w), f32: what the last step gave.
         params: what they were drawn from, with nothing left open.
-        source: by what: ``model``, ``device``, ``dtype``, ``loras``.
+        source: by what: ``model`` (its folder; None for the packaged one), ``device``,
+            ``dtype``, ``loras``.
         cut: what did not fit into the text encoder, by ``prompt`` and ``negative``.
         notes: what else went another way than one might think, in sentences.
         seconds: how long it took: ``text``, ``image`` (to start from), ``steps``, ``decode``.

@@ -1,0 +1,201 @@
+"""What cannot be drawn is refused, and what goes wrong while drawing is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
+
+from propolis.errors import ConfigError
+from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
+from propolis.errors import UnsupportedModelError
+from propolis.errors import UsageError
+from propolis_workers.sd import GenerateParams
+from propolis_workers.sd import StableDiffusion
+
+
+def params(**changes):
+    """Few steps of a deterministic scheduler."""
+    return GenerateParams(**{"prompt": "a red circle", "steps": 2, "scheduler": "euler", **changes})
+
+
+@pytest.fixture
+def sd(pipelines):
+    """The tiny SD 1.5."""
+    return pipelines("sd15")
+
+
+@pytest.fixture
+def changed(complete, tmp_path):
+    """Return a function that copies a family's folder with other values of one tensor."""
+
+    def copy(component, tensor, value, family="sd15"):
+        folder = shutil.copytree(complete(family), tmp_path / "changed")
+        (file,) = (folder / component).glob("*.safetensors")
+        weights = load_file(file)
+        weights[tensor] = np.full_like(weights[tensor], value)
+        save_file(weights, file)
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"width": 100}, UsageError, "width 100 is not a multiple of 8, 96 and 104 are: give one"),
+        ({"height": 4}, UsageError, "height 4 is not a multiple of 8, 8 is: give"),
+        ({"height": 0}, UsageError, "height 0 is not a multiple of 8, 8 is"),
+        ({"width": -8}, UsageError, "width -8 is not a multiple of 8, 8 is"),
+        ({"steps": 0}, UsageError, "steps is 0; scheduler euler takes 1 to 1000"),
+        ({"steps": 1001}, UsageError, "steps is 1001; scheduler euler takes 1 to 1000"),
+        ({"batch": 0}, UsageError, "batch is 0; at least 1"),
+        ({"guidance": -1.0}, UsageError, "guidance is -1.0; it must be 0 or greater"),
+        ({"guidance": float("nan")}, UsageError, "guidance is nan"),
+        ({"guidance": 1.0, "negative": "x"}, UsageError, "negative prompt has no effect at guid"),
+        ({"seed": -1}, UsageError, r"seed -1 is not in \[0, 2\*\*64\)$"),
+        ({"seed": 2**64}, UsageError, r"is not in \[0, 2\*\*64\)$"),
+        ({"seed": 2**64 - 2, "batch": 3}, UsageError, "and those of the 2 images after"),
+        (
+            {"scheduler": "eular"},
+            ConfigError,
+            "no scheduler 'eular'; supported: ddim, .*mean euler",
+        ),
+        ({"sigmas": "karas"}, UsageError, "no sigmas 'karas'; supported: normal, karras, expon"),
+        ({"spacing": "leadin"}, ConfigError, "timestep_spacing is 'leadin'; supported: leading"),
+        ({"scheduler": "ddim", "sigmas": "karras"}, ConfigError, "ddim has no setting 'use_karras"),
+        ({"eta": 0.5}, ConfigError, "scheduler euler has no setting 'eta'"),
+        ({"eta": 2.0, "scheduler": "ddim"}, ConfigError, "eta is 2.0; supported: 0 to 1"),
+        ({"strength": 0.5}, UsageError, "strength is about the image to start from"),
+        ({"image": (64, 64, 3), "strength": 0.0}, UsageError, "strength is 0.0; supported"),
+        ({"image": (64, 64, 3), "strength": 1.5}, UsageError, "strength is 1.5; supported"),
+        ({"image": (64, 64, 3), "strength": 0.3}, UsageError, "strength 0.3 of 2 steps leaves no"),
+        ({"image": (60, 64, 3)}, UsageError, "the image's height 60 is not a multiple of 8, 56 a"),
+        ({"mask": (64, 64)}, UsageError, "a mask says which part of an image"),
+        (
+            {"image": (64, 64, 3), "mask": (64, 32)},
+            UsageError,
+            "the mask is 32x64 pixels, the image 64x64: make the mask as large",
+        ),
+        ({"prompt": "\ud800"}, UsageError, "the prompt holds a lone surrogate"),
+    ],
+)
+def test_bad_parameters(sd, changes, error, message):
+    """What cannot be drawn is refused, with what was given and what can be."""
+    arrays = {k: np.zeros(v, np.uint8) for k, v in changes.items() if k in ("image", "mask")}
+    with pytest.raises(error, match=message):
+        sd.generate(params(**changes | arrays))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("image", np.zeros((8, 8, 3)), r"the image is float64 of shape \(8, 8, 3\); supported: ui"),
+        (
+            "image",
+            np.zeros((8, 8, 4), np.uint8),
+            r"\(8, 8, 4\); supported: uint8 \(height, width, 3",
+        ),
+        ("image", np.zeros((0, 8, 3), np.uint8), r"the image is uint8 of shape \(0, 8, 3\)"),
+        (
+            "mask",
+            np.zeros((8, 8, 1), np.uint8),
+            r"the mask is uint8 of shape \(8, 8, 1\); supported",
+        ),
+        (
+            "mask",
+            np.zeros((8, 8), bool),
+            r"the mask is bool of shape \(8, 8\); supported: uint8 \(h",
+        ),
+    ],
+)
+def test_bad_arrays(sd, name, array, message):
+    """Arrays of another kind than images and masks are refused."""
+    arrays = {"image": np.zeros((8, 8, 3), np.uint8), name: array}
+    with pytest.raises(UsageError, match=message):
+        sd.generate(params(**arrays))
+
+
+def test_inpainting_models(pipelines, runs):
+    """A UNet that paints into images needs one, and a mask."""
+    for given in ({}, {"image": runs.picture()}):
+        with pytest.raises(
+            UsageError, match="inpaint paints into images: give an image and a mask"
+        ):
+            pipelines("inpaint").generate(params(**given))
+
+
+def test_nan_latents(changed):
+    """Latents that are no longer finite stop the run, which names the step and who gave them."""
+    sd = StableDiffusion.load(changed("unet", "conv_out.bias", np.nan))
+    seen = []
+    with pytest.raises(ModelError, match=r"step 1 of 3 \(timestep 999\): the UNet gave values"):
+        sd.generate(params(steps=3), progress=lambda *step: seen.append(step))
+    assert not seen
+
+
+def test_nan_at_a_later_step(pipelines):
+    """The step is the one at which it happens."""
+    sd = pipelines("sd15")
+    unet = sd.components.unet
+    calls = []
+
+    class Breaking:
+        config = unet.config
+
+        def __call__(self, *given):
+            out = unet(*given)
+            calls.append(1)
+            if len(calls) == 3:
+                out.array[0, 0, 0, 0] = np.inf
+            return out
+
+    broken = StableDiffusion(
+        sd.path, dataclasses.replace(sd.components, unet=Breaking()), sd.device, sd.dtype
+    )
+    with pytest.raises(ModelError, match=r"step 3 of 5 \(timestep 49\d(\.\d+)?\): the UNet"):
+        broken.generate(params(steps=5))
+
+
+@pytest.mark.parametrize("kind", [OutOfMemoryError, MemoryError])
+def test_out_of_memory(pipelines, kind):
+    """Where memory is short, the message says for what, and what helps."""
+    sd = pipelines("sd15")
+
+    class Large:
+        config = sd.components.unet.config
+
+        def __call__(self, *given):
+            msg = "no more"
+            raise kind(msg)
+
+    large = StableDiffusion(
+        sd.path, dataclasses.replace(sd.components, unet=Large()), sd.device, sd.dtype
+    )
+    with pytest.raises(OutOfMemoryError, match="draw 2 of 64x64 pixels: no more; make smaller"):
+        large.generate(params(batch=2))
+
+
+def test_nan_image(changed):
+    """A VAE whose numbers run away gives no image."""
+    sd = StableDiffusion.load(changed("vae", "decoder.conv_out.bias", np.inf))
+    with pytest.raises(ModelError, match="the VAE decoded to values that are not finite"):
+        sd.generate(params())
+
+
+def test_other_unets(complete, pipelines):
+    """A UNet that takes what no task gives is refused when the model is loaded."""
+    sd = pipelines("sd15")
+
+    class Strange:
+        config = dataclasses.replace(sd.components.unet.config, in_channels=8)
+
+    with pytest.raises(UnsupportedModelError, match=r"takes 8 channels; supported: 4 .*, 9 "):
+        StableDiffusion(
+            sd.path, dataclasses.replace(sd.components, unet=Strange()), sd.device, sd.dtype
+        )
