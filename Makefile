@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-DISTRIBUTIONS := core $(PLUGIN_FOLDERS) workers
+MODEL_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard models/*/pyproject.toml))
+DISTRIBUTIONS := core $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
 PAGES := docs/*.md docs/plugins/*.md
@@ -30,14 +31,20 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hipsim hipsim-cuda kernels test conformance test-oracles lint fix conformance-report \
+.PHONY: help demo readme-image hipsim hipsim-cuda kernels test conformance test-oracles lint fix conformance-report \
 	wheels bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(RUN) ## Answer a question with a real model on this machine's CPU
+demo: $(RUN) ## Answer a question and draw an image with real models on this machine's CPU
 	$(BIN)/propolis llm generate "What is the capital of France?"
+	@mkdir -p build
+	$(BIN)/propolis sd generate "a red circle to the left of a blue square on a white background" \
+		--seed 1 -o $(CURDIR)/build/demo.png
+
+readme-image: $(RUN) ## Draw the image of the README anew
+	$(BIN)/python tools/readme_image.py
 
 test: lint hipsim ## Lint, check types, contracts and docs; run all tests with coverage; judge the kernels
 	$(BIN)/python -m coverage erase

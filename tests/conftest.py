@@ -1,7 +1,8 @@
-"""What tests of several distributions share: which plugins they see, the simulated GPU."""
+"""What tests of several distributions share: plugins they see, oracles, the simulated GPU."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -36,6 +37,17 @@ def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         return importlib_metadata.EntryPoints(kept)
 
     monkeypatch.setattr(importlib_metadata, "entry_points", entry_points)
+
+
+@pytest.fixture(scope="session")
+def oracles():
+    """Require torch, diffusers and transformers; without them tests are skipped, or fail."""
+    for name in ("torch", "diffusers", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            reason = f"{name} is not installed: `make test-oracles` installs it"
+            if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
+                pytest.fail(reason)
+            pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

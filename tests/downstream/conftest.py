@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT, *sorted(p.parent for p in ROOT.glob("*/pyproject.toml"))]
 PROJECTS += sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
+PROJECTS += sorted(p.parent for p in ROOT.glob("models/*/pyproject.toml"))
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 # What extras and plugins' tests need, beyond what every distribution does.
 MORE = ["pillow", "pytest", "iniconfig"]

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT, *sorted(p.parent for p in ROOT.glob("*/pyproject.toml"))]
 PROJECTS += sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
+PROJECTS += sorted(p.parent for p in ROOT.glob("models/*/pyproject.toml"))
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)

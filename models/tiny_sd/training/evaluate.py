@@ -14,10 +14,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from captions import Claims
-from captions import random_claims
-from captions import say
-from checker import Verdict
 from checker import judge
 from diffusers import DDIMScheduler
 from diffusers import DPMSolverMultistepScheduler
@@ -25,14 +21,15 @@ from diffusers import EulerDiscreteScheduler
 from diffusers import UniPCMultistepScheduler
 from models import load_pipeline
 from PIL import Image
-from scenes import HELD_OUT_PAIRS
-from scenes import held_out_scene
-from scenes import training_scene
+from prompts import KINDS
+from prompts import percentages
+from prompts import prompts_of
 
 
 if TYPE_CHECKING:
     from multiprocessing.pool import Pool
 
+    from captions import Claims
     from diffusers import StableDiffusionPipeline
     from numpy.typing import NDArray
 
@@ -42,34 +39,6 @@ SCHEDULERS: Final = {
     "euler": EulerDiscreteScheduler,
     "unipc": UniPCMultistepScheduler,
 }
-FIGURES: Final = (
-    "obeyed",
-    "everything",
-    "count",
-    "colour",
-    "shape",
-    "size",
-    "position",
-    "background",
-)
-
-
-def prompts_of(kind: str, count: int, seed: int) -> list[tuple[str, Claims]]:
-    """
-    Prompts that say every colour, shape and position.
-
-    Kinds: `new pair` has a thing of a colour and shape that training never joined, `new couple`
-    two things known by themselves but never seen together, `known` is of training's kind.
-    """
-    rng = np.random.default_rng(seed)
-    chosen: list[tuple[str, Claims]] = []
-    while len(chosen) < count:
-        scene = training_scene(rng) if kind == "known" else held_out_scene(rng)
-        new_pair = any((t.colour, t.shape) in HELD_OUT_PAIRS for t in scene.things)
-        if kind == "known" or new_pair == (kind == "new pair"):
-            claims = random_claims(scene, rng, full=True)
-            chosen.append((say(claims, rng), claims))
-    return chosen
 
 
 def sample(
@@ -101,12 +70,7 @@ def sample(
 def figures(claims: list[Claims], images: NDArray[np.uint8], pool: Pool | None) -> dict[str, float]:
     """Per cent of the images that obey, in all and by each claim."""
     jobs = list(zip(claims, images, strict=True))
-    verdicts = pool.starmap(judge, jobs, 8) if pool else [judge(*job) for job in jobs]
-    return {name: _percent(verdicts, name) for name in FIGURES}
-
-
-def _percent(verdicts: list[Verdict], name: str) -> float:
-    return round(100 * sum(getattr(v, name) for v in verdicts) / len(verdicts), 1)
+    return percentages(pool.starmap(judge, jobs, 8) if pool else [judge(*job) for job in jobs])
 
 
 def evaluate(
@@ -117,7 +81,7 @@ def evaluate(
     steps: int = 20,
     guidance: float = 4.0,
     scheduler: str = "ddim",
-    kinds: tuple[str, ...] = ("new couple", "new pair", "known"),
+    kinds: tuple[str, ...] = KINDS,
     seed: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Figures of each kind of prompt."""

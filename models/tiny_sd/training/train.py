@@ -30,7 +30,6 @@ from data import some_captions
 from data import tokenizer_of
 from evaluate import evaluate
 from evaluate import grid
-from evaluate import prompts_of
 from evaluate import sample
 from models import MINUSCULE
 from models import Widths
@@ -40,6 +39,8 @@ from models import make_scheduler
 from models import make_text_encoder
 from models import make_unet
 from models import make_vae
+from prompts import KINDS
+from prompts import prompts_of
 from tokenizer_files import write_tokenizer
 from torch.nn import functional
 
@@ -394,7 +395,7 @@ def final_figures(options: Options, pool: Pool) -> None:
         results.append({**setting, "per cent": result})
         say(stage="figures", **results[-1])
     (options.out.parent / "figures.json").write_text(json.dumps(results, indent=2) + "\n")
-    for kind in ("new couple", "new pair", "known"):
+    for kind in KINDS:
         texts = [text for text, _ in prompts_of(kind, 48, 7)]
         images = sample(pipeline, texts, seed=7, steps=20, guidance=4.0, scheduler="ddim")
         grid(images).save(options.out.parent / f"samples-{kind.replace(' ', '-')}.png")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -69,17 +68,6 @@ def models(folders):
 def on_cpu():
     """Return a function that makes tensors of arrays."""
     return lambda array: Tensor.from_numpy(np.ascontiguousarray(array), default_runtime().cpu)
-
-
-@pytest.fixture(scope="session")
-def oracles():
-    """Require torch, diffusers and transformers; without them tests are skipped, or fail."""
-    for name in ("torch", "diffusers", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: `make test-oracles` installs it"
-            if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
-                pytest.fail(reason)
-            pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
