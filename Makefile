@@ -85,8 +85,8 @@ conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/report
 	$(BIN)/propolis conformance cpu_ref --report docs/reports
 	$(OP_MATRIX) -o docs/op-matrix.md
 
-kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures (needs ROCm or clang >= 19)
-	$(BIN)/python -m propolis_rocm_kernels.builder
+kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures, or ARCHS (needs ROCm or clang >= 19)
+	$(BIN)/python -m propolis_rocm_kernels.builder $(addprefix --arch ,$(ARCHS))
 
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host

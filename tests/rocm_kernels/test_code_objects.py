@@ -30,9 +30,15 @@ def resources(manifest):
     return json.loads(lzma.decompress((_code.CODE / "resources.json.xz").read_bytes()))
 
 
+# One of each instruction set: what CI compiles.  Wheels have all architectures.
+GENERATIONS = {"gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201"}
+
+
 @pytest.fixture(params=list(ARCHS))
-def arch(request):
-    """An architecture of the wheel."""
+def arch(request, manifest):
+    """An architecture of the wheel, where it was compiled."""
+    if request.param not in manifest["archs"]:
+        pytest.skip(f"{request.param} is not compiled here: `make kernels` compiles all")
     return request.param
 
 
@@ -47,14 +53,14 @@ def test_every_module_is_built_from_these_sources(manifest) -> None:
     current = {module: _code.source_hash(module) for module in _code.modules()}
     built = {name: module["source"] for name, module in manifest["modules"].items()}
     assert current == built
-    assert list(ARCHS) == manifest["archs"]
+    assert set(ARCHS) >= set(manifest["archs"]) >= GENERATIONS
 
 
 def test_files_are_what_the_manifest_says(manifest) -> None:
     """Each file unpacks to the bytes that were compiled, and no file is left over."""
     files = {"manifest.json", "resources.json.xz"}
     for module in manifest["modules"].values():
-        assert list(ARCHS) == list(module["objects"])
+        assert manifest["archs"] == list(module["objects"])
         for entry in module["objects"].values():
             code = _code.read_object(entry["file"])
             assert entry["sha256"] == hashlib.sha256(code).hexdigest()
@@ -102,12 +108,11 @@ def test_the_manifest_tells_what_kernels_use(manifest, resources, arch) -> None:
             assert 1 <= told[kernel]["occupancy"] <= 16
 
 
-def test_memory_bound_kernels_fill_the_machine(resources) -> None:
+def test_memory_bound_kernels_fill_the_machine(resources, arch) -> None:
     """The contiguous kernels of short formulas leave a SIMD room for eight warps at least."""
-    for arch in ARCHS:
-        for op in ("neg", "relu"):
-            for dtype in ("f32", "f16", "bf16"):
-                assert resources["unary"][arch][f"unary_{op}_{dtype}"]["occupancy"] >= 8
+    for op in ("neg", "relu"):
+        for dtype in ("f32", "f16", "bf16"):
+            assert resources["unary"][arch][f"unary_{op}_{dtype}"]["occupancy"] >= 8
 
 
 def test_no_flag_gives_up_ieee(manifest) -> None:
