@@ -60,6 +60,19 @@ def test_each_subset_brings_what_it_says(env) -> None:
     assert "pillow" in env.distributions()
 
 
+def test_sd_draws(fresh) -> None:
+    """`propolis[sd]` brings the worker, and says what is missing; with the small model it draws."""
+    env = fresh()
+    assert CORE | {"propolis-workers"} == install(env, "propolis[sd]")
+    assert "jinja2" not in env.distributions()
+    draw = ("propolis", "sd", "generate", "a red circle", "-s", "2", "-o", "circle.png")
+    assert "pip install propolis-tiny-sd" in env.refuse(*draw)
+    assert {"propolis-tiny-sd"} == env.resolve("propolis-tiny-sd")
+    env.install("propolis-tiny-sd")
+    assert "circle.png" in env.run(*draw)
+    assert (env.folder / "circle.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_rocm_is_not_published(env) -> None:
     """`propolis[rocm]` names plugins still to be written: pip says which, and installs nothing."""
     before = env.distributions()
@@ -70,4 +83,5 @@ def test_rocm_is_not_published(env) -> None:
 
 def test_each_is_tested() -> None:
     """The README names what is installed above, and no more."""
-    assert {"propolis", "propolis[llm]", "propolis[all]", "propolis[rocm]"} == NAMED
+    named = {"propolis", *(f"propolis[{extra}]" for extra in ("llm", "sd", "all", "rocm"))}
+    assert named == NAMED

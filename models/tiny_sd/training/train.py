@@ -370,6 +370,9 @@ def export(stage: UNetStage) -> None:
     stage.average.float()
     for file in (stage.options.work / "tokenizer").iterdir():  # what transformers rewrites or drops
         (out / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    vae = out / "vae/config.json"  # names the folder that the VAE was read from
+    config = {k: v for k, v in json.loads(vae.read_text()).items() if k != "_name_or_path"}
+    vae.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     sizes = {str(f.relative_to(out)): f.stat().st_size for f in out.rglob("*") if f.is_file()}
     say(stage="export", bytes=sum(sizes.values()), files=sizes)
     if sum(sizes.values()) > LARGEST:
