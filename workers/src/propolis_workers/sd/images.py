@@ -48,17 +48,17 @@ def read_image(path: str | Path) -> Pixels:
 
     Raises:
         UsageError: there is no such file, or it may not be read.
-        FileFormatError: it is no image, damaged, or of more pixels than Pillow takes.
+        FileFormatError: it is no image, damaged, of more pixels than Pillow takes, or of
+            numbers that say no brightness.
     """
     from PIL import Image  # noqa: PLC0415  (not for --help)
-    from PIL import ImageOps  # noqa: PLC0415
 
     with _opened(path) as image:
-        turned = ImageOps.exif_transpose(image)
-        if "A" in turned.getbands() or "transparency" in turned.info:
-            rgba = turned.convert("RGBA")
-            turned = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-        return np.asarray(turned.convert("RGB"))
+        seen = _seen(path, image)
+        if seen.has_transparency_data:
+            rgba = seen.convert("RGBA")
+            seen = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        return np.asarray(seen.convert("RGB"))
 
 
 def read_mask(path: str | Path) -> Pixels:
@@ -73,12 +73,15 @@ def read_mask(path: str | Path) -> Pixels:
 
     Raises:
         UsageError: there is no such file, or it may not be read.
-        FileFormatError: it is no image, or damaged.
+        FileFormatError: as :func:`read_image`; or a part of it is transparent, which may
+            mean either.
     """
-    from PIL import ImageOps  # noqa: PLC0415  (not for --help)
-
     with _opened(path) as image:
-        grey = np.asarray(ImageOps.exif_transpose(image).convert("L"))
+        seen = _seen(path, image)
+        if seen.has_transparency_data and np.asarray(seen.convert("RGBA"))[..., 3].min() < 255:
+            msg = f"masks are white on black, and {path} has transparency: flatten it"
+            raise FileFormatError(msg)
+        grey = np.asarray(seen.convert("L"))
     return np.where(grey >= 128, np.uint8(255), np.uint8(0))
 
 
@@ -184,6 +187,30 @@ def digest(path: str | Path) -> str:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror or error}; check the path"
         raise UsageError(msg) from None
+
+
+def _seen(path: str | Path, image: PillowImage.Image) -> PillowImage.Image:
+    """
+    An image turned as its camera says, with 8 bits a channel.
+
+    Pillow converts 16 bits by clipping them at 255, not by scaling them.
+    """
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+    from PIL import ImageOps  # noqa: PLC0415
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode != "F" and not turned.mode.startswith("I"):
+        return turned
+    values = np.asarray(turned)
+    if turned.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
+        kind = "floats" if turned.mode == "F" else f"{values.min()} to {values.max()}"
+        msg = f"the pixels of {path} are {kind}; supported: 8 or 16 bits a channel"
+        raise FileFormatError(msg)
+    grey = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
+    clear = turned.info.get("transparency")
+    if clear is not None:
+        grey.putalpha(Image.fromarray(np.where(values == clear, np.uint8(0), np.uint8(255))))
+    return grey
 
 
 @contextlib.contextmanager
