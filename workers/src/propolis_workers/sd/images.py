@@ -105,6 +105,20 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize((width, height), how))
 
 
+def check_png(path: str | Path) -> None:
+    """
+    Refuse a name for a file of images that is not that of a PNG.
+
+    Raises:
+        UsageError: it is not; names one that is.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        near = path.with_suffix(".png") if path.name else "out.png"
+        msg = f"{path}: images are written as PNG, which holds what reproduces them; give {near}"
+        raise UsageError(msg)
+
+
 def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
     """
     Write a PNG, whole or not at all: the same pixels and metadata are the same bytes.
@@ -241,6 +255,7 @@ def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
 __all__ = [
     "METADATA_KEY",
     "Pixels",
+    "check_png",
     "digest",
     "read_image",
     "read_mask",
