@@ -59,6 +59,49 @@ def test_modes(tmp_path, mode):
     assert ((8, 8, 3), np.uint8) == (images.read_image(path).shape, images.read_image(path).dtype)
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.pgm", "a.tiff"])
+def test_sixteen_bits(tmp_path, name):
+    """Greyscale of 16 bits is scaled to 8, not clipped to white; masks are split at half too."""
+    values = np.array([[0, 257, 0x7FFF, 0x8000, 200 * 257 + 128, 0xFFFF]], np.uint16)
+    Image.fromarray(values).save(tmp_path / name)
+    scaled = np.array([[0, 1, 127, 128, 200, 255]], np.uint8)
+    np.testing.assert_array_equal(
+        images.read_image(tmp_path / name), scaled[..., None].repeat(3, 2)
+    )
+    mask = np.array([[0, 0, 0, 255, 255, 255]], np.uint8)
+    np.testing.assert_array_equal(images.read_mask(tmp_path / name), mask)
+
+
+def test_sixteen_bits_with_transparency(tmp_path):
+    """The one grey of 16 bits that a PNG calls transparent is white, and no mask."""
+    values = np.array([[0, 1000, 0xFFFF]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png", transparency=1000)
+    assert [0, 255, 255] == images.read_image(tmp_path / "a.png")[0, :, 0].tolist()
+    with pytest.raises(FileFormatError, match="has transparency: flatten it"):
+        images.read_mask(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("read", [images.read_image, images.read_mask])
+@pytest.mark.parametrize(
+    ("values", "what"), [(np.float32([[0.5]]), "floats"), (np.int32([[-1, 70000]]), "-1 to 70000")]
+)
+def test_no_brightness(tmp_path, read, values, what):
+    """Numbers of which nobody says what is white are refused."""
+    Image.fromarray(values).save(tmp_path / "a.tiff")
+    with pytest.raises(FileFormatError, match=f"a.tiff are {what}; supported: 8 or 16 bits"):
+        read(tmp_path / "a.tiff")
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_masks_in_the_alpha_channel(tmp_path, mode):
+    """A mask that is partly transparent is refused: it may mean two things."""
+    mask = Image.new("RGBA", (4, 4), "white")
+    mask.putpixel((1, 2), (255, 255, 255, 0))
+    mask.convert(mode).save(tmp_path / "m.png", **({"transparency": 0} if mode == "P" else {}))
+    with pytest.raises(FileFormatError, match=r"white on black, and .*m\.png has transparency"):
+        images.read_mask(tmp_path / "m.png")
+
+
 def test_transparency(tmp_path):
     """What is transparent is white."""
     pixels = np.zeros((4, 4, 4), np.uint8)

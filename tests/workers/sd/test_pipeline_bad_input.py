@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -68,8 +69,8 @@ def changed(complete, tmp_path):
         ),
         ({"sigmas": "karas"}, UsageError, "no sigmas 'karas'; supported: normal, karras, expon"),
         ({"spacing": "leadin"}, ConfigError, "timestep_spacing is 'leadin'; supported: leading"),
-        ({"scheduler": "ddim", "sigmas": "karras"}, ConfigError, "ddim has no setting 'use_karras"),
-        ({"eta": 0.5}, ConfigError, "scheduler euler has no setting 'eta'"),
+        ({"scheduler": "ddim", "sigmas": "karras"}, ConfigError, "ddim takes no sigmas karras"),
+        ({"eta": 0.5}, ConfigError, "scheduler euler takes no eta; ddim does"),
         ({"eta": 2.0, "scheduler": "ddim"}, ConfigError, "eta is 2.0; supported: 0 to 1"),
         ({"strength": 0.5}, UsageError, "strength is about the image to start from"),
         ({"image": (64, 64, 3), "strength": 0.0}, UsageError, "strength is 0.0; supported"),
@@ -119,6 +120,63 @@ def test_bad_arrays(sd, name, array, message):
     arrays = {"image": np.zeros((8, 8, 3), np.uint8), name: array}
     with pytest.raises(UsageError, match=message):
         sd.generate(params(**arrays))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("prompt", None, "prompt is None; supported: a text"),
+        ("prompt", ["a"], r"prompt is \['a'\]; supported: a text"),
+        ("negative", 1, "negative is 1; supported: a text or None"),
+        ("width", "64", "width is '64'; supported: a whole number or None"),
+        ("height", 64.0, "height is 64.0; supported: a whole number or None"),
+        ("steps", 2.5, "steps is 2.5; supported: a whole number"),
+        ("steps", None, "steps is None; supported: a whole number"),
+        ("seed", "7", "seed is '7'; supported: a whole number or None"),
+        ("batch", True, "batch is True; supported: a whole number"),
+        ("batch", 2.0, "batch is 2.0; supported: a whole number"),
+        ("guidance", "7.5", "guidance is '7.5'; supported: a number"),
+        ("strength", "0.5", "strength is '0.5'; supported: a number or None"),
+        ("eta", "0", "eta is '0'; supported: a number or None"),
+        ("scheduler", 3, "scheduler is 3; supported: a text or None"),
+        ("sigmas", ["karras"], r"sigmas is \['karras'\]; supported: a text or None"),
+        ("spacing", 1, "spacing is 1; supported: a text or None"),
+        ("image", "a.png", "image is 'a.png'; supported: a numpy array or None"),
+        ("mask", [[0, 255]], r"mask is \[\[0, 255\]\]; supported: a numpy array"),
+        ("prompt", b"x" * 999, r"prompt is b'x+\.\.\.; supported: a text"),
+    ],
+)
+def test_wrong_types(name, value, message):
+    """A parameter of another type is refused at once, by name."""
+    with pytest.raises(UsageError, match=message) as caught:
+        params(**{name: value})
+    assert len(str(caught.value)) < 200
+
+
+def test_numbers_of_numpy(sd):
+    """Whole numbers and floats of numpy are taken as Python's, and can be written to a file."""
+    given = params(seed=np.uint64(2**63), steps=np.int32(1), guidance=np.float32(2.5))
+    assert [int, int, float] == [type(v) for v in (given.seed, given.steps, given.guidance)]
+    assert 2.5 == json.loads(json.dumps(sd.generate(given).metadata()))["guidance"]
+
+
+@pytest.mark.parametrize("value", ["a red circle", {"prompt": "a"}, None])
+def test_no_parameters(sd, value):
+    """What is no GenerateParams is refused, with how to make one."""
+    with pytest.raises(UsageError, match=r"params is .*; supported: GenerateParams\(prom"):
+        sd.generate(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("a.jpg", "a.png"), ("a", "a.png"), ("a.tar.webp", "a.tar.png")]
+)
+def test_other_formats(sd, tmp_path, name, hint):
+    """Images are written as PNG alone: other names are refused, and nothing is written."""
+    drawn = sd.generate(params())
+    with pytest.raises(UsageError, match=f"{name}: images are written as PNG, .*give .*{hint}$"):
+        drawn.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    assert [tmp_path / "a.PNG"] == drawn.save(tmp_path / "a.PNG")
 
 
 def test_inpainting_models(pipelines, runs):

@@ -23,7 +23,7 @@ BAD = {
     "negative": (("-g", "1", "-n", "x"), "a negative prompt has no effect at guidance 1"),
     "seed": (("--seed", "-1"), "seed -1 is not in [0, 2**64)"),
     "batch": (("-b", "0"), "batch is 0; at least 1 image"),
-    "eta": (("--eta", "0.5"), "scheduler dpmpp_2m has no setting 'eta'"),
+    "eta": (("--eta", "0.5"), "scheduler dpmpp_2m takes no eta; ddim does"),
     "strength alone": (("--strength", "0.5"), "strength is about the image to start from"),
     "no image": (("-i", "none.png"), "none.png cannot be read: No such file or directory"),
     "not an image": (("-i", "notes.txt"), "notes.txt is no image that can be read"),

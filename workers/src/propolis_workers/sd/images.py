@@ -48,17 +48,17 @@ def read_image(path: str | Path) -> Pixels:
 
     Raises:
         UsageError: there is no such file, or it may not be read.
-        FileFormatError: it is no image, damaged, or of more pixels than Pillow takes.
+        FileFormatError: it is no image, damaged, of more pixels than Pillow takes, or of
+            numbers that say no brightness.
     """
     from PIL import Image  # noqa: PLC0415  (not for --help)
-    from PIL import ImageOps  # noqa: PLC0415
 
     with _opened(path) as image:
-        turned = ImageOps.exif_transpose(image)
-        if "A" in turned.getbands() or "transparency" in turned.info:
-            rgba = turned.convert("RGBA")
-            turned = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-        return np.asarray(turned.convert("RGB"))
+        seen = _seen(path, image)
+        if seen.has_transparency_data:
+            rgba = seen.convert("RGBA")
+            seen = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        return np.asarray(seen.convert("RGB"))
 
 
 def read_mask(path: str | Path) -> Pixels:
@@ -73,12 +73,15 @@ def read_mask(path: str | Path) -> Pixels:
 
     Raises:
         UsageError: there is no such file, or it may not be read.
-        FileFormatError: it is no image, or damaged.
+        FileFormatError: as :func:`read_image`; or a part of it is transparent, which may
+            mean either.
     """
-    from PIL import ImageOps  # noqa: PLC0415  (not for --help)
-
     with _opened(path) as image:
-        grey = np.asarray(ImageOps.exif_transpose(image).convert("L"))
+        seen = _seen(path, image)
+        if seen.has_transparency_data and np.asarray(seen.convert("RGBA"))[..., 3].min() < 255:
+            msg = f"masks are white on black, and {path} has transparency: flatten it"
+            raise FileFormatError(msg)
+        grey = np.asarray(seen.convert("L"))
     return np.where(grey >= 128, np.uint8(255), np.uint8(0))
 
 
@@ -100,6 +103,20 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
         return pixels
     how = Image.Resampling.NEAREST if pixels.ndim == 2 else Image.Resampling.LANCZOS
     return np.asarray(Image.fromarray(pixels).resize((width, height), how))
+
+
+def check_png(path: str | Path) -> None:
+    """
+    Refuse a name for a file of images that is not that of a PNG.
+
+    Raises:
+        UsageError: it is not; names one that is.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        near = path.with_suffix(".png") if path.name else "out.png"
+        msg = f"{path}: images are written as PNG, which holds what reproduces them; give {near}"
+        raise UsageError(msg)
 
 
 def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
@@ -186,6 +203,30 @@ def digest(path: str | Path) -> str:
         raise UsageError(msg) from None
 
 
+def _seen(path: str | Path, image: PillowImage.Image) -> PillowImage.Image:
+    """
+    An image turned as its camera says, with 8 bits a channel.
+
+    Pillow converts 16 bits by clipping them at 255, not by scaling them.
+    """
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+    from PIL import ImageOps  # noqa: PLC0415
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode != "F" and not turned.mode.startswith("I"):
+        return turned
+    values = np.asarray(turned)
+    if turned.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
+        kind = "floats" if turned.mode == "F" else f"{values.min()} to {values.max()}"
+        msg = f"the pixels of {path} are {kind}; supported: 8 or 16 bits a channel"
+        raise FileFormatError(msg)
+    grey = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
+    clear = turned.info.get("transparency")
+    if clear is not None:
+        grey.putalpha(Image.fromarray(np.where(values == clear, np.uint8(0), np.uint8(255))))
+    return grey
+
+
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
     """A file as Pillow opens it; whatever it says about it names the file."""
@@ -214,6 +255,7 @@ def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
 __all__ = [
     "METADATA_KEY",
     "Pixels",
+    "check_png",
     "digest",
     "read_image",
     "read_mask",

@@ -235,8 +235,9 @@ def _split(path: Path, key: str) -> tuple[str, str]:
         part = match["kohya"] or match["peft"] or match["old"] or match["alpha"]
         return match["layer"], _PARTS.get(part, part)
     kind = next((kind for end, kind in _OTHERS.items() if key.endswith("." + end)), None)
-    what = f"{path.name} is {kind}" if kind else f"{path.name} is no LoRA that can be read"
-    msg = f"{what} ({key!r}); supported: LoRA in kohya's or diffusers' layout"
+    known = f"{path.name} is {kind} (key {key!r})"
+    unknown = f"{path.name} is no LoRA that can be read (unknown key {key!r})"
+    msg = f"{known if kind else unknown}; supported: LoRA in kohya's or diffusers' layout"
     raise UnsupportedModelError(msg)
 
 

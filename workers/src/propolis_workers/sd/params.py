@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
+from dataclasses import fields
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 import numpy as np
@@ -15,7 +17,16 @@ from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+
     from propolis_workers.sd.images import Pixels
+
+
+def _plain(value: Any) -> object:
+    """A number of Python, where it is one of numpy."""
+    return value.item() if isinstance(value, np.number) else value
+
 
 SIGMAS: Final = {
     "normal": {"use_karras_sigmas": False, "use_exponential_sigmas": False},
@@ -27,6 +38,14 @@ SIGMAS: Final = {
 SPACINGS: Final = ("leading", "trailing", "linspace")
 _IMG2IMG_STRENGTH: Final = 0.8
 _SEEDS: Final = 1 << 64
+_SHOWN: Final = 60
+_TYPES: Final[Mapping[str, tuple[str, tuple[type, ...], Callable[[Any], object] | None]]] = {
+    "str": ("a text", (str,), None),
+    "int": ("a whole number", (int, np.integer), _plain),
+    "float": ("a number", (int, float, np.integer, np.floating), _plain),
+    "Pixels": ("a numpy array", (np.ndarray,), None),
+}
+"""By annotation of a parameter: what it is called, what is taken, what is made of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +91,25 @@ class GenerateParams:
     mask: Pixels | None = None
     strength: float | None = None
 
+    def __post_init__(self) -> None:
+        """
+        Check types; numpy's numbers become Python's, so that metadata can be written.
+
+        Raises:
+            UsageError: a parameter is of another type; names it, what was given and what can be.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            optional = str(field.type).endswith(" | None")
+            if value is None and optional:
+                continue
+            name, kinds, convert = _TYPES[str(field.type).removesuffix(" | None")]
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                msg = f"{field.name} is {shown(value)}; supported: {name}"
+                raise UsageError(msg + (" or None" if optional else ""))
+            if convert is not None:
+                object.__setattr__(self, field.name, convert(value))
+
     @property
     def task(self) -> str:
         """``txt2img``, ``img2img`` or ``inpaint``."""
@@ -98,6 +136,12 @@ class GenerateParams:
         if self.eta is not None:
             found["eta"] = self.eta
         return found
+
+
+def shown(value: object) -> str:
+    """A wrong value for a message, which stays short."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:

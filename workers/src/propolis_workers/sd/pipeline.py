@@ -38,7 +38,9 @@ from propolis_workers.sd.models import PACKAGED
 from propolis_workers.sd.models import find_model
 from propolis_workers.sd.models import is_packaged
 from propolis_workers.sd.noise import Noise
+from propolis_workers.sd.params import GenerateParams
 from propolis_workers.sd.params import resolved
+from propolis_workers.sd.params import shown
 from propolis_workers.sd.result import Images
 from propolis_workers.sd.schedulers import make_scheduler
 from propolis_workers.sd.text import TextEncoder
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from propolis_workers.sd.images import Pixels
     from propolis_workers.sd.loading import Components
     from propolis_workers.sd.lora import LoRA
-    from propolis_workers.sd.params import GenerateParams
     from propolis_workers.sd.schedulers import Plan
     from propolis_workers.sd.vae import Tiled
 
@@ -192,6 +193,9 @@ class StableDiffusion:
             ModelError: numbers are no longer finite; names the step.
             OutOfMemoryError: the device has too little memory.
         """
+        if not isinstance(params, GenerateParams):
+            msg = f"params is {shown(params)}; supported: GenerateParams(prompt=...)"
+            raise UsageError(msg)
         params, plan, replaced = self._planned(params)
         clock = _Clock()
         guide, cut = self._guide(params)

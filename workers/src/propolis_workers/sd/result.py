@@ -12,6 +12,7 @@ from typing import Any
 from typing import overload
 
 from propolis import __version__
+from propolis_workers.sd.images import check_png
 from propolis_workers.sd.images import write_png
 
 
@@ -78,8 +79,9 @@ class Images(Sequence["Pixels"]):
             the files.
 
         Raises:
-            UsageError: one cannot be written.
+            UsageError: one cannot be written, or the name is not that of a PNG.
         """
+        check_png(path)
         paths = numbered(Path(path), len(self))
         for index, one in enumerate(paths):
             write_png(one, self[index], self.metadata(index))

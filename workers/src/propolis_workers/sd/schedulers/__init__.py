@@ -59,6 +59,13 @@ STAND_INS = {
     "KDPM2AncestralDiscreteScheduler": "euler_ancestral",
 }
 
+# What people say for settings whose names they do not see.
+WORDS = {
+    "use_karras_sigmas": "sigmas karras",
+    "use_exponential_sigmas": "sigmas exponential",
+    "timestep_spacing": "spacing",
+}
+
 
 def make_scheduler(
     name: str | None,
@@ -95,12 +102,46 @@ def make_scheduler(
             )
             raise ConfigError(msg)
     if name not in SCHEDULERS:
-        near = difflib.get_close_matches(str(name).lower(), SCHEDULERS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        msg = f"there is no scheduler {name!r}; supported: {', '.join(SCHEDULERS)}{hint}"
+        msg = f"there is no scheduler {name!r}; supported: {', '.join(SCHEDULERS)}{_hint(name)}"
         raise ConfigError(msg)
     cls = SCHEDULERS[name]
+    _check_taken(cls, overrides or {})
     return cls(read_settings(cls.settings_class, name, config, overrides or {}), replaced)
+
+
+def _hint(name: str) -> str:
+    """What a name that is none of ours may stand for."""
+    if name in CLASSES:
+        return f"; {name} is {CLASSES[name]} here"
+    if name in STAND_INS:
+        return f"; {STAND_INS[name]} stands in for {name} here"
+    # Some other class: what is nearest in spelling is another method.
+    cutoff = 1.0 if name.endswith("Scheduler") else 0.5
+    near = difflib.get_close_matches(name.lower(), SCHEDULERS, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _check_taken(cls: type[Scheduler[Any]], overrides: Mapping[str, Any]) -> None:
+    """Refuse what the user asks for where it means nothing to a scheduler, in the user's words."""
+    own = cls.takes()
+    missing = [key for key in overrides if key not in own]
+    if not missing:
+        return
+    # Of settings that exclude each other the one that is on was asked for.
+    key = next((key for key in missing if overrides[key] is True), missing[0])
+    takers = [name for name, other in SCHEDULERS.items() if key in other.takes()]
+    if takers:
+        word = WORDS.get(key, key)
+        if word.startswith("sigmas") and overrides[key] is False:
+            word = "sigmas normal"
+        setting = "" if word == key else f" ({key})"
+        do = "does" if len(takers) == 1 else "do"
+        msg = f"scheduler {cls.name} takes no {word}{setting}; {', '.join(takers)} {do}"
+        raise ConfigError(msg)
+    near = difflib.get_close_matches(key, own, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    msg = f"scheduler {cls.name} has no setting {key!r}; it takes {', '.join(own)}{hint}"
+    raise ConfigError(msg)
 
 
 __all__ = ["CLASSES", "SCHEDULERS", "STAND_INS", "Plan", "Scheduler", "make_scheduler"]

@@ -167,6 +167,7 @@ class LCM(Discrete[LCMSettings]):
     """
 
     name: ClassVar[str] = "lcm"
+    unused: ClassVar[frozenset[str]] = frozenset({"timestep_spacing", "steps_offset"})
     settings_class: ClassVar[type[Settings]] = LCMSettings
     sigma_data: ClassVar[float] = 0.5
 

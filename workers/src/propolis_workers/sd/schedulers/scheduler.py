@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from abc import abstractmethod
+from dataclasses import fields
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import ClassVar
@@ -29,6 +30,7 @@ class Scheduler(ABC, Generic[S]):
     Attributes:
         name: as users say it.
         settings_class: the dataclass of what it can be told.
+        unused: settings that mean nothing to it, though all schedulers have them.
         settings: what it was told.
         replaced: the class that the model's config names, where this scheduler stands in
             for one that is not supported; else None.
@@ -36,6 +38,7 @@ class Scheduler(ABC, Generic[S]):
 
     name: ClassVar[str]
     settings_class: ClassVar[type[Settings]]
+    unused: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: S, replaced: str | None = None) -> None:
         self.settings = settings
@@ -77,6 +80,11 @@ class Scheduler(ABC, Generic[S]):
 
     def _most_steps(self) -> int:
         return self.settings.num_train_timesteps
+
+    @classmethod
+    def takes(cls) -> list[str]:
+        """The settings that mean something to it."""
+        return [f.name for f in fields(cls.settings_class) if f.name not in cls.unused]
 
     @abstractmethod
     def _plan(self, steps: int, start: int) -> Plan:

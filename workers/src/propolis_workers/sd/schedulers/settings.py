@@ -7,7 +7,6 @@ configs; the type of a field says which values are supported.
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 import typing
@@ -156,18 +155,12 @@ def read_settings(
         name: the scheduler, for messages.
         config: of a model's folder, perhaps written for another scheduler: keys that this
             one does not take mean nothing, and null is the default.
-        overrides: what the user asks for, over ``config``; every key must be taken.
+        overrides: what the user asks for, over ``config``; all of them settings of this one.
 
     Raises:
-        ConfigError: a value is not supported, or an override is not a setting.
+        ConfigError: a value is not supported.
     """
     hints = typing.get_type_hints(cls)
-    for key in overrides:
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            msg = f"scheduler {name} has no setting {key!r}; it takes {', '.join(hints)}{hint}"
-            raise ConfigError(msg)
     given = {k: v for k, v in config.items() if k in hints and v is not None}
     values = {}
     for key, value in {**given, **overrides}.items():
