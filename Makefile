@@ -56,12 +56,12 @@ test: lint hipsim ## Lint, check types, contracts and docs; run all tests with c
 	@$(MAKE) --no-print-directory conformance
 
 conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
-	for warp in 32 64; do \
-		export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$$warp \
-			XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
-		$(BIN)/propolis conformance rocm_kernels --timeout 300 || exit 1; \
-		$(PYTEST) -q $(ON_DEVICE) || exit 1; \
-	done
+	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
+
+conformance-%:
+	export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$* \
+		XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
+	$(BIN)/propolis conformance rocm_kernels --timeout 300 && $(PYTEST) -q $(ON_DEVICE)
 
 test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
 	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle

@@ -310,10 +310,12 @@ def test_on_a_device(judged, check, body, flags):
 
 
 NOISE = """
+import itertools
+TURNS = itertools.cycle((-1, 0, 1))  # never the same twice running, as chance would have it
 def softmax(out, x, /, dim=-1):
     y = np.exp(x.array - x.array.max(axis=dim, keepdims=True)) if x.numel else x.array
     y = y / y.sum(axis=dim, keepdims=True) if x.numel else y
-    out.array[...] = y * np.float32(1 + 1e-6 * (np.random.random() - 0.5))
+    out.array[...] = y * np.float32(1 + 5e-7 * next(TURNS))
 @hookimpl
 def propolis_ops(device):
     if device.kind == "cpu":

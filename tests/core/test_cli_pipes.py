@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +65,16 @@ def test_run_as_a_module():
         [sys.executable, "-m", "propolis", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("propolis, version ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_full_disk():
+    """An output that takes no more is an error of whoever chose it, not a bug."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*RUN, "ops"], check=False, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the output cannot be written: No space left on device\n",
+    )

@@ -190,7 +190,11 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     # Last, because a hook that raises rejects its plugin.
     for report in runtime.plugins.reports:
         name = f"plugin.{report.candidate.name}"
-        if report.status == "rejected":
+        if report.status == "rejected" and report.stage == "probe" and report.answered:
+            text = f"not for this machine: {report.reason}"
+            remedy = "nothing, unless it should be; its own checks above say more"
+            yield Finding(2, name, CheckResult("skipped", text, remedy))
+        elif report.status == "rejected":
             text = f"rejected at {report.stage}: {report.reason}"
             remedy = f"fix it, or disable it: PROPOLIS_DISABLE_PLUGINS={report.candidate.name}"
             yield Finding(2, name, CheckResult("error", text, remedy))

@@ -81,6 +81,7 @@ def test_unet_defaults():
         ({"up_block_types": ["UpDecoderBlock2D"]}, ModelError, "not 4 names"),
         ({"norm_num_groups": 3}, ModelError, "norm_num_groups 3 does not divide"),
         ({"scaling_factor": "big"}, ModelError, "scaling_factor is 'big'"),
+        ({"scaling_factor": 0}, ModelError, "scaling_factor is '0', a finite number above 0"),
     ],
 )
 def test_bad_vae(families, changes, kind, message):

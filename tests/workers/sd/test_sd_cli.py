@@ -30,6 +30,23 @@ def test_generate(propolis):
     assert (64, 64, 3) == images.read_image("a.png").shape
 
 
+def test_what_is_there_stays(propolis, make):
+    """Neither what is drawn nor a preview replaces what is read, or somebody's preview."""
+    make.picture(), make.mask()
+    before = Path("photo.png").read_bytes(), Path("mask.png").read_bytes()
+    reads = ("a", "-i", "photo.png", "--mask", "mask.png", *FEW)
+    for output in ("photo.png", "./mask.png"):
+        run = propolis("generate", *reads, "-o", output)
+        assert 2 == run.code
+        assert "would replace the " in run.err
+    assert before == (Path("photo.png").read_bytes(), Path("mask.png").read_bytes())
+    Path("b.preview.png").write_text("precious")
+    run = propolis("generate", "a", "-o", "b.png", *FEW, "--preview", "1")
+    assert 0 == run.code, run.err
+    assert "precious" == Path("b.preview.png").read_text()
+    assert not Path("b.preview.2.png").exists()
+
+
 def test_default_name(propolis):
     """Without -o nothing is overwritten."""
     names = [propolis("generate", "a", *FEW, *more).out.split() for more in ((), ("-b", "2"), ())]

@@ -18,11 +18,13 @@ ours is exported here: ``settings``, ``json_option``, ``print_json``, ``print_ta
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import NoReturn
 
 import click
 import importlib_metadata
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 GROUP = "propolis.commands"
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+USAGE_ERROR = 2
+# A disk, or a device, that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class _ReaderGoneError(Exception):
@@ -194,14 +199,17 @@ def main(args: Sequence[str] | None = None) -> None:
             _reader_gone()
         raise
     except Exception as exc:  # noqa: BLE001  (the last line of defence)
+        if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
+            click.echo(f"error: the output cannot be written: {exc.strerror}", err=True)
+            _reader_gone(USAGE_ERROR)
         bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"
         _fail(exc, INTERNAL_ERROR, debug=debug, text=bug)
 
 
-def _reader_gone() -> None:
+def _reader_gone(code: int = 0) -> NoReturn:
     """End well when the reader went away (``| head``); Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0)
+    sys.exit(code)
 
 
 def _fail(exc: Exception, code: int, *, debug: bool, text: str = "") -> None:

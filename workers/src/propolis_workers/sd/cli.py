@@ -118,6 +118,7 @@ def generate(
     path = output_path(output)
     stored = Recipe(model=config.sd_model) if origin is None else Recipe.read(origin)
     recipe = stored.changed(options).sealed()
+    recipe.expect_apart(path)
     params, loras = recipe.params(), recipe.open_loras()
     model = _load(config, recipe, quiet=as_json)
     for lora, strength in loras:
@@ -136,7 +137,7 @@ def generate(
         return
     for one in written:
         click.echo(one)
-    _print_end(model, images)
+    _print_end(model, images, len(written))
 
 
 @sd.command()
@@ -190,25 +191,32 @@ def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
 def _previews(
     path: Path, every: int | None
 ) -> Iterator[Callable[[int, Callable[[], Pixels]], None]]:
-    """Writes a preview beside the file every so many steps; it goes when the image is there."""
+    """Writes a preview beside the file every so many steps; it goes when the run ends."""
     from propolis_workers.sd.images import write_png  # noqa: PLC0415  (not for --help)
 
-    preview = path.with_suffix(".preview.png")
+    preview, number, written = path.with_suffix(".preview.png"), 1, False
+    while preview.exists():  # somebody else's
+        number += 1
+        preview = path.with_suffix(f".preview.{number}.png")
 
     def write(done: int, draw: Callable[[], Pixels]) -> None:
+        nonlocal written
         if every is not None and done % every == 0:
             write_png(preview, draw())
+            written = True
 
-    yield write
-    if every is not None:
-        preview.unlink(missing_ok=True)
+    try:
+        yield write
+    finally:
+        if written:
+            preview.unlink(missing_ok=True)
 
 
-def _print_end(model: StableDiffusion, images: Images) -> None:
+def _print_end(model: StableDiffusion, images: Images, written: int) -> None:
     """What was drawn and how long it took, and the placement summary."""
     params, seconds = images.params, images.seconds
     steps = seconds["steps"]
-    count = "1 image" if len(images) == 1 else f"{len(images)} images"
+    count = "1 image" if written == 1 else f"{written} images"
     click.echo(
         f"{count} of {params.width}x{params.height}, seed {params.seed}, {params.scheduler}: "
         f"text {seconds['text']:.1f} s, {params.steps} steps {steps:.1f} s, "

@@ -7,6 +7,7 @@ and of transformers' ``CLIPTextConfig``; what the models here do not do is refus
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
@@ -298,6 +299,9 @@ class VAEConfig:
         groups = read.size("norm_num_groups", 32)
         for size in sizes:
             read.divides("norm_num_groups", groups, size)
+        scaling_factor = read.number("scaling_factor", 0.18215)
+        if not 0 < scaling_factor < math.inf:
+            raise read.wrong("scaling_factor", "a finite number above 0")
         return cls(
             in_channels=read.size("in_channels", 3),
             out_channels=read.size("out_channels", 3),
@@ -306,7 +310,7 @@ class VAEConfig:
             layers_per_block=read.size("layers_per_block", 1),
             norm_num_groups=groups,
             sample_size=read.square("sample_size") or 32,
-            scaling_factor=read.number("scaling_factor", 0.18215),
+            scaling_factor=scaling_factor,
             shift_factor=read.number("shift_factor", 0.0),
             use_quant_conv=read.flag("use_quant_conv", True),
             use_post_quant_conv=read.flag("use_post_quant_conv", True),

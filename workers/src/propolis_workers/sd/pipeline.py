@@ -200,9 +200,6 @@ class StableDiffusion:
         clock = _Clock()
         guide, cut = self._guide(params)
         clock.lap("text")
-        noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
-        latents, known, beside = self._start(params, plan, noise)
-        clock.lap("image")
         vae = self.components.vae
 
         def after_step(done: int, clean: Callable[[], Tensor]) -> None:
@@ -210,6 +207,9 @@ class StableDiffusion:
                 progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
 
         try:
+            noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
+            latents, known, beside = self._start(params, plan, noise)
+            clock.lap("image")
             latents = denoise(
                 self.components.unet,
                 plan,

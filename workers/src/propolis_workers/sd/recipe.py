@@ -176,6 +176,19 @@ class Recipe:
             loras=tuple(file.sealed("lora") for file in self.loras),
         )
 
+    def expect_apart(self, path: Path) -> None:
+        """
+        Check that what is written replaces nothing that is read.
+
+        Raises:
+            UsageError: the output is the image or the mask.
+        """
+        outputs = {one.resolve() for one in numbered(path, self.values.get("batch") or 1)}
+        for name, file in (("image", self.image), ("mask", self.mask)):
+            if file is not None and Path(file.path).resolve() in outputs:
+                msg = f"{path} would replace the {name} {file.path}; give another file with -o"
+                raise UsageError(msg)
+
     def params(self) -> GenerateParams:
         """
         The parameters, files read.
@@ -230,7 +243,7 @@ def output_path(given: str | None) -> Path:
         UsageError: it is no PNG, or cannot be written.
     """
     path = Path("out.png" if given is None else given)
-    if path.suffix.lower() != ".png":
+    if path.suffix.lower() != ".png" and not path.is_dir():
         msg = f"{path}: images are written as PNG, which holds what reproduces them; "
         msg += f"give {path.with_suffix('.png')}"
         raise UsageError(msg)
@@ -252,7 +265,10 @@ def _lora_option(text: str) -> File:
     try:
         return File(path, strength=float(strength)) if path else File(text)
     except ValueError:
-        return File(text)
+        if Path(text).exists() or not Path(path).is_file():
+            return File(text)
+        msg = f"--lora {text}: the strength {strength!r} is no number; give {path}=0.6, or {path}"
+        raise UsageError(msg) from None
 
 
 def _typed(path: str | Path, found: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:

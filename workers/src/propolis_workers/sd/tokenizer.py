@@ -32,6 +32,9 @@ _WORDS: Final = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
 
+# Characters of what was cut that the log tells; the result has all.
+_TOLD = 80
+
 
 class PromptIds(NamedTuple):
     """
@@ -128,7 +131,7 @@ class CLIPTokenizer:
             events.PROMPT_CUT.emit(
                 tokens=len(found.ids),
                 limit=room,
-                cut=cut,
+                cut=cut[:_TOLD] + ("..." if cut[_TOLD:] else ""),
             )
         ids = [self.bos_id, *found.ids[:room], self.eos_id]
         return PromptIds(ids + [self.pad_id] * (length - len(ids)), cut)
