@@ -64,6 +64,13 @@ def times_transposed(
     Threads take rows where there are many, else outputs; BLAS's own threads wait for each
     other in every product, which takes ten times as long where other programs run.
     """
+    count = math.prod(out.shape[:-1])
+    if count < FEW:  # as when decoding, where every microsecond of a call counts
+        y = out.reshape(count, out.shape[-1])
+        np.matmul(x.reshape(count, x.shape[-1]), w.T, out=y)
+        if bias is not None:
+            y += bias
+        return
     pieces = [
         (values, results, part)
         for values, results in _matrices(x, out)
@@ -85,7 +92,7 @@ def _parts(threads: int, rows: int, w: np.ndarray) -> list[tuple[slice, slice]]:
     outputs = len(w)
     if rows >= threads * ROWS:
         return [(slice(n, n + ROWS), slice(0, outputs)) for n in range(0, rows, ROWS)]
-    count = threads if rows >= FEW and rows * w.size >= SHARED else 1
+    count = threads if rows * w.size >= SHARED else 1
     bounds = [outputs * n // count for n in range(count + 1)]
     return [(slice(0, rows), slice(*pair)) for pair in pairwise(bounds)]
 
