@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 
 import numpy as np
 import pytest
@@ -36,14 +34,8 @@ LIMIT = 1e-5  # of the range of the truth
 
 
 @pytest.fixture(scope="module")
-def oracle():
-    """The torch, diffusers and transformers modules; without them tests are skipped, or fail."""
-    for name in ("torch", "diffusers", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: `make test-oracles` installs it"
-            if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
-                pytest.fail(reason)
-            pytest.skip(reason)
+def oracle(oracles):
+    """The torch, diffusers and transformers modules, without gradients."""
     import diffusers
     import torch
     import transformers
