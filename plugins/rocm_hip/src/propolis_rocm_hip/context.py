@@ -75,6 +75,7 @@ class Context:
         self.lock = threading.RLock()
         self.capturing: int | None = None
         self._waiting = 0
+        self._captures_due = 0
         self._idle = threading.Condition(self.lock)
         self.lost: DeviceLostError | None = None
         self._alone = alone
@@ -132,6 +133,8 @@ class Context:
             DeviceError: something queued failed.
         """
         with self.lock:
+            while self._captures_due:
+                self._idle.wait()
             self._waiting += 1
         try:
             self.call("hipStreamSynchronize", self.stream)
@@ -146,11 +149,17 @@ class Context:
         Keep the stream for this thread's capture.
 
         HIP gives a capture up when a thread waits for the stream, so it begins when none
-        does, and until its end all others stay outside.
+        does, and until its end all others stay outside.  While it is due nobody begins to wait:
+        among several who do all the time there is always one.
         """
         with self.lock:
-            while self._waiting:
-                self._idle.wait()
+            self._captures_due += 1
+            try:
+                while self._waiting:
+                    self._idle.wait()
+            finally:
+                self._captures_due -= 1
+                self._idle.notify_all()
             self.capturing = threading.get_ident()
             try:
                 yield
