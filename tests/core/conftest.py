@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import structlog
+from patience import patience
 
 from propolis import Device
 from propolis import DeviceProperties
@@ -189,7 +190,7 @@ def python(tmp_path):
     def run(source: str, **options) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", textwrap.dedent(source)]
         settings = {"capture_output": True, "text": True, "cwd": tmp_path, **options}
-        return subprocess.run(command, check=False, timeout=60, **settings)
+        return subprocess.run(command, check=False, timeout=patience(60), **settings)
 
     return run
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from patience import patience
 
 from propolis.errors import PluginError
 from propolis.plugins import _child
@@ -19,11 +20,11 @@ from propolis.records import ProbeResult
 def ask(site, tmp_path):
     """Install a plugin with that source once, and vet it."""
 
-    def run(source="", *, timeout=20.0, **options):
+    def run(source="", *, timeout=60.0, **options):
         if source is not None:
             site.plugin("probed", source)
         (candidate,) = [c for c in discover() if c.name == "probed"]
-        return vet(candidate, timeout=timeout, cache_dir=tmp_path / "cache", **options)
+        return vet(candidate, timeout=patience(timeout), cache_dir=tmp_path / "cache", **options)
 
     return run
 
@@ -101,7 +102,7 @@ def test_a_runtime_in_the_child_is_refused(ask):
     answer = ask("from propolis import default_runtime; default_runtime()")
     assert not answer.ok
     assert "must not start a runtime" in answer.reason
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < patience(15)
 
 
 # -- children that do not answer -----------------------------------------------
@@ -143,9 +144,9 @@ def test_a_child_that_hangs(ask):
         """,
         timeout=1.5,
     )
-    assert answer.reason.startswith("its probe hung: no answer in 1.5 s (probe_timeout); ")
+    assert answer.reason.startswith("its probe hung: no answer in ")
     assert "propolis plugins --reprobe" in answer.reason
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < patience(20)
 
 
 def test_a_process_that_a_probe_leaves_behind(ask, tmp_path):
@@ -164,7 +165,7 @@ def test_a_process_that_a_probe_leaves_behind(ask, tmp_path):
         """
     )
     assert answer == ProbeResult(ok=True)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < patience(20)
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         if not alive(pid):
@@ -327,7 +328,7 @@ def test_a_longer_timeout_asks_a_hanging_probe_again(ask):
     """Who raises probe_timeout gets another answer than the remembered one."""
     source = "import time\ndef propolis_probe(): time.sleep(1); return ProbeResult(True)"
     assert not ask(source, timeout=0.3).ok
-    assert ask(None, timeout=20.0).ok
+    assert ask(None, timeout=60.0).ok
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import shlex
 import subprocess
 import uuid
 from pathlib import Path
+
+from console import prints_as_shown
 
 
 PAGE = Path(__file__).parents[2] / "docs/plugins/tutorial.md"
@@ -17,7 +18,6 @@ PART = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FENCE = re.compile(r"^```\w+$", re.MULTILINE)
-FLAGS = doctest.ELLIPSIS
 
 
 def test_the_tutorial_does_what_it_says(fresh) -> None:
@@ -55,5 +55,4 @@ def test_the_tutorial_does_what_it_says(fresh) -> None:
     assert len(shown) == len(codes), done.stdout
     for (line, expected), printed, code in zip(shown, outputs, codes, strict=True):
         assert code == "0", f"{line} ended with {code}:\n{printed}"
-        text = "".join(f"{row.rstrip()}\n" for row in printed.splitlines())
-        assert doctest.OutputChecker().check_output(expected, text, FLAGS), f"{line}\n{text}"
+        assert prints_as_shown(expected, printed), f"{line}\n{printed}"

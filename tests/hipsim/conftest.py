@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 
 HERE = Path(__file__).parent
@@ -97,7 +98,7 @@ class Simulator:
             },
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=patience(timeout),
             check=False,
         )
 

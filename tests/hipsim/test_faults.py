@@ -66,13 +66,13 @@ def test_slow_copies(sim):
         d, (x, address), s = alloc(4), pinned(1), stream()
         begin = time.monotonic()
         ok(hip.hipMemcpyAsync(d, address, 4, KIND.hipMemcpyHostToDevice, s))
-        print(time.monotonic() - begin < 0.2, name(hip.hipStreamQuery(s)))
+        print(name(hip.hipStreamQuery(s)))
         ok(hip.hipStreamSynchronize(s))
         print(time.monotonic() - begin >= 0.3)
         """,
         HIPSIM_SLOW_COPIES=300_000,
     )
-    assert lines == ["True hipErrorNotReady", "True"]
+    assert lines == ["hipErrorNotReady", "True"]
 
 
 def test_no_devices(sim):

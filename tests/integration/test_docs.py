@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from console import prints_as_shown
 
 from propolis.config import Config
 
@@ -82,9 +82,7 @@ def test_console_blocks_print_what_they_show(source: str, program: str, tmp_path
             cwd=tmp_path,
             check=False,
         )
-        printed = "\n".join(text.rstrip() for text in done.stdout.splitlines()) + "\n"
-        checker = doctest.OutputChecker()
-        assert checker.check_output(shown, printed, doctest.ELLIPSIS), printed
+        assert prints_as_shown(shown, done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("source", blocks("toml"))

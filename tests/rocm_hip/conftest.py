@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import structlog
+from patience import patience
 
 from propolis import Config
 from propolis.cli import main
@@ -43,7 +44,7 @@ def python():
             env={**os.environ, **environ},
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=patience(timeout),
             check=False,
         )
 
@@ -102,7 +103,8 @@ def opened(hipsim, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROCM_PATH", str(hipsim))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield RocmProvider(Config.load()).open(0)
+        # No longer: other folders' tests would find a GPU, or not, by who ran before them.
+        return RocmProvider(Config.load()).open(0)
 
 
 @pytest.fixture

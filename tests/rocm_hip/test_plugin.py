@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import patience
 
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
@@ -142,7 +143,7 @@ def test_without_rocm_every_command_works(tmp_path, library):
             env=environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(60),
             check=False,
         )
 

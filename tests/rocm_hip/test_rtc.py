@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from propolis.errors import DeviceError
 from propolis_rocm_hip import _ffi
@@ -40,7 +41,7 @@ def program(**changes):
 
 def wait_until(happened):
     """Wait for something, half a minute at most."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + patience(30)
     while not happened():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import patience
 
 from propolis.cli import main
 from propolis_workers.llm import LLM
@@ -308,7 +309,7 @@ def test_process(tiny, tmp_path, template):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=patience(60),
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
     )

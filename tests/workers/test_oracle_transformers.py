@@ -41,7 +41,7 @@ def oracle():
     """The torch and transformers modules; without them the tests are skipped, or fail."""
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: `make test-oracles` installs it"
+            reason = f"{name} is not installed: `make oracles` installs it"
             if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
                 pytest.fail(reason)
             pytest.skip(reason)

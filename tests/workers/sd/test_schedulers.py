@@ -181,4 +181,6 @@ def test_the_file_is_what_the_generator_writes(oracle, recorded, case) -> None:
         now = generate.run(one, outputs, noise)
         for name in generate.Run._fields:
             expected, actual = getattr(run, name), getattr(now, name)
-            np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6, err_msg=one.label)
+            # Their tables are f32: another CPU's torch rounds them otherwise, and a run adds it up.
+            bound = THEIR_ROUNDING * np.abs(expected).max(initial=1.0)
+            np.testing.assert_allclose(actual, expected, 0, bound, err_msg=one.label)

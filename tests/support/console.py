@@ -1,0 +1,20 @@
+"""What a page shows of a console, compared with what a command printed."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+
+def prints_as_shown(shown: str, printed: str) -> bool:
+    """
+    Whether a command printed what a page shows; ``...`` stands for anything.
+
+    Spaces at the ends of lines, and how wide a table's columns are, do not count: a column is as
+    wide as what stands in it, a CPU's name for one.
+    """
+    return doctest.OutputChecker().check_output(_plain(shown), _plain(printed), doctest.ELLIPSIS)
+
+
+def _plain(text: str) -> str:
+    return "".join(f"{re.sub(r'(?<=.)  +', '  ', row.rstrip())}\n" for row in text.splitlines())
