@@ -17,7 +17,7 @@ ORACLES := $(VENV)/.installed-oracles
 empty :=
 comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
-# Tests that run on whatever GPU there is; without one `make test` skips them.
+# Tests that run on whatever GPU there is.
 ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py products.py quantized.py walks.py)
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
@@ -26,12 +26,16 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 # them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+# COVERAGE=1 keeps what the tests of `make test` and `make test-all` cover: twice the time.
+MEASURED := OPENBLAS_NUM_THREADS=1 $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 
+# Each command starts in half the time once it is compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image hipsim hipsim-cuda kernels test conformance test-oracles lint fix conformance-report \
+.PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance lint fix conformance-report \
 	wheels bench clean
 
 help: ## List the targets
@@ -46,14 +50,25 @@ demo: $(RUN) ## Answer a question and draw an image with real models on this mac
 readme-image: $(RUN) ## Draw the image of the README anew
 	$(BIN)/python tools/readme_image.py
 
-test: lint hipsim ## Lint, check types, contracts and docs; run all tests with coverage; judge the kernels
-	$(BIN)/python -m coverage erase
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not oracle"
+test: $(DEV) ## Lint, check types, contracts and docs, and run all tests that are quick (minutes)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint hipsim
+	@$(MAKE) --no-print-directory quick
+
+quick: $(DEV) hipsim ## The tests of make test alone
+	$(MEASURED) $(PARALLEL) --quick
+
+test-all: $(ORACLES) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
+	$(MEASURED) $(PARALLEL) --rest
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
+	@$(MAKE) --no-print-directory conformance
+ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
 	$(BIN)/python -m coverage report --fail-under=90 --include="plugins/rocm_*/src/*"
 	$(BIN)/python -m coverage report --fail-under=90 --include="workers/src/*"
-	@$(MAKE) --no-print-directory conformance
+endif
+
+oracles: $(ORACLES) ## Install torch, transformers and diffusers, to compare with
 
 conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
@@ -62,9 +77,6 @@ conformance-%:
 	export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$* \
 		XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
 	$(BIN)/propolis conformance rocm_kernels --timeout 300 && $(PYTEST) -q $(ON_DEVICE)
-
-test-oracles: $(ORACLES) ## Compare live with torch and transformers (installs them)
-	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet

@@ -29,7 +29,7 @@ def main() -> None:
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         contenders.append("transformers")
     else:
-        print("transformers is not installed: no peer (make test-oracles installs it)")
+        print("transformers is not installed: no peer (make oracles installs it)")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name in contenders:

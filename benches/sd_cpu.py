@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("diffusers")):
-        print("torch and diffusers are not installed: no peer (make test-oracles installs them)")
+        print("torch and diffusers are not installed: no peer (make oracles installs them)")
     elif asked.contender:
         _serve(asked.contender, asked.folder)
     elif asked.ops:

@@ -10,8 +10,20 @@ from pathlib import Path
 
 import importlib_metadata
 import pytest
+from selection import pytest_addoption
+from selection import pytest_collection_modifyitems
+from selection import pytest_terminal_summary
+from selection import pytest_testnodedown
 
 from propolis.plugins.discovery import identity
+
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+]
 
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +56,7 @@ def oracles():
     """Require torch, diffusers and transformers; without them tests are skipped, or fail."""
     for name in ("torch", "diffusers", "transformers"):
         if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: `make test-oracles` installs it"
+            reason = f"{name} is not installed: `make oracles` installs it"
             if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
                 pytest.fail(reason)
             pytest.skip(reason)

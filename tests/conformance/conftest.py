@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from patience import patience
 
 from propolis import runtime
 from propolis.conformance import Request
@@ -35,23 +36,30 @@ def private_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
 
 
+def put(folder, source, patch):
+    """Install a plugin ``wrong`` with this source into a folder that is then on the path."""
+    info = folder / "wrong_dist-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (folder / "wrong_plugin.py").write_text(HEAD + textwrap.dedent(source))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
+    (info / "RECORD").write_text("wrong_dist,,\n")
+    (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = wrong_plugin\n")
+    patch.delitem(sys.modules, "wrong_plugin", raising=False)  # an earlier test's
+    patch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+
+
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Install a plugin ``wrong`` with this source, for this process and its children."""
+    return lambda source: put(tmp_path / "site", source, monkeypatch)
 
-    def make(source):
-        folder = tmp_path / "site"
-        info = folder / "wrong_dist-1.0.dist-info"
-        info.mkdir(parents=True, exist_ok=True)
-        (folder / "wrong_plugin.py").write_text(HEAD + textwrap.dedent(source))
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
-        (info / "RECORD").write_text("wrong_dist,,\n")
-        (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = wrong_plugin\n")
-        monkeypatch.delitem(sys.modules, "wrong_plugin", raising=False)  # an earlier test's
-        monkeypatch.syspath_prepend(str(folder))
-        importlib.invalidate_caches()
 
-    return make
+@pytest.fixture(scope="module")
+def install_for_all(tmp_path_factory):
+    """The same for what all tests of a file look at."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield lambda source: put(tmp_path_factory.mktemp("site"), source, patch)
 
 
 @pytest.fixture
@@ -82,7 +90,7 @@ def judged(install):
 
     def judge(source, *, timeout=60.0):
         install(source)
-        (result,), _ = run(Request("wrong", quick=True, timeout=timeout), workers=1)
+        (result,), _ = run(Request("wrong", quick=True, timeout=patience(timeout)), workers=1)
         return result
 
     return judge

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 
 # What differs between plugins is the body of one op and what is declared of it.
@@ -30,9 +31,9 @@ def add(body, flags=""):
 RIGHT = "np.add(x, y, out=o)"
 
 
-def test_right_passes(judged):
+def test_right_passes(judged_here):
     """A plugin without a fault passes, whatever it declares truthfully."""
-    result = judged(add(RIGHT, ", in_place=True, capture_safe=True"))
+    result = judged_here(add(RIGHT, ", in_place=True, capture_safe=True"))
     assert (result.status, result.message) == ("passed", "")
     assert result.cases > 20
 
@@ -53,19 +54,33 @@ def test_right_passes(judged):
         ("contract", RIGHT + "\nout.dtype = dtypes.i32"),
         ("contract", RIGHT + "\nfrom propolis import Layout\nout.layout = Layout((1,), (1,))"),
         ("leak", RIGHT + "\nKEPT.append(np.zeros(o.size + 64, np.float32))"),
-        ("aborted", "import os\nos.abort()"),
-        ("aborted", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"),
-        ("aborted", "import os\nprint('so long')\nos._exit(3)"),
     ],
 )
-def test_caught(judged, check, body):
+def test_caught(judged_here, check, body):
     """The check's name is in the report, with a case that can be repeated."""
-    result = judged(add(body))
+    result = judged_here(add(body))
     assert (result.status, result.check) == ("failed", check), result.message
     assert "seed=" in result.case
 
 
-def test_strides_ignored(judged):
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os\nos.abort()",
+        pytest.param(
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", marks=pytest.mark.slow
+        ),
+        pytest.param("import os\nprint('so long')\nos._exit(3)", marks=pytest.mark.slow),
+    ],
+)
+def test_aborts_are_caught(judged, body):
+    """What ends the process is one failed unit, with a case that can be repeated."""
+    result = judged(add(body))
+    assert (result.status, result.check) == ("failed", "aborted"), result.message
+    assert "seed=" in result.case
+
+
+def test_strides_ignored(judged_here):
     """A kernel that reads memory in order, whatever the strides, is caught by values."""
     body = (
         "def flat(t):\n"
@@ -73,18 +88,19 @@ def test_strides_ignored(judged):
         "    return np.resize(raw, t.shape) if t.numel else t.array\n"
         "o[...] = flat(a) + flat(b)"
     )
-    result = judged(add(body))
+    result = judged_here(add(body))
     assert result.check in ("values", "nan_inf")
     assert result.status == "failed"
 
 
 def test_hang(judged):
     """A case that never ends is killed and is that unit's failure."""
-    result = judged(add("import time\ntime.sleep(600)"), timeout=5)
+    result = judged(add("import time\ntime.sleep(600)"), timeout=2)
     assert (result.status, result.check) == ("failed", "hung")
-    assert "no sign of life for 5 s" in result.message
+    assert "no sign of life for " in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["time.sleep(600)", "os.abort()"])
 def test_what_a_case_started_ends_with_it(judged, tmp_path, end):
     """Neither a case that hangs nor one that aborts leaves a process behind (a compiler, say)."""
@@ -96,7 +112,7 @@ def test_what_a_case_started_ends_with_it(judged, tmp_path, end):
     )
     assert judged(add(body), timeout=2).status == "failed"
     pids = note.read_text().split()
-    until = time.monotonic() + 10
+    until = time.monotonic() + patience(10)
     while any(map(runs, pids)):
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -140,9 +156,9 @@ def propolis_ops(device):
 """
 
 
-def test_narrow_accumulator(judged):
+def test_narrow_accumulator(judged_here):
     """Sums in f16 lose what sums in f32 keep."""
-    result = judged(MATMUL)
+    result = judged_here(MATMUL)
     assert (result.status, result.check) == ("failed", "values"), result.message
 
 
@@ -157,9 +173,9 @@ def propolis_ops(device):
 """
 
 
-def test_errors(judged):
+def test_errors(judged_here):
     """An index out of range that wraps around silently is no OpError."""
-    result = judged(EMBEDDING)
+    result = judged_here(EMBEDDING)
     assert (result.status, result.check) == ("failed", "errors")
     assert "ids 1 out of range was accepted" in result.message
 
@@ -220,9 +236,9 @@ def propolis_ops(device):
     ],
     ids=["right", "between", "before", "gap"],
 )
-def test_beside_a_target(judged, op, check, body):
+def test_beside_a_target(judged_here, op, check, body):
     """A mutating op that writes between, before or after its target's elements is caught."""
-    result = judged(TARGETS.format(op=op, body=body))
+    result = judged_here(TARGETS.format(op=op, body=body))
     assert result.check in ({check, "values"} if body.startswith("raw[first :") else {check}), (
         result.message
     )
@@ -249,9 +265,9 @@ def propolis_ops(device):
     ("check", "body"),
     [("", "pass"), ("capture", "cache.device.synchronize()")],
 )
-def test_captured_mutation(judged, check, body):
+def test_captured_mutation(judged_here, check, body):
     """Ops with a destination of their own keep their promise of capture, too."""
-    result = judged(CAPTURED.format(body=body))
+    result = judged_here(CAPTURED.format(body=body))
     assert result.check == check, result.message
 
 
@@ -302,9 +318,9 @@ BOTH = ", workspace=lambda a, b: 8 * max(a.numel, 1) * max(b.numel, 1)"
         ("contract", "pass", ", workspace=lambda a, b: 0.5"),
     ],
 )
-def test_on_a_device(judged, check, body, flags):
+def test_on_a_device(judged_here, check, body, flags):
     """Memory that the host cannot reach, on a device of the plugin's own."""
-    result = judged(FAKE.format(body=f"    {body}", flags=flags))
+    result = judged_here(FAKE.format(body=f"    {body}", flags=flags))
     assert result.check == check, result.message
     assert result.status == ("failed" if check else "passed")
 
@@ -324,7 +340,7 @@ def propolis_ops(device):
 
 
 @pytest.mark.parametrize(("flags", "check"), [("", "determinism"), (", deterministic=False", "")])
-def test_noise_within_the_tolerance(judged, flags, check):
+def test_noise_within_the_tolerance(judged_here, flags, check):
     """Results that are good enough but differ each time are caught where none was declared."""
-    result = judged(NOISE.format(flags=flags))
+    result = judged_here(NOISE.format(flags=flags))
     assert result.check == check, result.message

@@ -36,18 +36,26 @@ def call(*args):
     return exit_.value.code or 0
 
 
+@pytest.fixture(scope="module")
+def folder(install_for_all, tmp_path_factory):
+    """The folder of the report of a plugin one of whose ops raises."""
+    made = tmp_path_factory.mktemp("reports") / "new" / "out"
+    install_for_all(BROKEN.format(folder=made, host="bees-desktop"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "node", lambda: "bees-desktop")
+        assert call("conformance", "wrong", "--quick", f"--report={made}") == 1
+    return made
+
+
 @pytest.fixture
-def report(install, tmp_path, monkeypatch):
-    """The report of a plugin one of whose ops raises, read back."""
-    monkeypatch.setattr(platform, "node", lambda: "bees-desktop")
-    install(BROKEN.format(folder=tmp_path, host="bees-desktop"))
-    assert call("conformance", "wrong", "--quick", f"--report={tmp_path / 'new' / 'out'}") == 1
-    return load(tmp_path / "new" / "out" / f"wrong-1.0-{platform.machine()}.json")
+def report(folder):
+    """That report, read back."""
+    return load(folder / f"wrong-1.0-{platform.machine()}.json")
 
 
-def test_both_files_are_written(report, tmp_path):
+def test_both_files_are_written(report, folder):
     """--report makes the folder and names both files after plugin, version and architecture."""
-    names = {file.name for file in (tmp_path / "new" / "out").iterdir()}
+    names = {file.name for file in folder.iterdir()}
     assert {f"{report.name}.json", f"{report.name}.md"} == names
 
 
@@ -58,13 +66,13 @@ def test_counts(report):
     assert not report.complete
 
 
-def test_no_place_is_named(report, tmp_path):
+def test_no_place_is_named(folder):
     """Neither file names a folder or the host, though the plugin's error does."""
-    for file in (tmp_path / "new" / "out").iterdir():
+    for file in folder.iterdir():
         text = file.read_text()
         assert "kernels.co" in text
         assert "secret" not in text
-        assert str(tmp_path) not in text
+        assert str(folder) not in text
         assert str(Path.home()) not in text
         assert "bees-desktop" not in text
 

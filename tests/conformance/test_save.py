@@ -27,12 +27,11 @@ def propolis_ops(device):
 """
 
 
-@pytest.fixture
-def saved(install, tmp_path):
+@pytest.fixture(scope="module")
+def saved(install_for_all, tmp_path_factory):
     """The folder of a run on a plugin of which one op is wrong and one aborts."""
-    install(WRONG)
-    folder = tmp_path / "failures"
-    folder.mkdir()
+    install_for_all(WRONG)
+    folder = tmp_path_factory.mktemp("failures")
     results, _ = run(Request("wrong", quick=True, save=str(folder)), workers=1)
     assert {r.unit: r.status for r in results} == {
         "add[f32]": "failed",

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from patience import patience
 
 from propolis.conformance import Request
 from propolis.conformance import cases
@@ -82,6 +83,7 @@ def test_import_is_light():
     assert "'propolis.conformance.pool'" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "body"),
     [
@@ -92,7 +94,7 @@ def test_import_is_light():
 )
 def test_crashes_are_shrunk(judged, check, body):
     """The case of a process that ended is the smallest that ends one."""
-    result = judged(source(body), timeout=4 if check == "hung" else 60)
+    result = judged(source(body), timeout=2 if check == "hung" else 60)
     assert (result.status, result.check) == ("failed", check), result.message
     sizes = [int(word.partition("=")[2]) for word in result.case.split()[:3]]
     product = sizes[0] * sizes[1] * sizes[2]
@@ -137,7 +139,7 @@ def test_time_is_bounded(install):
     install(source("time.sleep(0.05)", ", capture_safe=False"))
     started = time.monotonic()
     (result,), _ = run(Request("wrong", quick=True, seconds=0.02), workers=1)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < patience(30)
     assert (result.status, result.cut) == ("passed", True)
     assert 0 < result.cases < 20
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import patience
 
 from propolis.cli import main
 from propolis.conformance import Request
@@ -170,7 +171,9 @@ def test_pytest_plugin():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
     command += ["--propolis-plugin=cpu_ref", "-k", "silu_mul"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience(120)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
 
@@ -188,7 +191,7 @@ def test_pytest_plugin_without_a_plugin(option, said):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
     done = subprocess.run(
-        [*command, *option], capture_output=True, text=True, check=False, timeout=120
+        [*command, *option], capture_output=True, text=True, check=False, timeout=patience(120)
     )
     assert done.returncode not in (0, 1)
     assert said in done.stdout

@@ -24,7 +24,7 @@ def load_torch():
     except ImportError as exc:
         if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
             raise
-        reason = f"no torch ({exc}); `make test-oracles` installs it"
+        reason = f"no torch ({exc}); `make oracles` installs it"
         return pytest.skip(reason, allow_module_level=True)
 
 

@@ -31,7 +31,7 @@ def load_transformers():
     except ImportError as exc:
         if os.environ.get("PROPOLIS_REQUIRE_ORACLES") == "1":
             raise
-        return pytest.skip(f"no transformers ({exc}); `make test-oracles` installs it")
+        return pytest.skip(f"no transformers ({exc}); `make oracles` installs it")
 
 
 def test_default():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
+from patience import patience
 
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def call(*command: str | Path, **options) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=300,
+        timeout=patience(300),
         **options,
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
@@ -133,3 +134,10 @@ def fresh(tmp_path_factory, dist, house):
     yield make
     for folder in made:
         shutil.rmtree(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each of these needs fresh environments: seconds."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.slow)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from propolis import Runtime
 from propolis.config import Config
@@ -84,7 +85,7 @@ def python(hipsim, tmp_path_factory):
             },
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patience(300),
             check=False,
         )
 
@@ -111,3 +112,12 @@ def propolis(python):
         return python("-c", "from propolis.cli import main; main()", *arguments, **environ)
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that need a device are run where there is one: by `make conformance`."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and {"rocm", "device"} & set(
+            getattr(item, "fixturenames", ())
+        ):
+            item.add_marker(pytest.mark.slow)

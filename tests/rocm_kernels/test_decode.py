@@ -39,12 +39,14 @@ def smollm(simulate, golden, request):
     return json.loads(simulate(PROGRAM, *arguments, warp=warp))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_greedy_tokens(smollm, golden):
     """The tokens are llama.cpp's; at warp 32 to the end of the answer."""
     assert golden["output_ids"][: len(smollm["ids"])] == smollm["ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_placement(smollm):
     """Every op of the model runs on the device; none is decomposed, none falls to the CPU."""
@@ -57,6 +59,7 @@ def test_placement(smollm):
     assert smollm["lines"][0].startswith(f"placement: {len(OPS)} of {len(OPS)} ops on rocm:0 by ")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_decode_steps(smollm):
     """The first step is captured whole; the others are one launch, and allocate nothing."""
@@ -68,6 +71,7 @@ def test_decode_steps(smollm):
         assert (launches, device_allocations, pool_allocations) == (1, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_device_that_is_too_small(propolis):
     """A model that does not fit is refused with the sizes, and with what to do."""
@@ -114,6 +118,7 @@ def decode(simulate, model):
     return run
 
 
+@pytest.mark.slow
 def test_every_allocation_fails_once(decode, truth):
     """Whichever it is, the error gives the sizes, and the next run is as if nothing had been."""
     runs = decode("faults", "malloc", "error")
@@ -125,6 +130,7 @@ def test_every_allocation_fails_once(decode, truth):
         assert truth == after
 
 
+@pytest.mark.slow
 def test_every_launch_fails_once(decode, truth):
     """
     Whichever it is, the tokens are right, or an error says why there are none.
@@ -145,7 +151,9 @@ def test_every_launch_fails_once(decode, truth):
     assert [truth] * len(runs) == [after for _, after, _ in runs]
 
 
-@pytest.mark.parametrize("launch", [1, 9, 20, 40, 52, 53])
+@pytest.mark.parametrize(
+    "launch", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 20, 40, 52, 53))]
+)
 def test_a_device_that_is_lost(propolis, model, launch):
     """In the prompt, in the captured step or in a replay: one clear error, and an end."""
     arguments = ["llm", "generate", "--raw", "abc", "-n", "3", "-m", str(model)]

@@ -58,6 +58,7 @@ CROWDED |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rocm")
 @pytest.mark.parametrize(("module", "arch"), TARGETS)
 def test_hiprtc_compiles_what_is_shipped(signatures, module, arch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from propolis_rocm_kernels import _code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [m for m in _code.modules() if m not in ("unary", "binary")])
 def test_nvcc_compiles_what_is_shipped(module, tmp_path) -> None:
     """NVIDIA's compiler takes every module (the two largest aside) and warns of nothing."""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # Of each family and each way of launching some; CI also runs all of them, `make conformance`.
 SOME = "exp neg floor powf clamp add div lt silu_mul where cast copy assign fill arange kv_append"
 
-pytestmark = pytest.mark.parametrize("warp", [32, 64])
+pytestmark = pytest.mark.parametrize("warp", [32, pytest.param(64, marks=pytest.mark.slow)])
 
 
 def script(code):
