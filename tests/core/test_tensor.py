@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import weakref
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,6 +121,56 @@ def test_scalars(cpu):
     assert (tensor.shape, tensor.numel, tensor.item()) == ((), 1, 2.5)
     assert repr(tensor) == "<Tensor scalar f32 on cpu>"
     assert tensor.unsqueeze(0).reshape(1, 1).squeeze(1).item() == 2.5
+
+
+def test_arrays_of_numpy(cpu):
+    """Functions of numpy take a tensor as the array in its memory, cast when asked to."""
+    array = count(2, 3)
+    tensor = Tensor.from_numpy(array, cpu).transpose(0, 1)
+    assert np.shares_memory(np.asarray(tensor), array)
+    assert np.shares_memory(np.asarray(tensor, copy=False), array)
+    np.testing.assert_array_equal(np.asarray(tensor), array.T)
+    assert not np.shares_memory(np.array(tensor), array)
+    assert np.asarray(tensor, np.int64).tolist() == array.T.tolist()
+    assert np.float32 == np.asarray(tensor).dtype
+    assert np.sum(tensor) == 15
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if not d.is_block], ids=str)
+def test_arrays_of_every_dtype(cpu, dtype):
+    """bf16 and f8 become arrays of the dtypes that stand for them in numpy."""
+    array = count(3).astype(dtype.numpy)
+    found = np.asarray(Tensor.from_numpy(array, cpu))
+    assert found.dtype == dtype.numpy
+    assert np.shares_memory(found, array)
+
+
+def test_arrays_without_a_copy(cpu, fakes):
+    """copy=False is an error where there is no array in the same memory."""
+    here, there = (Tensor.from_numpy(count(2), d) for d in (cpu, fakes.device()))
+    assert np.asarray(there).tolist() == [0, 1]
+    for make in (
+        lambda: here.__array__(np.dtype(np.int64), copy=False),
+        lambda: there.__array__(copy=False),
+        lambda: np.asarray(there, copy=False),
+    ):
+        with pytest.raises(ValueError, match=r"^<Tensor 2 f32 on .*by a copy alone: leave out"):
+            make()
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(here, np.int64, copy=False)
+
+
+def test_arrays_of_read_only_memory(cpu):
+    """What cannot be written through the tensor cannot be through the array."""
+    array = count(2)
+    array.flags.writeable = False
+    assert not np.asarray(Tensor.from_numpy(array, cpu)).flags.writeable
+
+
+def test_blocks_are_no_array(blocks):
+    """Bytes of blocks in the place of numbers would be wrong without a word."""
+    with pytest.raises(DTypeError, match=r"2x3x64 q4_0 .* no array of numbers: ops\.dequantize"):
+        np.asarray(blocks[0])
 
 
 def test_item_of_several(cpu):
@@ -368,29 +417,6 @@ def test_device_memory_is_not_the_hosts(fakes):
     with pytest.raises(DTypeError, match=r"<Tensor 2 f32 on fake:0> has no host memory: use \.n"):
         _ = there.array
     assert there.narrow(0, 1, 1).ptr == there.ptr + 4
-
-
-# -- DLPack --------------------------------------------------------------------
-
-
-def test_dlpack_shares_memory(cpu):
-    """Both ways the memory is the same."""
-    array = count(2, 3)
-    tensor = Tensor.from_numpy(array, cpu)
-    theirs = np.from_dlpack(tensor)
-    assert np.shares_memory(theirs, array)
-    ours = Tensor.from_dlpack(array, cpu)
-    assert np.shares_memory(ours.numpy(), array)
-    assert tensor.__dlpack_device__() == (1, 0)
-    np.testing.assert_array_equal(np.from_dlpack(tensor.transpose(0, 1)), array.T)
-
-
-def test_dlpack_of_what_it_cannot_say(cpu, blocks, fakes):
-    """Block formats, bf16 and other devices are refused with the way out."""
-    half = Tensor.from_numpy(np.zeros(2, ml_dtypes.bfloat16), cpu)
-    for tensor in (blocks[0], half, Tensor.from_numpy(count(2), fakes.device())):
-        with pytest.raises(BufferError, match=r"cannot be exchanged by DLPack.*ops\.cast"):
-            np.from_dlpack(tensor)
 
 
 # -- prepared weights ----------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from propolis import Config
 from propolis import Runtime
 from propolis import Tensor
+from propolis import dlpack
 from propolis import dtypes
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
@@ -177,6 +178,22 @@ def test_pinned_memory(device):
     x = upload(device, view)
     assert x.numpy().tolist() == [7] * 10
     assert device.pinned_empty(0).size == 0
+
+
+def test_dlpack(device):
+    """Another library gets the device's own memory, written whole, until it lets go of it."""
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    tensor = upload(device, array).narrow(0, 1, 2)
+    ptr, before = tensor.ptr, device.pool.statistics().allocated
+    assert tensor.__dlpack_device__() == (10, 0)
+    capsule = tensor.__dlpack__(max_version=(1, 0), stream=0)
+    struct = dlpack._managed(capsule).dl_tensor
+    assert (struct.data, struct.device_type, struct.device_id) == (ptr, 10, 0)
+    assert np.array_equal(Tensor.from_dlpack(tensor).numpy(), array[1:])
+    del tensor
+    assert device.pool.statistics().allocated == before
+    del capsule, struct
+    assert device.pool.statistics().allocated < before
 
 
 # -- streams and events ---------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from propolis import dlpack
 from propolis import dtypes
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
@@ -269,25 +270,77 @@ class Tensor:
             raise ShapeError(msg)
         return self.numpy().item()
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._exchangeable().__dlpack__(**kwargs)
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        """
+        What ``np.asarray`` and numpy's functions see: :meth:`numpy`, cast where they ask for it.
+
+        Raises:
+            ValueError: that needs a copy, and ``copy`` is False.
+            DTypeError: a block format, which holds no numbers one by one.
+        """
+        if self.dtype.is_block:
+            msg = f"{self!r} is no array of numbers: ops.dequantize gives them, .numpy() the bytes"
+            raise DTypeError(msg)
+        away = self.device.kind != "cpu"
+        if copy is False and (away or dtype not in (None, self.dtype.numpy)):
+            wanted = self.dtype.numpy if dtype is None else dtype
+            msg = f"{self!r} becomes an array of {wanted} by a copy alone: leave out copy=False"
+            raise ValueError(msg)
+        return np.array(self.numpy(), dtype, copy=None if away else copy)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """
+        A DLPack capsule of the same memory: of every plain dtype, on the CPU and on ROCm devices.
+
+        Args:
+            stream: where the consumer reads on a ROCm device.  Work queued here is waited for,
+                unless it is -1.
+            max_version: of DLPack, that the consumer knows; from (1, 0) on capsules can be
+                read-only.
+            dl_device: here, when None, or ``(1, 0)`` for the CPU.
+            copy: True for memory of its own, False for the same or an error.
+
+        Raises:
+            BufferError: DLPack cannot say what this is, or not without a copy.
+            UsageError: the device has no such stream.
+        """
+        return dlpack.exported(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._exchangeable().__dlpack_device__()
-
-    def _exchangeable(self) -> np.ndarray:
-        if self.device.kind != "cpu" or self.dtype.is_block or self.dtype.numpy.kind == "V":
-            msg = (
-                f"{self!r} cannot be exchanged by DLPack: only plain dtypes that numpy knows, on "
-                f"the CPU, can; use .numpy() or ops.cast to f32 first"
-            )
-            raise BufferError(msg)
-        return self.array
+        return dlpack.device_of(self)
 
     @classmethod
-    def from_dlpack(cls, source: Any, device: Device | None = None) -> Tensor:
-        """A tensor that shares the memory of any CPU array with ``__dlpack__``."""
-        return cls.from_numpy(np.from_dlpack(source), device)
+    def from_dlpack(
+        cls, source: Any, device: Device | None = None, *, copy: bool | None = None
+    ) -> Tensor:
+        """
+        A tensor with the elements of any that has ``__dlpack__``: torch's, JAX's, CuPy's ...
+
+        It shares memory where :meth:`from_numpy` does; what is read-only stays so.
+
+        Args:
+            source: the tensor or array; if it is on a GPU its library copies it.
+            device: the default runtime's CPU when None.
+            copy: True for memory of its own, False for the same or an error.
+
+        Raises:
+            BufferError: its library does not export it.
+            DTypeError: no dtype here has its elements; the message names those there are.
+            ValueError: a copy is needed, and ``copy`` is False.
+        """
+        array = dlpack.imported(source, copy)
+        tensor = cls.from_numpy(array, device)
+        if copy is False and array.size and tensor.ptr != array.ctypes.data:
+            msg = f"from_dlpack: {tensor!r} cannot share its memory: leave out copy=False"
+            raise ValueError(msg)
+        return tensor
 
     # -- views -----------------------------------------------------------------
 
