@@ -101,6 +101,18 @@ def test_a_plugins_device(site, sources):
     assert list(runtime.fallbacks.tallies) == [("add", "no plugin implements add for toy:0")]
 
 
+def test_a_device_by_whatever_names_it(site, sources):
+    """An open device is itself, none is the settings', and what is neither is refused."""
+    site.plugin("toy", sources.toy_device)
+    runtime = start(device="toy:0")
+    device = runtime.device()
+    assert device.id == "toy:0"
+    assert runtime.device(device) is device
+    assert runtime.device(None) is device
+    with pytest.raises(TypeError, match=r"device is 0; supported: an id \(cpu, rocm:0\) or an op"):
+        runtime.device(0)
+
+
 def test_fallback_is_the_configs(site, sources):
     """``error`` refuses on every device of the runtime."""
     site.plugin("toy", sources.toy_device)

@@ -272,12 +272,56 @@ def test_undefined_is_empty():
 
 
 @pytest.mark.parametrize(
-    "message", [{"role": "user"}, {"role": 1, "content": ""}, user(None), "user", None]
+    "message", [{"role": "user"}, {"role": 1, "content": ""}, user(None), "user", None, [user()]]
 )
 def test_message_types(message):
     """A message without a role and content of type str is refused by its number."""
-    with pytest.raises(UsageError, match=r"message 1 has .* as its (role|content)"):
+    with pytest.raises(TypeError, match=r"message 1 (has .* as its (role|content)|is .*; a mess)"):
         ChatTemplate(CHATML).render([user(), message])
+
+
+@pytest.mark.parametrize("messages", ["hello", b"hello", None, user(), 3])
+def test_messages_are_a_list(messages):
+    """What is no list of messages is refused, with how to make one of a text."""
+    message = r"^messages is .*; supported: a list of messages: put .*\"role\": \"user\""
+    with pytest.raises(TypeError, match=message) as caught:
+        ChatTemplate(CHATML).render(messages)
+    assert isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        (CHATML, ()),
+        (LLAMA3, ()),
+        (MISTRAL, ()),
+        (TOOLS, ("developer",)),
+        ("{% if messages[-1]['role'] in ['tool', 'ipython'] %}{% endif %}", ("ipython", "tool")),
+        (
+            "{% for m in messages %}{% set role = m.role %}{{ role != 'tool' }}{% endfor %}",
+            ("tool",),
+        ),
+        ("{{ 'tool' == messages[0].role }}{{ messages[0].content == 'x' }}", ("tool",)),
+        ("{{ {'role': 'x'} == messages[0] }}{{ messages[0].role == 1 }}{{ 'role' == 'y' }}", ()),
+    ],
+)
+def test_roles(source, more):
+    """System, user and assistant, and what else the template tells apart; others are refused."""
+    template = ChatTemplate(source)
+    assert ("system", "user", "assistant", *more) == template.roles
+    for role in more:
+        template.render([user(), {"role": role, "content": ""}])
+    known = ", ".join(template.roles)
+    for role in ("narrator", "User", "", "x" * 99):
+        with pytest.raises(UsageError, match=f"message 1 has the unknown role .*: {known}: use on"):
+            template.render([user(), {"role": role, "content": ""}])
+
+
+def test_an_unknown_role_runs_nothing():
+    """It is refused before the template runs."""
+    template = ChatTemplate("{{ raise_exception('run') }}")
+    with pytest.raises(UsageError, match="unknown role 'narrator'"):
+        template.render([{"role": "narrator", "content": ""}])
 
 
 def test_variables_are_json():

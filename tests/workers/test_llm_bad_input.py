@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import resource
 import struct
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 from patience import patience
 
 from propolis.cli import main
+from propolis.errors import UsageError
 from propolis_workers.llm import LLM
+from propolis_workers.llm.conversation import Conversation
+from propolis_workers.llm.tokenizer import Tokenizer
 
 
 # Enough to import everything and to run the tiny model; far below what hostile files claim.
@@ -267,6 +271,43 @@ def test_pickle(fails, tmp_path, name):
 def test_values(fails, tiny_gguf, arguments, message):
     """A wrong value is named, with those allowed."""
     assert message in fails("generate", *arguments, "-m", str(tiny_gguf))
+
+
+@pytest.mark.parametrize("prompt", [None, ["a", "b"], ("a",), [], b"a", 1])
+@pytest.mark.parametrize("entry", ["complete", "say"])
+def test_no_text(llm, monkeypatch, entry, prompt):
+    """A batch, or nothing, in the place of a prompt is a TypeError at once, and one line."""
+    call = llm.complete if entry == "complete" else Conversation(llm).say
+    monkeypatch.setattr(Tokenizer, "encode", None)  # nothing may be computed
+    with pytest.raises(TypeError, match=r"; supported: a text: give one, and each of several to"):
+        call(prompt)
+    with pytest.raises(UsageError, match=f" is {re.escape(repr(prompt))}; supported"):
+        call(prompt)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "messages is None; supported: a list of messages: put a text into one"),
+        ("hello", "messages is 'hello'; supported: a list of messages"),
+        (["a", "b"], "message 0 is 'a'; a message is a mapping .* each of several conversations"),
+        ([[{"role": "user", "content": "a"}]], r"message 0 is \[.*; a message is a mapping"),
+        ([{"role": "user", "content": ["a", "b"]}], r"message 0 has \['a', 'b'\] as its content; "),
+    ],
+)
+def test_no_conversation(llm, monkeypatch, messages, message):
+    """So it is in the place of the messages of one conversation."""
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    with pytest.raises(TypeError, match=f"^{message}") as caught:
+        llm.chat(messages)
+    assert isinstance(caught.value, UsageError)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_role(llm):
+    """A role that the model's template does not tell apart is refused when it is said."""
+    with pytest.raises(UsageError, match=r"unknown role 'tool'; supported .*: system, user, assis"):
+        llm.chat([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import importlib_metadata
 import numpy as np
 import pytest
 
+from propolis import default_runtime
 from propolis.config import Config
+from propolis.errors import DeviceNotFoundError
 from propolis.errors import ModelError
 from propolis_workers.llm import LLM
 from propolis_workers.llm import models
@@ -35,6 +37,15 @@ def packaged(monkeypatch, tmp_path):
         return path
 
     return pretend
+
+
+def test_device(tiny_gguf):
+    """A device may be given open, or by its id."""
+    cpu = default_runtime().cpu
+    for given in ("cpu", cpu, None):
+        assert LLM.load(tiny_gguf, device=given).model.device is cpu
+    with pytest.raises(DeviceNotFoundError, match=r"no device 'rocm:0'; present: cpu"):
+        LLM.load(tiny_gguf, device="rocm:0")
 
 
 def test_order(packaged, monkeypatch):

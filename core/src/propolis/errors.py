@@ -5,6 +5,7 @@ Every error Propolis raises on purpose.
 
     PropolisError
     ├── UsageError                what the user gave cannot be used
+    │   ├── ArgumentTypeError     an argument in Python is of another type (a TypeError too)
     │   ├── ConfigError           a setting is unknown or has a wrong value
     │   ├── OpError               an op was called against its contract
     │   │   ├── DTypeError
@@ -40,6 +41,10 @@ class UsageError(PropolisError):
     """What the user gave cannot be used as it is."""
 
     exit_code: ClassVar[int] = 2
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument in Python is of another type than those supported."""
 
 
 class ConfigError(UsageError):
@@ -105,6 +110,7 @@ class DeviceLostError(DeviceError):
 
 
 __all__ = [
+    "ArgumentTypeError",
     "ConfigError",
     "DTypeError",
     "DeviceError",

@@ -24,6 +24,7 @@ from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.metrics import Metrics
 from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
+from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import PluginError
@@ -112,17 +113,25 @@ class Runtime:
                 found.extend(listed)
         return found
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str | Device | None = None) -> Device:
         """
         Open a device and resolve its table; the same object each time.
 
         Args:
-            name: ``"cpu"``, ``"rocm:0"``; ``"rocm"`` is ``"rocm:0"``.
+            name: ``"cpu"``, ``"rocm:0"``; ``"rocm"`` is ``"rocm:0"``.  That of the settings when
+                None; an open device is itself.
 
         Raises:
+            ArgumentTypeError: it is something else.
             DeviceNotFoundError: there is no such device; lists those there are.
             DeviceError: it cannot be opened.
         """
+        if isinstance(name, Device):
+            return name
+        name = self.config.device if name is None else name
+        if not isinstance(name, str):
+            msg = f"device is {name!r:.60}; supported: an id (cpu, rocm:0) or an open Device"
+            raise ArgumentTypeError(msg)
         with self._lock:
             return self._device(name)
 

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from propolis import default_runtime
 from propolis import dtypes
+from propolis.errors import DeviceNotFoundError
 from propolis_workers.sd import GenerateParams
 from propolis_workers.sd import LoRA
 from propolis_workers.sd import StableDiffusion
@@ -28,6 +29,15 @@ def params(**changes):
 def sd(pipelines):
     """The tiny SD 1.5."""
     return pipelines("sd15")
+
+
+def test_device(complete):
+    """A device may be given open, or by its id."""
+    cpu = default_runtime().cpu
+    for given in ("cpu", cpu):
+        assert StableDiffusion.load(complete("sd15"), device=given).device is cpu
+    with pytest.raises(DeviceNotFoundError, match=r"no device 'rocm:0'; present: cpu"):
+        StableDiffusion.load(complete("sd15"), device="rocm:0")
 
 
 def test_seed(sd):

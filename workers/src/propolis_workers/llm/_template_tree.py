@@ -56,9 +56,15 @@ class GenerationBlock(Extension):
 
 
 class Rewriter(NodeTransformer):
-    """Puts the payments into a template's tree."""
+    """
+    Puts the payments into a template's tree.
+
+    Attributes:
+        roles: those of messages that the template has a case for.
+    """
 
     def __init__(self) -> None:
+        self.roles: set[str] = set()
         self._count = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +115,9 @@ class Rewriter(NodeTransformer):
         return _call("sliced", [node.node, *(end or nodes.Const(None) for end in ends)], node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        if any(_is_role(side) for side in sides):
+            self.roles.update(text for side in sides for text in _texts(side))
         self.generic_visit(node)
         node.expr = _measured(node.expr)
         for operand in node.ops:
@@ -131,6 +140,23 @@ class Rewriter(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> Any:  # noqa: N802
         self.generic_visit(node)
         return node if node.ctx == "store" else _measured(node)
+
+
+def _is_role(node: nodes.Expr) -> bool:
+    """Whether an expression is the role of a message: m.role, m["role"], or a variable role."""
+    match node:
+        case nodes.Getitem(arg=nodes.Const(value="role")):
+            return True
+        case nodes.Getattr(attr="role") | nodes.Name(name="role"):
+            return True
+    return False
+
+
+def _texts(node: nodes.Expr) -> list[str]:
+    """The text that an expression is, or the texts of the list that it is."""
+    among = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    values = [one.value for one in among if isinstance(one, nodes.Const)]
+    return [value for value in values if isinstance(value, str)]
 
 
 def _call(name: str, arguments: Sequence[nodes.Expr], at: nodes.Node) -> nodes.Call:

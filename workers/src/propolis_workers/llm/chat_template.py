@@ -33,8 +33,10 @@ from typing import TypeVar
 
 from jinja2 import TemplateSyntaxError
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import shown
 from propolis_workers.llm._sandbox import MAX_OUTPUT
 from propolis_workers.llm._sandbox import Environment
 from propolis_workers.llm._template_tree import BudgetError
@@ -53,14 +55,21 @@ _T = TypeVar("_T")
 
 _BUDGET = 400_000
 _MAX_SOURCE = 128 * 1024
+_ROLES = ("system", "user", "assistant")
 
 
 class ChatTemplate:
     """
     Renders a conversation as the prompt that a model was trained on.
 
-    It behaves as transformers' apply_chat_template does, within bounds: see the module.
+    It behaves as transformers' apply_chat_template does, within bounds (see the module), save
+    that it refuses roles which nothing is known of: many templates put any word into the prompt,
+    and a model answers on as if it knew who that is.
     Threads may share one; they render one after the other.
+
+    Attributes:
+        roles: that messages may have: system, user, assistant, and what else the template
+            has a case for, such as tool.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -70,6 +79,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment = Environment()
         self._lock = threading.Lock()
+        self.roles: tuple[str, ...] = _ROLES
         self._template = _shielded("cannot be compiled", lambda: self._compiled(source))
 
     def render(
@@ -83,8 +93,8 @@ class ChatTemplate:
         Render a conversation.
 
         Args:
-            messages: Each a mapping with role and content, both str; what else is in it
-                (tool_calls, name) is passed on.
+            messages: One conversation: each a mapping with role, one of :attr:`roles`, and
+                content, both str; what else is in it (tool_calls, name) is passed on.
             add_generation_prompt: Whether the prompt ends where the model is to answer.
             **extra: Further variables of the template, such as tools: JSON values.
 
@@ -92,16 +102,11 @@ class ChatTemplate:
             The prompt.
 
         Raises:
-            UsageError: The messages or variables are not of the types described.
+            ArgumentTypeError: The messages are not of the types described.
+            UsageError: A role is not one of those, or a variable is no JSON value.
             ModelError: The template fails, refuses the messages, or asks for too much.
         """
-        for number, message in enumerate(messages):
-            for key in ("role", "content"):
-                value = dict(message).get(key) if _is_mapping(message) else None
-                if not isinstance(value, str):
-                    msg = f"message {number} has {type(value).__name__} as its {key}; "
-                    msg += "a message is a mapping with role and content, both str"
-                    raise UsageError(msg)
+        self._check(messages)
         taken = self._tokens.keys() & extra.keys()
         if taken:
             msg = f"{', '.join(sorted(taken))} cannot be given to render: the model decides"
@@ -120,9 +125,33 @@ class ChatTemplate:
             self._environment.left = _BUDGET + 4 * size
             return _shielded("cannot be rendered", lambda: self._rendered(variables))
 
+    def _check(self, messages: object) -> None:
+        """Check that these are messages of one conversation."""
+        if isinstance(messages, str | bytes) or not isinstance(messages, abc.Sequence):
+            msg = f"messages is {shown(messages)}; supported: a list of messages: put a text into "
+            msg += 'one, [{"role": "user", "content": "..."}], or give it to complete()'
+            raise ArgumentTypeError(msg)
+        for number, message in enumerate(messages):
+            if not isinstance(message, abc.Mapping):
+                msg = f"message {number} is {shown(message)}; a message is a mapping with role and "
+                msg += "content, both str: give each of several conversations to a call of its own"
+                raise ArgumentTypeError(msg)
+            for key in ("role", "content"):
+                value = message.get(key)
+                if not isinstance(value, str):
+                    msg = f"message {number} has {shown(value)} as its {key}; "
+                    msg += "a message is a mapping with role and content, both str"
+                    raise ArgumentTypeError(msg)
+            if message["role"] not in self.roles:
+                msg = f"message {number} has the unknown role {shown(message['role'])}; supported "
+                msg += f"by the model's chat template: {', '.join(self.roles)}: use one of them"
+                raise UsageError(msg)
+
     def _compiled(self, source: str) -> Template:
         environment = self._environment
-        tree = Rewriter().visit(environment.parse(source))
+        rewriter = Rewriter()
+        tree = rewriter.visit(environment.parse(source))
+        self.roles = *_ROLES, *sorted(rewriter.roles.difference(_ROLES))
         tree.set_environment(environment)
         code = environment.compile(tree)
         return environment.template_class.from_code(environment, code, environment.globals)
@@ -151,7 +180,3 @@ def _shielded(what: str, run: Callable[[], _T]) -> _T:
         line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
         msg = f"the chat template {what}{line}: {reason or type(error).__name__}"
     raise ModelError(msg)
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, abc.Mapping)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_text
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.sampling import SamplingParams
 
@@ -67,8 +68,10 @@ class Conversation:
             fits into the context, and UsageError once something else was said.
 
         Raises:
+            ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: the text or an option cannot be used.
         """
+        expect_text("text", text)
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self._llm.tokenizer.encode(self._llm.render(messages))
         # What the model saw and the new prompt share is in the cache already; the

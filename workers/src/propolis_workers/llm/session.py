@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from propolis import default_runtime
 from propolis import events
 from propolis.errors import ModelError
+from propolis_workers.arguments import expect_text
 from propolis_workers.llm.architecture import ARCHITECTURES
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
@@ -81,7 +82,7 @@ class LLM:
         path: str | Path | None = None,
         *,
         runtime: Runtime | None = None,
-        device: Device | None = None,
+        device: Device | str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> LLM:
         """
@@ -90,15 +91,17 @@ class LLM:
         Args:
             path: a GGUF file or a safetensors folder; the default model when None.
             runtime: whose plugins serve it; the process's own when None.
-            device: where it runs; the configured device when None.
+            device: where it runs, open or by its id (``"cpu"``, ``"rocm:0"``); the configured one
+                when None.
             progress: called with (bytes loaded, bytes in all) after each tensor.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
+            DeviceNotFoundError: there is no such device; lists those there are.
         """
         start = time.perf_counter()
         runtime = runtime or default_runtime()
-        device = device or runtime.device(runtime.config.device)
+        device = runtime.device(device)
         path = Path(path) if path else find_model(runtime.config)
         source: GGUFFile | SafetensorsFolder
         in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
@@ -126,6 +129,7 @@ class LLM:
 
         Raises:
             ModelError: the model has no template, or it fails on these messages.
+            UsageError: the messages are not of the types or roles that it takes.
         """
         if self._template is None:
             source = self.tokenizer.chat_template
@@ -154,7 +158,8 @@ class LLM:
         Answer a conversation.
 
         Args:
-            messages: each with ``role`` and ``content``.
+            messages: one conversation: each with ``role`` (system, user, assistant, and what else
+                the model's template has a case for, such as tool) and ``content``.
             params: how tokens are drawn.
             max_tokens: the most tokens to draw.
             stops: strings that end the answer.
@@ -162,6 +167,12 @@ class LLM:
 
         Returns:
             Iterate over it for pieces of text; its ``finish`` says how it went.
+
+        Raises:
+            ArgumentTypeError: the messages are a batch, a text, or nothing.
+            UsageError: a message has a role that the template does not know, or an option
+                cannot be used.
+            ModelError: the model has no template, or it fails on these messages.
         """
         ids = self.tokenizer.encode(self.render(messages))
         return self._generate(ids, params, max_tokens, stops, context)
@@ -175,7 +186,14 @@ class LLM:
         stops: Sequence[str] = (),
         context: int | None = None,
     ) -> Generation:
-        """Continue raw text; arguments as :meth:`chat`."""
+        """
+        Continue one raw text; arguments as :meth:`chat`.
+
+        Raises:
+            ArgumentTypeError: the text is a batch of them, or nothing.
+            UsageError: the text or an option cannot be used.
+        """
+        expect_text("prompt", text)
         ids = self.tokenizer.encode(text, add_special=True)
         # Some files want an end token after every text; a prompt is to go on.
         end = [self.tokenizer.eos_id]

@@ -13,7 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
+from propolis_workers.arguments import shown
 
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ SIGMAS: Final = {
 SPACINGS: Final = ("leading", "trailing", "linspace")
 _IMG2IMG_STRENGTH: Final = 0.8
 _SEEDS: Final = 1 << 64
-_SHOWN: Final = 60
 _TYPES: Final[Mapping[str, tuple[str, tuple[type, ...], Callable[[Any], object] | None]]] = {
     "str": ("a text", (str,), None),
     "int": ("a whole number", (int, np.integer), _plain),
@@ -46,6 +47,9 @@ _TYPES: Final[Mapping[str, tuple[str, tuple[type, ...], Callable[[Any], object] 
     "Pixels": ("a numpy array", (np.ndarray,), None),
 }
 """By annotation of a parameter: what it is called, what is taken, what is made of it."""
+_ALONE: Final = ": each of several is drawn by a call of its own, batch=N draws N images of one"
+_HINTS: Final = {"prompt": f", '' for none{_ALONE}", "negative": _ALONE}
+"""By name of a parameter: what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,8 @@ class GenerateParams:
         Check types; numpy's numbers become Python's, so that metadata can be written.
 
         Raises:
-            UsageError: a parameter is of another type; names it, what was given and what can be.
+            ArgumentTypeError: a parameter is of another type; names it, what was given and what
+                can be.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -106,7 +111,8 @@ class GenerateParams:
             name, kinds, convert = _TYPES[str(field.type).removesuffix(" | None")]
             if not isinstance(value, kinds) or isinstance(value, bool):
                 msg = f"{field.name} is {shown(value)}; supported: {name}"
-                raise UsageError(msg + (" or None" if optional else ""))
+                msg += " or None" if optional else ""
+                raise ArgumentTypeError(msg + _HINTS.get(field.name, ""))
             if convert is not None:
                 object.__setattr__(self, field.name, convert(value))
 
@@ -136,12 +142,6 @@ class GenerateParams:
         if self.eta is not None:
             found["eta"] = self.eta
         return found
-
-
-def shown(value: object) -> str:
-    """A wrong value for a message, which stays short."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:

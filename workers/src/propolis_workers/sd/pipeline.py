@@ -21,9 +21,11 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import ArgumentTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import shown
 from propolis_workers.sd.denoising import Guide
 from propolis_workers.sd.denoising import Known
 from propolis_workers.sd.denoising import denoise
@@ -40,7 +42,6 @@ from propolis_workers.sd.models import is_packaged
 from propolis_workers.sd.noise import Noise
 from propolis_workers.sd.params import GenerateParams
 from propolis_workers.sd.params import resolved
-from propolis_workers.sd.params import shown
 from propolis_workers.sd.result import Images
 from propolis_workers.sd.schedulers import make_scheduler
 from propolis_workers.sd.text import TextEncoder
@@ -122,7 +123,7 @@ class StableDiffusion:
         path: str | Path | None = None,
         *,
         runtime: Runtime | None = None,
-        device: Device | None = None,
+        device: Device | str | None = None,
         dtype: DType = dtypes.f32,
         progress: Callable[[int, int], None] | None = None,
     ) -> StableDiffusion:
@@ -132,16 +133,18 @@ class StableDiffusion:
         Args:
             path: a folder in diffusers' layout; the default model when None.
             runtime: whose plugins serve it; the process's own when None.
-            device: where it runs; the configured device when None.
+            device: where it runs, open or by its id (``"cpu"``, ``"rocm:0"``); the configured one
+                when None.
             dtype: of weights and activations; steps are in f32 always.
             progress: called with (bytes loaded, bytes in all) after each tensor.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
+            DeviceNotFoundError: there is no such device; lists those there are.
         """
         start = time.perf_counter()
         runtime = runtime or default_runtime()
-        device = device or runtime.device(runtime.config.device)
+        device = runtime.device(device)
         path = Path(path) if path else find_model(runtime.config)
         components = load_components(path, device, dtype, progress=progress)
         seconds = time.perf_counter() - start
@@ -189,13 +192,17 @@ class StableDiffusion:
             noise: in place of what the seeds give.
 
         Raises:
+            ArgumentTypeError: ``params`` are no GenerateParams.
             UsageError: a parameter cannot be; says what was given and what can.
             ModelError: numbers are no longer finite; names the step.
             OutOfMemoryError: the device has too little memory.
         """
         if not isinstance(params, GenerateParams):
-            msg = f"params is {shown(params)}; supported: GenerateParams(prompt=...)"
-            raise UsageError(msg)
+            msg = (
+                f"params is {shown(params)}; supported: GenerateParams(prompt=...): give one, and "
+            )
+            msg += "each of several to a call of its own"
+            raise ArgumentTypeError(msg)
         params, plan, replaced = self._planned(params)
         clock = _Clock()
         guide, cut = self._guide(params)
