@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from propolis.errors import ModelError
@@ -93,6 +95,139 @@ def test_context_full(llm):
         list(talk.say("a" * 40))
     talk.reset()
     check_goes_on(llm, talk)
+
+
+def exchanges(talk):
+    """What was said, oldest first."""
+    return [one["content"] for one in talk.messages if one["role"] == "user"]
+
+
+@pytest.mark.parametrize("system", [None, "be"])
+def test_the_oldest_are_dropped(llm, system):
+    """Where the context fills, the oldest exchanges go, the system message stays."""
+    talk = Conversation(llm, system=system)
+    said, dropped = [], []
+    for n in range(12):
+        text = f"a{n}"
+        expected = [*talk.messages, {"role": "user", "content": text}]
+        turn = talk.say(text, max_tokens=4)
+        expected = [one for one in expected if one not in turn.dropped]
+        list(turn)
+        assert fresh(llm, expected, max_tokens=4).ids == turn.finish.ids
+        assert turn.finish.stop_reason != "CONTEXT_FULL"
+        said.append(text)
+        dropped += [one["content"] for one in turn.dropped if one["role"] == "user"]
+        assert dropped + exchanges(talk) == said
+        assert talk.messages[0]["role"] == ("user" if system is None else "system")
+    assert dropped
+    assert len(exchanges(talk)) > 1
+    check_goes_on(llm, talk)
+
+
+def test_more_is_dropped_than_must_be(llm):
+    """After exchanges were dropped, the next thing said finds room: what is kept is reused."""
+    talk, drops = Conversation(llm), []
+    for n in range(20):
+        turn = talk.say(f"a{n}", max_tokens=1)
+        list(turn)
+        drops.append(bool(turn.dropped))
+    assert any(drops)
+    assert not any(a and b for a, b in itertools.pairwise(drops))
+
+
+def test_room_for_the_answer(llm):
+    """Room is made for an answer of max_tokens, or of half the context."""
+    talk = Conversation(llm)
+    list(talk.say("a", max_tokens=3))
+    list(talk.say("b", max_tokens=3))
+    tokens = len(
+        llm.tokenizer.encode(llm.render([*talk.messages, {"role": "user", "content": "c"}]))
+    )
+    assert not talk.say("c", max_tokens=96 - tokens).dropped
+    assert talk.say("c", max_tokens=96 - tokens + 1).dropped
+    assert talk.say("c", max_tokens=10_000).dropped
+    assert ["a", "b"] == exchanges(talk)  # until the answer is complete
+
+
+def test_dropping_does_not_make_everything_fit(llm):
+    """What is too long alone is an error, and nothing is dropped for it."""
+    talk = Conversation(llm)
+    list(talk.say("a", max_tokens=3))
+    before = list(talk.messages)
+    with pytest.raises(ModelError, match="the prompt takes 108 tokens, the context is 96"):
+        list(talk.say("x" * 90, max_tokens=3))
+    assert before == talk.messages
+    check_goes_on(llm, talk)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+def test_stopped(llm, monkeypatch, tokens):
+    """What was shown of an answer that is stopped belongs to the conversation."""
+    talk = Conversation(llm)
+    list(talk.say("a", max_tokens=3))
+    whole = "".join(Conversation(llm).say("on", max_tokens=20))
+    turn = talk.say("on", max_tokens=20)
+    pieces, decode = [], talk._engine.decode
+
+    def interrupted(token):
+        if len(turn.finish.ids) == tokens:
+            raise KeyboardInterrupt
+        return decode(token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(talk._engine, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pieces.extend(turn)  # it takes one by one
+    text = "".join(pieces)
+    assert turn.stop()
+    assert turn.stop()
+    assert ("INTERRUPTED", text) == (turn.finish.stop_reason, turn.finish.text)
+    assert text != whole
+    assert [{"role": "user", "content": "on"}, {"role": "assistant", "content": text}] == (
+        talk.messages[2:]
+    )
+    check_goes_on(llm, talk)
+
+
+def test_stopped_between_pieces(llm):
+    """So it does where it is left, and cannot go on then."""
+    talk = Conversation(llm)
+    turn = talk.say("b", max_tokens=20)
+    text = next(iter(turn))
+    assert turn.stop()
+    assert text == talk.messages[-1]["content"]
+    with pytest.raises(UsageError, match="the conversation has moved on"):
+        list(turn)
+    assert text == talk.messages[-1]["content"]
+    check_goes_on(llm, talk)
+
+
+def test_stopped_before_anything(llm):
+    """Of an answer that shows nothing yet, nothing is kept: the conversation is as it was."""
+    talk = Conversation(llm)
+    list(talk.say("a", max_tokens=3))
+    before = list(talk.messages)
+    turn = talk.say("b")
+    assert not turn.stop()
+    assert before == talk.messages
+    with pytest.raises(UsageError, match="the conversation has moved on"):
+        list(turn)
+    check_goes_on(llm, talk)
+
+
+def test_stopped_too_late(llm):
+    """A complete answer stays as it is; one of another turn cannot be kept."""
+    talk = Conversation(llm)
+    turn = talk.say("a", max_tokens=3)
+    list(turn)
+    assert turn.stop()
+    assert turn.finish.stop_reason == "MAX_TOKENS"
+    left = talk.say("b", max_tokens=9)
+    next(iter(left))
+    list(talk.say("c", max_tokens=3))
+    before = list(talk.messages)
+    assert not left.stop()
+    assert before == talk.messages
 
 
 def test_answer_not_read(llm):

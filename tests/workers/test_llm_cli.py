@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
 
@@ -199,7 +197,7 @@ def test_chat_overflow(propolis, llm):
     assert (0, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
     lines = [line for line in run.err.splitlines() if line.startswith("error: ")]
     assert 1 == len(lines)
-    assert lines[0].endswith("; /reset starts over")
+    assert lines[0].endswith("; the chat goes on without it")
 
 
 def test_chat_bytes(propolis, llm):
@@ -207,26 +205,6 @@ def test_chat_bytes(propolis, llm):
     run = propolis("chat", "-n", "6", stdin=b"\xff\nthe\n")
     assert (0, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
     assert "error: standard input is not UTF-8" in run.err
-
-
-@pytest.mark.parametrize("where", ["first", "later"])
-def test_chat_interrupted(propolis, llm, monkeypatch, where):
-    """Ctrl-C ends an answer, not the talk, which goes on as if nothing had been said."""
-    from propolis_workers.llm.engine import Engine
-
-    decode, calls = Engine.decode, iter([True] if where == "first" else [False, False, True])
-
-    def interrupted(self, token):
-        if next(calls, False):
-            raise KeyboardInterrupt
-        return decode(self, token)
-
-    monkeypatch.setattr(Engine, "decode", interrupted)
-    run = propolis("chat", "-n", "6", stdin="on\nthe\n", typed=True)
-    assert 0 == run.code
-    monkeypatch.undo()
-    assert run.out.endswith(answered(llm, max_tokens=6) + "\n")
-    assert "interrupted: what was said last is forgotten" in run.err
 
 
 def test_script_interrupted(propolis, monkeypatch):
@@ -247,37 +225,6 @@ def test_chat_typed_and_piped(propolis, llm):
     run = propolis("chat", "-n", "6", stdin="the\n", typed=True)
     assert answered(llm, max_tokens=6) + "\n" == run.out
     assert 2 == run.err.count("you> ")
-
-
-@pytest.mark.parametrize(("typed", "code"), [(True, 0), (False, 130)])
-def test_interrupted_while_nothing_is_said(propolis, typed, code):
-    """Ctrl-C at the prompt ends the talk, well for a person."""
-
-    class Interrupting(io.BytesIO):
-        def readline(self, size=-1):
-            raise KeyboardInterrupt
-
-    run = propolis("chat", "-n", "6", stdin=Interrupting(), typed=typed)
-    assert (code, "") == (run.code, run.out)
-    assert "forgotten" not in run.err
-
-
-def test_chat_on_a_terminal(tiny_gguf, llm):
-    """On a terminal the prompt is there, and Ctrl-D ends the talk."""
-    leader, follower = pty.openpty()
-    command = [*PROPOLIS, "chat", "-n", "6", "-m", str(tiny_gguf)]
-    os.write(leader, b"the\n\4")
-    run = subprocess.run(
-        command, stdin=follower, stdout=follower, stderr=subprocess.PIPE, check=False, timeout=60
-    )
-    os.close(follower)
-    out = b""
-    with contextlib.suppress(OSError), os.fdopen(leader, "rb", buffering=0) as terminal:
-        while some := terminal.read(1000):  # until there is no other side
-            out += some
-    assert 0 == run.returncode
-    assert answered(llm, max_tokens=6) in out.decode(errors="replace")
-    assert b"you>" in run.stderr
 
 
 def test_help(propolis):

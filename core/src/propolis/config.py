@@ -52,6 +52,16 @@ def _cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "propolis"
 
 
+def state_home() -> Path:
+    """
+    The folder of what a process leaves to the next: ``propolis`` in the user's state folder.
+
+    Raises:
+        ConfigError: this user has no home folder.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "propolis"
+
+
 def _home() -> Path:
     try:
         return Path.home()
@@ -151,6 +161,13 @@ class Config(BaseSettings):
     sd_model: str | None = Field(
         None,
         description="The model that `propolis sd` runs: a folder in the layout of diffusers.",
+    )
+    chat_history: int = Field(
+        1000,
+        ge=0,
+        le=100_000,
+        description="Lines typed on a terminal that `propolis llm chat` keeps for the next chats, "
+        "in `propolis/chat_history` of the user's state folder; 0 for none.",
     )
     probe_timeout: float = Field(
         20.0,

@@ -18,7 +18,6 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
 from propolis.errors import UsageError
-from propolis_workers.terminal import decoded
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 
@@ -106,63 +105,32 @@ def generate(
 
 @llm.command()
 @_model_options
+@click.option(
+    "--no-history",
+    "chat_history",
+    flag_value=0,
+    type=int,
+    help="Neither keep nor show lines typed in other chats.",
+)
 @click.pass_context
 def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     """
-    Talk with a model; /reset starts over, /exit or Ctrl-D ends, Ctrl-C ends an answer.
+    Talk with a model; /help lists commands, /exit or Ctrl-D ends, Ctrl-C ends an answer.
 
     Only what is new of the conversation is computed each time.
     """
-    from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.chat import Chat  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415
+    from propolis_workers.llm.lines import Lines  # noqa: PLC0415
 
     answer = _answer_options(options)
-    model, _ = load(ctx, options, quiet=False)
+    model, runtime = load(ctx, options, quiet=False)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
-    last = None
-    while True:
-        try:
-            line = _next_line()
-            if line is None or line.strip() == "/exit":
-                break
-            if line.strip() == "/reset":
-                conversation.reset()
-            elif line.strip():
-                generation = conversation.say(line, **answer)
-                _print_pieces(generation)
-                last = generation
-        except UsageError as exc:
-            click.echo(f"error: {exc}; /reset starts over", err=True)
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            click.echo("\ninterrupted: what was said last is forgotten", err=True)
+    lines = Lines(runtime.config.chat_history)
+    last = Chat(conversation, lines, _print_pieces, **answer).run()
     click.echo(err=True)
     if last is not None:
         _print_end(model, last)
-
-
-def _next_line() -> str | None:
-    """
-    The next thing said, None at the end.
-
-    A prompt is only for who types, and not for standard output: not even the space of it
-    that click's prompts leave there.
-    """
-    typed = sys.stdin.isatty()
-    if typed and sys.stdout.isatty():
-        try:
-            return str(click.prompt("you", prompt_suffix="> ", err=True))
-        except click.Abort:
-            return None
-    if typed:
-        click.echo("you> ", nl=False, err=True)
-    try:
-        line = sys.stdin.buffer.readline()
-    except KeyboardInterrupt:
-        if not typed:
-            raise
-        return None
-    return decoded(line).rstrip("\r\n") if line else None
 
 
 def _print_pieces(generation: Generation) -> None:
@@ -177,7 +145,7 @@ def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[L
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
 
-    names = ("model", "device", "fallback", "threads", "metrics")
+    names = ("model", "device", "fallback", "threads", "metrics", "chat_history")
     own = {name: options.pop(name, None) for name in names}
     config = settings(ctx, **own)
     runtime = Runtime.start(config)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
 from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.generation import expect_max_tokens
 from propolis_workers.llm.sampling import SamplingParams
 
 
@@ -38,9 +40,14 @@ class Conversation:
         # values are real memory.
         self._engine = llm.engine(DEFAULT_CONTEXT if context is None else context)
         self._seen: list[int] = []
-        self._turn: Generation | None = None
+        self._turn: Turn | None = None
         self.messages: list[dict[str, str]] = []
         self.reset()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of all messages together, answers included."""
+        return self._engine.capacity
 
     def reset(self) -> None:
         """Forget everything but the system message."""
@@ -56,28 +63,32 @@ class Conversation:
         params: SamplingParams = GREEDY,
         max_tokens: int = 512,
         stops: Sequence[str] = (),
-    ) -> Generation:
+    ) -> Turn:
         """
         Say something; iterate over the result for the answer.
 
-        The exchange joins the conversation when the answer is complete.  Until then the
-        conversation is as it was, whatever happens.
+        The exchange joins the conversation when the answer is complete, or stopped.  Until
+        then the conversation is as it was, whatever happens.
+
+        Where it no longer fits into the context, with room for an answer of ``max_tokens``
+        (or of half the context), its oldest exchanges are dropped: ``dropped`` of the result.
 
         Returns:
-            The answer.  Its iteration raises ModelError where the conversation no longer
-            fits into the context, and UsageError once something else was said.
+            The answer.  Its iteration raises ModelError where the text alone does not fit
+            into the context, and UsageError once something else was said.
 
         Raises:
             ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: the text or an option cannot be used.
         """
         expect_text("text", text)
-        messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._llm.tokenizer.encode(self._llm.render(messages))
+        expect_max_tokens(max_tokens)
+        every = [*self.messages, {"role": "user", "content": text}]
+        messages, ids = self._fitted(every, max_tokens)
         # What the model saw and the new prompt share is in the cache already; the
         # last token of the prompt is run again, for its logits.
         shared = _common_prefix(self._seen, ids[:-1])
-        turn = _Turn(
+        turn = Turn(
             self._engine,
             self._llm.tokenizer,
             ids[shared:],
@@ -87,24 +98,48 @@ class Conversation:
             history=ids[:shared],
         )
         turn.conversation, turn.messages, turn.ids = self, messages, ids
+        first = _beginning(messages)
+        turn.dropped = every[first : first + len(every) - len(messages)]
         self._engine.truncate(shared)
         self._seen = ids[:shared]
         self._turn = turn
         return turn
 
-    def _check_current(self, turn: _Turn) -> None:
+    def _fitted(
+        self, messages: list[dict[str, str]], max_tokens: int
+    ) -> tuple[list[dict[str, str]], list[int]]:
+        """The messages that leave room for an answer, and their tokens."""
+        room = min(max_tokens, self.capacity // 2)
+        ids = self._tokens(messages)
+        if len(ids) + room <= self.capacity:
+            return messages, ids
+        first = _beginning(messages)
+        starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        rests = [messages[:first] + messages[start:] for start in starts]
+        # More goes at once than must: all that follows is computed again, and that should not
+        # be with each thing said.
+        enough = self.capacity * 3 // 4 - room
+        fits = bisect_left(rests, True, key=lambda rest: len(self._tokens(rest)) <= enough)
+        kept = rests[min(fits, len(rests) - 1)]
+        return kept, self._tokens(kept)
+
+    def _tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return self._llm.tokenizer.encode(self._llm.render(messages))
+
+    def _check_current(self, turn: Turn) -> None:
         if self._turn is not turn:
             msg = "the conversation has moved on: say it again for another answer"
             raise UsageError(msg)
 
-    def _join(self, turn: _Turn) -> None:
-        # The last token drawn was never run, so it is not in the cache.
-        self._seen = turn.ids + turn.finish.ids[:-1]
+    def _join(self, turn: Turn) -> None:
+        # Tokens that were drawn and never run, as the last one, are not in the cache.
+        self._seen = (turn.ids + turn.finish.ids)[: self._engine.position]
         self.messages = [*turn.messages, {"role": "assistant", "content": turn.finish.text}]
         self._turn = None
+        turn.joined = True
 
 
-class _Turn(Generation):
+class Turn(Generation):
     """
     The answer to one thing said.
 
@@ -112,19 +147,44 @@ class _Turn(Generation):
         conversation: whose engine it runs on, as long as nothing else is said.
         messages: all up to the answer.
         ids: their tokens.
+        dropped: the oldest messages, for which the context has no room any more.
+        joined: whether the exchange is in the conversation.
     """
 
     conversation: Conversation
     messages: list[dict[str, str]]
     ids: list[int]
+    dropped: list[dict[str, str]]
+    joined: bool = False
+
+    def stop(self) -> bool:
+        """
+        End the answer where it is: what was shown of it joins the conversation.
+
+        Returns:
+            Whether the exchange is in the conversation: it is not where nothing was shown,
+            or something else was said since.
+        """
+        talk = self.conversation
+        if talk._turn is self:  # noqa: SLF001  (one unit)
+            if self.finish.text:
+                self.finish.stop_reason = "INTERRUPTED"
+                talk._join(self)  # noqa: SLF001
+            talk._turn = None  # noqa: SLF001
+        return self.joined
 
     def _shown(self) -> Iterator[str]:
         talk = self.conversation
-        talk._check_current(self)  # noqa: SLF001  (one unit)
+        talk._check_current(self)  # noqa: SLF001
         for piece in super()._shown():
             yield piece
             talk._check_current(self)  # noqa: SLF001
         talk._join(self)  # noqa: SLF001
+
+
+def _beginning(messages: Sequence[dict[str, str]]) -> int:
+    """Where the first exchange begins: after the system message."""
+    return 1 if messages[0]["role"] == "system" else 0
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

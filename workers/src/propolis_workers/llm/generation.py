@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.tokenizer import Tokenizer
 
 
-StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE", "CONTEXT_FULL"]
+StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE", "CONTEXT_FULL", "INTERRUPTED"]
 
 
 @dataclass(slots=True)
@@ -59,6 +59,18 @@ class Finish:
     def decode_rate(self) -> float:
         """Tokens per second after the first."""
         return (len(self.ids) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def expect_max_tokens(max_tokens: object) -> None:
+    """
+    Check the most tokens that an answer may have.
+
+    Raises:
+        UsageError: it is no integer from 1.
+    """
+    if type(max_tokens) is not int or max_tokens < 1:
+        msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
+        raise UsageError(msg)
 
 
 class Generation:
@@ -97,9 +109,7 @@ class Generation:
         Raises:
             UsageError: ``max_tokens`` or the stop strings are not as described.
         """
-        if type(max_tokens) is not int or max_tokens < 1:
-            msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
-            raise UsageError(msg)
+        expect_max_tokens(max_tokens)
         self.finish = Finish(prompt_tokens=len(prompt))
         self._engine = engine
         self._tokenizer = tokenizer
