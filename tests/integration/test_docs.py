@@ -104,3 +104,14 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_house_is_as_drawn() -> None:
+    """Every path in the tree of the architecture page exists."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    (tree,) = re.findall(r"^## 1\. .*\n\n((?: {4}.*\n)+)", page, re.MULTILINE)
+    for line in tree.splitlines():
+        first, *rest = line.split()
+        assert (ROOT / first).exists(), first
+        for path in (word.strip(";") for word in rest if "/" in word):
+            assert (ROOT / first / path).exists() or (ROOT / path).exists(), f"{first}: {path}"
