@@ -10,6 +10,9 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import pytest
+from packaging.utils import canonicalize_name
+
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT, *sorted(p.parent for p in ROOT.glob("*/pyproject.toml"))]
@@ -51,6 +54,16 @@ def test_versions_agree() -> None:
 def test_extras() -> None:
     """The meta-distribution offers the extras that the README names."""
     assert {"cpu", "llm", "sd", "rocm", "all"} == set(metadata(ROOT)["optional-dependencies"])
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("requirements/*.txt")), ids=lambda f: f.stem)
+def test_requirements_are_plain_pins(file: Path) -> None:
+    """A file of requirements names one version of each distribution, once."""
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("#", "-r "))]
+    pins = [re.fullmatch(r"([\w.-]+)==[\w.]+", line) for line in lines]
+    assert all(pins), [line for line, pin in zip(lines, pins, strict=True) if not pin]
+    names = [canonicalize_name(pin[1]) for pin in pins]
+    assert len(set(names)) == len(names), sorted(names)
 
 
 def test_licences_are_one() -> None:
