@@ -106,12 +106,9 @@ hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim cuda
 
-wheels: $(DEV) kernels ## Build a wheel and an sdist of every distribution into dist/
-	rm -rf dist
-	for d in . $(DISTRIBUTIONS); do \
-		$(BIN)/python -m build --no-isolation --outdir dist $$d >/dev/null || exit 1; \
-	done
-	@ls dist
+wheels: $(DEV) ## Build a wheel and an sdist of every distribution that changed into dist/
+	$(BIN)/python -m propolis_rocm_kernels.builder --if-able $(addprefix --arch ,$(ARCHS))
+	@$(BIN)/python tools/wheels.py . $(DISTRIBUTIONS)
 
 bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py

@@ -155,6 +155,37 @@ def test_the_command_reports(found, workshop, scratch) -> None:
     assert ["gfx1102"] == json.loads((workshop / "code/manifest.json").read_text())["archs"]
 
 
+def test_wheels_need_no_compiler(program, workshop) -> None:
+    """Where it is told that it may, the command says what is left out, and is content."""
+    done = CliRunner().invoke(main, ["--if-able", "--arch", "gfx1100", "--arch", "gfx90a"])
+    assert 0 == done.exit_code
+    assert "no clang was found; install ROCm" in done.output
+    assert "left out: code objects for gfx1100, gfx90a; hipRTC" in done.output
+    assert 1 == CliRunner().invoke(main, ["--arch", "gfx1100"]).exit_code
+
+
+def test_old_code_objects_go_into_no_wheel(program, workshop) -> None:
+    """Without a compiler code objects stay while they are of the sources, and no longer."""
+    made = {"modules": {MODULE: {"source": _code.source_hash(MODULE)}}, "archs": ["gfx1100"]}
+    (workshop / "code").mkdir()
+    (workshop / "code/manifest.json").write_text(json.dumps(made))
+    command = ["--if-able", "--arch", "gfx1100"]
+    assert "nothing is left out" in CliRunner().invoke(main, command).output
+    with (workshop / "native/ternary.hip").open("a") as source:
+        source.write("// changed\n")
+    assert "left out: code objects for gfx1100;" in CliRunner().invoke(main, command).output
+    assert not (workshop / "code").exists()
+
+
+def test_a_broken_kernel_is_not_left_out(found, workshop) -> None:
+    """With a compiler what does not compile is an error, though code objects may be lacking."""
+    with (workshop / "native/ternary.hip").open("a") as source:
+        source.write("int broken( {\n")
+    done = CliRunner().invoke(main, ["--if-able", "--arch", "gfx1100"])
+    assert 1 == done.exit_code
+    assert "ternary does not compile for gfx1100" in done.output
+
+
 def test_no_compiler_at_all(program, tmp_path) -> None:
     """Without a clang the error says what to install."""
     with pytest.raises(ToolchainError, match=r"no clang was found; install ROCm.*clang-19"):
