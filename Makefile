@@ -35,8 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance lint fix conformance-report \
-	wheels bench clean
+.PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance \
+	lint fix conformance-report wheels bench clean version
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution that changed into dist/
 	$(BIN)/python -m propolis_rocm_kernels.builder --if-able $(addprefix --arch ,$(ARCHS))
 	@$(BIN)/python tools/wheels.py . $(DISTRIBUTIONS)
+
+version: $(DEV) ## Give every distribution a version, in the docs' examples too: make version V=0.2.0
+	@$(BIN)/python tools/version.py "$(V)" . $(DISTRIBUTIONS)
 
 bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from propolis import __version__
 from propolis import ops
 from propolis.config import Config
 from propolis.dispatch.lock import lock
@@ -37,7 +38,7 @@ def test_check(cli, site, sources, tmp_path):
     done = cli("lock", "--check", file)
     assert done.code == 1
     assert done.out == (
-        "add (f32): locked cpu_ref (propolis-cpu-ref 0.1.0) priority 0, "
+        f"add (f32): locked cpu_ref (propolis-cpu-ref {__version__}) priority 0, "
         "now fast (fake-fast 1.0) priority 100\n"
     )
 
@@ -55,7 +56,7 @@ def test_differences_of_every_kind(cli, site, sources, tmp_path):
     document["ops"]["linear"]["f32"] = {"decomposed": ["matmul", "add"]}
     document["ops"]["mul"]["f99"] = document["ops"]["mul"].pop("f32")
     file.write_text(json.dumps(document))
-    who = "the cpu: cpu_ref (propolis-cpu-ref 0.1.0) priority 0"
+    who = f"the cpu: cpu_ref (propolis-cpu-ref {__version__}) priority 0"
     assert cli("lock", "--device", "toy", "--check", str(file)).out.splitlines() == [
         "arch: locked toy0, now toy1",
         "gone (f32): locked nobody, now absent",

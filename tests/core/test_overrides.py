@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from propolis import __version__
 from propolis import dtypes
 from propolis import ops
 from propolis.config import Config
@@ -95,8 +96,8 @@ def test_the_command_line(cli, site, sources):
     assert "add (a=f32) on cpu: fast" in cli("explain", "add").out
     done = cli("--op", "add=cpu-ref", "--op", "mul=cpu_ref,fast", "explain", "add")
     assert done.out.splitlines()[:2] == [
-        "add (a=f32) on cpu: cpu_ref (propolis-cpu-ref 0.1.0)",
-        "  winner: cpu_ref (propolis-cpu-ref 0.1.0): by override (0)",
+        f"add (a=f32) on cpu: cpu_ref (propolis-cpu-ref {__version__})",
+        f"  winner: cpu_ref (propolis-cpu-ref {__version__}): by override (0)",
     ]
     assert "standby: fast (fake-fast 1.0): behind cpu_ref (by override)" in done.out
     done = cli("--op", "add", "explain", "add")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from propolis import Tensor
+from propolis import __version__
 from propolis import dtypes
 from propolis import ops
 from propolis.config import Config
@@ -53,7 +54,7 @@ def test_a_call_that_passes(cli, call):
         "  failed then: values: off",
         "  a: 3x2 f32 strides (1, 3), 24 bytes",
         "  b: 3x2 f32 strides (2, 1), 24 bytes",
-        "ran on cpu by cpu_ref (propolis-cpu-ref 0.1.0)",
+        f"ran on cpu by cpu_ref (propolis-cpu-ref {__version__})",
         "  result: 3x2 f32 strides (2, 1), 24 bytes",
         "  the same bytes as the result in the file",
         "  max abs 0, max rel 0, 0 ulp, NMSE 0, 0 wrong NaN or inf; truth: numpy f64",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from propolis import __version__
+
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 NAMED = set(re.findall(r"^\| `(propolis(?:\[\w+\])?)` \|", README, re.MULTILINE))
@@ -54,7 +56,7 @@ def test_each_subset_brings_what_it_says(env) -> None:
     question = "What is the capital of France?"
     answer = env.run("propolis", "llm", "generate", "-n", "8", "-m", model(), question)
     assert "The capital of France is Paris." in answer
-    assert "by cpu_ref (propolis-cpu-ref 0.1.0)" in answer
+    assert f"by cpu_ref (propolis-cpu-ref {__version__})" in answer
     assert "pillow" not in env.distributions()
 
     assert CORE | {"propolis-workers"} == install(env, "propolis[all]")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from propolis import __version__
+
 
 MODEL_OPS = """
 import numpy as np
@@ -62,7 +64,7 @@ def test_explain(env) -> None:
     """It wins the op it came for, and the reference stands by."""
     explained = env.run("propolis", "explain", "add", "--dtype", "f32")
     assert "winner: hive_add (hive-add 0.1.0)" in explained
-    assert "standby: cpu_ref (propolis-cpu-ref 0.1.0)" in explained
+    assert f"standby: cpu_ref (propolis-cpu-ref {__version__})" in explained
 
 
 def test_conformance(env) -> None:
@@ -89,6 +91,6 @@ def test_model_ops(env) -> None:
     assert Path(where).is_relative_to(env.folder)
     assert "add by hive_add (hive-add 0.1.0)" == add
     assert placement == (
-        "placement: 3 of 3 ops on cpu by cpu_ref (propolis-cpu-ref 0.1.0), "
+        f"placement: 3 of 3 ops on cpu by cpu_ref (propolis-cpu-ref {__version__}), "
         "hive_add (hive-add 0.1.0)"
     )
