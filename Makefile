@@ -36,7 +36,7 @@ unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance \
-	lint fix conformance-report wheels bench clean version
+	lint fix conformance-report wheels bench clean version hooks
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(BIN)/ruff format --quiet
 	$(COG) -r $(PAGES)
 	$(OP_MATRIX) -o docs/op-matrix.md
+
+hooks: $(DEV) ## Let git check style at each commit, and all of lint at each push
+	$(BIN)/pre-commit install
 
 conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/reports/ and the op matrix
 	rm -f $(REPORT).json $(REPORT).md
