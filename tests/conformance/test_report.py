@@ -136,9 +136,10 @@ def test_no_report(tmp_path):
     file = tmp_path / "bad.json"
     with pytest.raises(UsageError, match=r"bad\.json cannot be read: No such file"):
         load(file)
-    file.write_text("{")
-    with pytest.raises(UsageError, match=r"bad\.json is not JSON"):
-        load(file)
+    for text in ("{", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=r"bad\.json is not JSON"):
+            load(file)
 
 
 def test_report_that_cannot_be_written(install, tmp_path, capsys):

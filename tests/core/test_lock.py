@@ -71,6 +71,7 @@ def test_differences_of_every_kind(cli, site, sources, tmp_path):
     [
         (None, "cannot be read: No such file"),
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "is no lock file"),
         ('{"ops": {"add": 1}}', "is no lock file"),
     ],

@@ -332,7 +332,9 @@ def test_a_longer_timeout_asks_a_hanging_probe_again(ask):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '"text"', '{"KEY": 3}', '{"KEY": {"files": 5}}', "\xff"]
+    "content",
+    ["", "{", "[]", "null", '"text"', '{"KEY": 3}', '{"KEY": {"files": 5}}', "\xff", "[" * 100_000],
+    ids=lambda content: content[:9],
 )
 def test_a_damaged_cache_is_an_empty_one(tmp_path, content):
     """Nothing in the file can stop a start; the next answer repairs it."""

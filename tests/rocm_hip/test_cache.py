@@ -58,6 +58,7 @@ def test_what_a_maker_raises_passes_through(cache):
         (lambda _: b"", "it is cut short"),
         (lambda data: b"[]\n" + data, "it does not say what it holds"),
         (lambda _: b"{\xff}\n", "'utf-8' codec can't decode"),
+        (lambda _: b"[" * 60_000 + b"\n", "it does not say what it holds"),
         (lambda data: data.replace(b"gfx1100", b"gfx1101"), "it is for another key"),
     ],
 )

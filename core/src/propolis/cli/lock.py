@@ -67,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as exc:
         msg = f"{path} cannot be read: {exc.strerror}; `propolis lock -o {path}` writes it"
         raise UsageError(msg) from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         msg = f"{path} is not JSON: {exc}; `propolis lock -o {path}` writes it anew"
         raise FileFormatError(msg) from exc
     tables = found.get("ops") if isinstance(found, dict) else None

@@ -237,7 +237,7 @@ def load(file: Path) -> Report:
         where = ".".join(map(str, error["loc"])) or "the document"
         msg = f"{file} is no conformance report: {where}: {error['msg']}; {again}"
         raise UsageError(msg) from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         msg = f"{file} is not JSON: {exc}; {again}"
         raise UsageError(msg) from exc
     if report.format != FORMAT:

@@ -257,7 +257,7 @@ def read_json(path: Path) -> Any:
     """What a cache file holds; None where it cannot be read."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

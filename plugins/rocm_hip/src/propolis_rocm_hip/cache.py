@@ -237,7 +237,10 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
     line, newline, code = data.partition(b"\n")
     if not newline:
         raise ValueError("it is cut short")
-    head = json.loads(line)
+    try:
+        head = json.loads(line)
+    except RecursionError:
+        head = None
     if not isinstance(head, dict) or not {"key", "sha256"} <= head.keys():
         raise ValueError("it does not say what it holds")
     return head, code
