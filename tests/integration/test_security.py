@@ -1,0 +1,67 @@
+"""What SECURITY.md promises of all that ships, and no test of a single part could hold."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from propolis_workers.weights._file import PICKLE_SUFFIXES
+
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(file for file in ROOT.glob("*/**/src/**/*.py") if "/." not in str(file))
+# Modules that run what they read, and modules that talk to other machines.
+UNPICKLERS = {"dill", "joblib", "marshal", "pickle", "shelve", "torch"}
+NETWORK = {"asyncio", "ftplib", "http", "httpx", "huggingface_hub", "requests", "smtplib", "socket"}
+NETWORK |= {"socketserver", "ssl", "urllib", "urllib3", "xmlrpc"}
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The top-level modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    """Every call of a file."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.AST]:
+    """What every distribution ships, parsed."""
+    assert len(SHIPPED) > 100
+    return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in SHIPPED}
+
+
+def test_nothing_unpickles_or_runs_what_it_read(trees) -> None:
+    """No shipped file imports what unpickles, lets numpy do so, or evaluates text as Python."""
+    for file, tree in trees.items():
+        assert not imports(tree) & UNPICKLERS, file
+        for call in calls(tree):
+            name = ast.unparse(call.func)
+            assert name not in ("eval", "exec", "compile", "os.system", "os.popen"), file
+            keywords = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            assert keywords.get("allow_pickle", "False") == "False", file
+            assert keywords.get("shell", "False") == "False", file
+            assert name not in ("np.load", "numpy.load") or "allow_pickle" in keywords, file
+
+
+def test_nothing_talks_to_other_machines(trees) -> None:
+    """No shipped file imports what opens a connection or listens on one."""
+    assert not {
+        file: imports(tree) & NETWORK for file, tree in trees.items() if imports(tree) & NETWORK
+    }
+
+
+def test_the_page_names_what_is_refused() -> None:
+    """The endings of pickles on the page are those that the readers refuse."""
+    page = (ROOT / "SECURITY.md").read_text()
+    assert not {suffix for suffix in PICKLE_SUFFIXES if f"`{suffix}`" not in page}
