@@ -12,6 +12,7 @@ PAGES := docs/*.md docs/plugins/*.md
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
+DOCS := $(VENV)/.installed-docs
 
 # Of this workspace's plugins alone, whatever else is installed beside them.
 empty :=
@@ -36,7 +37,7 @@ unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance \
-	lint fix conformance-report wheels bench clean version hooks
+	lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +93,12 @@ fix: $(DEV) ## Format the code, apply safe lint fixes, regenerate docs
 	$(COG) -r $(PAGES)
 	$(OP_MATRIX) -o docs/op-matrix.md
 
+docs: $(DOCS) ## Build the docs site into build/site/; a broken link is an error
+	rm -rf build/site
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -c docs -d build/doctrees . build/site
+	$(BIN)/python tools/site_links.py build/site
+	@echo build/site/index.html
+
 hooks: $(DEV) ## Let git check style at each commit, and all of lint at each push
 	$(BIN)/pre-commit install
 
@@ -141,4 +148,8 @@ $(DEV): requirements/dev.txt $(RUN)
 
 $(ORACLES): requirements/oracles.txt $(DEV)
 	$(PIP) install -r requirements/oracles.txt
+	@touch $@
+
+$(DOCS): requirements/docs.txt $(DEV)
+	$(PIP) install -r requirements/docs.txt
 	@touch $@
