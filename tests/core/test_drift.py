@@ -233,7 +233,7 @@ def test_who_ran_a_call(fakes, watch, cpu):
 
 
 def test_parts_of_a_decomposition(fakes, watch):
-    """The whole is judged, and each part: a wrong part is named beside it."""
+    """The whole is judged, and each part: a wrong part is named, and not the whole for it."""
     device = fakes.device()
     spec = ops.catalogue()["silu_mul"]
     parts = {part.name for part in spec.decomposed.parts(dtypes.f32)}
@@ -251,7 +251,46 @@ def test_parts_of_a_decomposition(fakes, watch):
         ops.silu_mul(x, x)
     found = drift.by_op()
     assert found["silu_mul"].by == "decomposed into silu, mul"
-    assert {op: cell.failed for op, cell in found.items()} == {"silu_mul": 1, "silu": 1, "mul": 0}
+    assert {op: cell.failed for op, cell in found.items()} == {"silu_mul": 0, "silu": 1, "mul": 0}
+
+
+def test_what_follows_a_wrong_call_is_not_blamed(fakes, watch):
+    """It gets the truth: an op that would fail on the wrong numbers passes on the right ones."""
+    huge = fakes.kernel(lambda a, b: (a + b) * np.float32(1e30))  # the next product overflows
+    device = fakes.device(
+        fakes.impl(fn=huge), fakes.impl("mul", fakes.kernel(lambda a, b: a * b * b / b))
+    )
+    x = on(device, 2, 4)
+    drift = watch(device)
+    with drift.watching():
+        y = ops.mul(x, ops.add(x, x))
+    assert {op: cell.failed for op, cell in drift.by_op().items()} == {"add": 1, "mul": 0}
+    assert y.numpy().tolist() == [8, 32]
+
+
+def test_a_second_culprit_is_found_too(fakes, watch):
+    """Behind a wrong op another one that is wrong by itself is named beside it."""
+    device = fakes.device(
+        fakes.impl(fn=fakes.kernel(lambda a, b: (a + b) * np.float32(np.nan))),
+        fakes.impl("mul", fakes.kernel(lambda a, b: a * b * np.float32(1.01))),
+    )
+    x = on(device, 2, 4)
+    drift = watch(device)
+    with drift.watching():
+        ops.mul(x, ops.add(x, x))
+    assert {op: cell.failed for op, cell in drift.by_op().items()} == {"add": 1, "mul": 1}
+    saved = drift.worst["add"][1].results[0].value(device).array
+    assert np.isnan(saved).all()  # what is kept is what the op gave
+
+
+def test_an_op_that_failed_is_judged_each_time(fakes, watch):
+    """Calls that the sample leaves out would go on with wrong numbers."""
+    device = fakes.device(fakes.impl(fn=fakes.kernel(lambda a, b: a + b + 1)))
+    x = on(device, 1)
+    drift = watch(device, sample=0.0)
+    with drift.watching():
+        assert [ops.add(x, x).numpy().item() for _ in range(5)] == [2] * 5
+    assert (drift.failed, drift.by_op()["add"].checked) == (5, 5)
 
 
 @pytest.mark.parametrize(("sample", "least", "most"), [(0.0, 2, 2), (1.0, 202, 202), (0.1, 8, 40)])
@@ -276,7 +315,7 @@ def test_an_op_whose_truth_nobody_knows(fakes, watch, monkeypatch):
     def unknown(*_):
         raise NoTruthError
 
-    monkeypatch.setattr("propolis.drift.watch.judge", unknown)
+    monkeypatch.setattr("propolis.drift.watch.expectation", unknown)
     device = fakes.device(fakes.impl())
     drift = watch(device)
     with drift.watching():

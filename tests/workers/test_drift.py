@@ -84,6 +84,22 @@ def test_a_wrong_implementation_is_found(watched, layer):
     assert next(iter(drift.by_op())) == "silu_mul"
 
 
+def test_what_comes_after_is_not_blamed(watched):
+    """Norms a hundred times too large drive other ops beyond what f32 can do; they are not named."""
+
+    def rms_norm(out, x, weight, /, eps=1e-5):
+        rows = x.array.astype(np.float64)
+        size = np.sqrt(np.mean(rows * rows, -1, keepdims=True) + eps)
+        out.array[...] = 100 * rows / size * weight.array
+
+    source = Provenance("wrong", "dist-wrong", "1.0")
+    impl = OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100, provenance=source)
+    _, _, drift, _ = watched(impl, tokens=4)
+    cells = drift.by_op()
+    assert cells["rms_norm"].failed == cells["rms_norm"].calls == 4 * 5
+    assert drift.failed == 4 * 5
+
+
 def test_watching_changes_nothing(watched, llm):
     """The tokens are those of a captured decode, and afterwards the model is as before."""
     watched_llm, ids, drift, drawn = watched(tokens=5)

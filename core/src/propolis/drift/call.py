@@ -67,10 +67,25 @@ class HostTensor:
         device.memory.copy_in(storage, self.dtype.nbytes(start), self.raw)
         return Tensor(storage, layout, self.dtype, device)
 
+    def copy_into(self, tensor: Tensor) -> None:
+        """Give the elements to a tensor of the same layout, on any device."""
+        tensor.device.memory.copy_in(tensor.storage, self.dtype.nbytes(self.offset), self.raw)
+
+    def filled(self, elements: np.ndarray[Any, Any], cpu: Device) -> HostTensor:
+        """The same layout with other elements, rounded to the dtype."""
+        made = replace(self, raw=self.raw.copy())
+        view = made._view(cpu)
+        with np.errstate(over="ignore"):  # to infinity
+            view[...] = elements.astype(view.dtype)
+        return made
+
     def value(self, cpu: Device) -> Value:
         """The elements in row-major order."""
-        view = Tensor(CpuStorage(self.raw), Layout(self.shape, self.strides), self.dtype, cpu)
-        return Value(np.ascontiguousarray(view.array), self.dtype, self.shape)
+        return Value(np.ascontiguousarray(self._view(cpu)), self.dtype, self.shape)
+
+    def _view(self, cpu: Device) -> np.ndarray[Any, Any]:
+        layout = Layout(self.shape, self.strides)
+        return Tensor(CpuStorage(self.raw), layout, self.dtype, cpu).array
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,9 @@ def drift(
     Run a model on PROMPT and judge a sample of its calls; exit code 1 if one is off.
 
     Each call judged is computed again in float64 on the CPU, from the inputs that it was
-    given: errors do not add up from layer to layer, and the op that is wrong is the one
-    that is shown.  The worst of each op and of each layer is printed.
+    given: errors do not add up from layer to layer.  One that is off gets the right result
+    before the model goes on, so that what comes after it is not blamed.  The worst of each
+    op and of each layer is printed.
     """
     # Not for --help.
     from propolis.drift import Drift  # noqa: PLC0415
