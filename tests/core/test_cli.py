@@ -230,10 +230,11 @@ def test_wrong_settings(cli, arguments, message):
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["plugins", "--frob"], ["explain"], ["-x"]])
 def test_wrong_usage(cli, arguments):
-    """Click's own message, exit code 2."""
+    """One line as of any error, exit code 2, and where to read on."""
     done = cli(*arguments)
     assert done.code == 2
-    assert "Error: " in done.err
+    assert (done.err.startswith("error: "), done.err.count("\n")) == (True, 1)
+    assert "--help` lists what can be given" in done.err
 
 
 def test_unknown_variables_are_warned_of(cli, monkeypatch):

@@ -25,7 +25,7 @@ CONSTANTS = {
 
 
 def emitted() -> list[tuple[str, str, tuple[str, ...]]]:
-    """Every ``events.NAME.emit(...)`` of the sources: where, NAME, its keywords."""
+    """Every ``events.NAME.emit(...)`` (or ``line``) of the sources: where, NAME, its keywords."""
     found = []
     for path in (path for source in SOURCES for path in source.rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -35,9 +35,10 @@ def emitted() -> list[tuple[str, str, tuple[str, ...]]]:
                 names = re.findall(r"\bevents\.([A-Z_]+)\b(?!\.emit)", ast.unparse(node.value))
                 aliases.setdefault(node.targets[0].id, []).extend(names)
         for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".emit")):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            owner, _, method = called.rpartition(".")
+            if method != "emit" and not (method == "line" and owner.startswith("events.")):
                 continue
-            owner = ast.unparse(node.func).removesuffix(".emit")
             keywords = tuple(keyword.arg or "**" for keyword in node.keywords)
             names = aliases.get(owner, [owner.removeprefix("events.")])
             found += [(f"{path.name}:{node.lineno}", name, keywords) for name in names]

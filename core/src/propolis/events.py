@@ -7,7 +7,10 @@ so that docs/logging.md, which is generated from :data:`ALL`, lists what there i
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
 from typing import Any
 from typing import Final
 from typing import Literal
@@ -35,6 +38,12 @@ class Event:
         from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
 
         getattr(get_logger(), self.level)(self.name, **fields)
+
+    def line(self, **fields: Any) -> str:
+        """The JSON line of it, for what is printed at any ``log_level``."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        said = {**fields, "event": self.name, "level": self.level, "timestamp": now}
+        return json.dumps(said, default=str) + "\n"
 
 
 _PLUGIN: Final = ("plugin", "distribution", "version")
@@ -145,6 +154,26 @@ PROMPT_CUT: Final = Event(
     "warning",
     "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
     ("tokens", "limit", "cut"),
+)
+CLI_ERROR: Final = Event(
+    "cli.error",
+    "error",
+    "a command ends with an error: what is the line `error: ...` on the console (`log_format` is "
+    "`json`; so are the next two)",
+    ("message", "exit_code", "traceback"),
+)
+CLI_TEXT: Final = Event(
+    "cli.text",
+    "info",
+    "a line for people: rates, notes, the placement summary, what a plugin prints; at any "
+    "`log_level`",
+    ("text",),
+)
+PYTHON_WARNING: Final = Event(
+    "python.warning",
+    "warning",
+    "Python code warns (`warnings.warn`)",
+    ("message", "category", "file", "line"),
 )
 
 ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))

@@ -22,6 +22,8 @@ import errno
 import os
 import sys
 from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
@@ -30,10 +32,14 @@ import click
 import importlib_metadata
 
 from propolis import __version__
+from propolis import events
+from propolis.cli._answer import to_standard_error
 from propolis.cli._common import json_option
 from propolis.cli._common import print_json
 from propolis.cli._common import print_table
 from propolis.cli._common import settings
+from propolis.cli._lines import JsonLines
+from propolis.cli._lines import json_lines
 from propolis.cli.conformance import conformance
 from propolis.cli.doctor import doctor
 from propolis.cli.inspect import devices
@@ -53,6 +59,8 @@ from propolis.plugins.loader import describe
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence
+
+    from propolis.config import Config
 
 GROUP = "propolis.commands"
 INTERNAL_ERROR = 70
@@ -178,56 +186,109 @@ for _command in (
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     arguments = list(sys.argv[1:] if args is None else args)
-    debug = "--debug" in arguments
-    try:
-        code = cli.main(arguments, prog_name="propolis", standalone_mode=False)
-        sys.stdout.flush()
-        sys.exit(code)
-    except PropolisError as exc:
-        _fail(exc, exc.exit_code, debug=debug)
-    except click.ClickException as exc:
+    asked = _log_format(arguments)
+    with json_lines() if asked == "json" else nullcontext():
+        try:
+            code = cli.main(arguments, prog_name="propolis", standalone_mode=False)
+            sys.stdout.flush()
+        except Exception as exc:  # noqa: BLE001  (the last line of defence)
+            _end(exc, debug="--debug" in arguments, log_format=asked)
+        except KeyboardInterrupt:
+            _say("interrupted", INTERRUPTED)
+        except SystemExit as exc:
+            # What rich makes of it.
+            if isinstance(exc.__context__, BrokenPipeError):
+                _reader_gone()
+            raise
+    if args is None:
+        to_standard_error()  # what exit handlers print is no part of the answer
+    sys.exit(code)
+
+
+def _log_format(arguments: Sequence[str]) -> str | None:
+    """The format that the command line or the environment asks for; a file is read later."""
+    flags = {name for option in cli.params if _is_flag(option) for name in option.opts}
+    found = os.environ.get("PROPOLIS_LOG_FORMAT")
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            break  # the command
+        name, given, value = word.partition("=")
+        if name not in flags:
+            value = value if given else next(words, "")
+        found = value if name == "--log-format" else found
+    return found
+
+
+def _is_flag(option: click.Parameter) -> bool:
+    return bool(getattr(option, "is_flag", False))
+
+
+def _end(exc: Exception, *, debug: bool, log_format: str | None) -> NoReturn:
+    """Say how the command failed, and exit with the code for it."""
+    fail = partial(_fail, exc, debug=debug, log_format=log_format)
+    if isinstance(exc, PropolisError):
+        fail(exc.exit_code, str(exc))
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
         exc.show()
         sys.exit(exc.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(INTERRUPTED)
-    except (BrokenPipeError, _ReaderGoneError):
+    if isinstance(exc, click.ClickException):
+        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else ""
+        hint = f"; `{where} --help` lists what can be given" if where else ""
+        fail(exc.exit_code, exc.format_message().rstrip(".") + hint)
+    if isinstance(exc, click.Abort):
+        _say("interrupted", INTERRUPTED)
+    if isinstance(exc, BrokenPipeError | _ReaderGoneError):
         _reader_gone()
-    except SystemExit as exc:
-        # What rich makes of it.
-        if isinstance(exc.__context__, BrokenPipeError):
-            _reader_gone()
-        raise
-    except Exception as exc:  # noqa: BLE001  (the last line of defence)
-        if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
-            click.echo(f"error: the output cannot be written: {exc.strerror}", err=True)
-            _reader_gone(USAGE_ERROR)
-        bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"
-        _fail(exc, INTERNAL_ERROR, debug=debug, text=bug)
+    if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
+        _to_nowhere()
+        fail(USAGE_ERROR, f"the output cannot be written: {exc.strerror}")
+    bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"
+    fail(INTERNAL_ERROR, bug)
 
 
-def _reader_gone(code: int = 0) -> NoReturn:
-    """End well when the reader went away (``| head``); Python would complain at exit."""
+def _reader_gone() -> NoReturn:
+    """End well when the reader went away (``| head``)."""
+    _to_nowhere()
+    sys.exit(0)
+
+
+def _to_nowhere() -> None:
+    """Drop what standard output still holds; Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, code: int) -> NoReturn:
+    click.echo(text, err=True)
     sys.exit(code)
 
 
-def _fail(exc: Exception, code: int, *, debug: bool, text: str = "") -> None:
-    if debug or _debug_setting():
+def _fail(exc: Exception, code: int, text: str, *, debug: bool, log_format: str | None) -> NoReturn:
+    """One line, and with ``--debug`` the traceback before it."""
+    config = _settings()
+    trace = None
+    if debug or (config is not None and config.debug):
         import traceback  # noqa: PLC0415
 
-        traceback.print_exception(exc)
-    click.echo(f"error: {' '.join((text or str(exc)).split())}", err=True)
+        trace = "".join(traceback.format_exception(exc))
+    message = " ".join(text.split())
+    as_json = log_format is None and config is not None and config.log_format == "json"
+    with json_lines() if as_json else nullcontext():
+        if isinstance(sys.stderr, JsonLines):
+            said = events.CLI_ERROR.line(message=message, exit_code=code, traceback=trace)
+            sys.stderr.put(said)
+        else:
+            click.echo(f"{trace or ''}error: {message}", err=True)
     sys.exit(code)
 
 
-def _debug_setting() -> bool:
+def _settings() -> Config | None:
     from propolis.config import Config  # noqa: PLC0415  (only when something failed)
 
     try:
-        return Config.load().debug
+        return Config.load()
     except PropolisError:
-        return False  # the settings are what failed, and the message names them
+        return None  # the settings are what failed, and the message names them
 
 
 __all__ = ["cli", "json_option", "main", "print_json", "print_table", "settings"]

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from propolis.cli import _answer
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
     from propolis.config import Config
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=_answer.when_given,
+    help="Print JSON for scripts.",
+)
 
 
 def settings(ctx: click.Context, **more: Any) -> Config:
@@ -39,6 +47,10 @@ def settings(ctx: click.Context, **more: Any) -> Config:
 
     given = {name: value for name, value in more.items() if value is not None}
     config = Config.load(**{**(ctx.obj or {}), **given})
+    if config.log_format == "json":
+        from propolis.cli._lines import json_lines  # noqa: PLC0415  (only where it is asked for)
+
+        ctx.find_root().with_resource(json_lines())
     log.configure(config)
     for name, near in unknown_variables(os.environ):
         events.CONFIG_UNKNOWN_VARIABLE.emit(name=name, did_you_mean=near)
@@ -47,8 +59,10 @@ def settings(ctx: click.Context, **more: Any) -> Config:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    json.dump(value, sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
+    out = _answer.stream()
+    json.dump(value, out, indent=2, default=str)
+    out.write("\n")
+    out.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

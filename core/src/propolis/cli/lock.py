@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from propolis.cli._answer import reserve
+from propolis.cli._answer import stream
 from propolis.cli._common import settings
 from propolis.cli.inspect import device_option
 from propolis.errors import FileFormatError
@@ -27,6 +29,8 @@ def lock(ctx: click.Context, output: str | None, check: str | None, device: str 
     if output is not None and check is not None:
         msg = "lock: give -o to write a file or --check to compare with one, not both"
         raise UsageError(msg)
+    if output is None and check is None:
+        reserve(ctx)  # the document is all that is printed
     locked = _read(Path(check)) if check is not None else None
     config = settings(ctx, device=device)
     now = table.lock(Runtime.start(config).device(config.device))
@@ -40,7 +44,7 @@ def lock(ctx: click.Context, output: str | None, check: str | None, device: str 
         return
     text = _render(now)
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False, file=stream())
         return
     try:
         Path(output).write_text(text)

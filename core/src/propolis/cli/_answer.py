@@ -1,0 +1,100 @@
+"""
+Standard output for the one document that ``--json`` prints, whatever plugins print.
+
+A plugin may print when it is imported, asked or called, from Python or from native code
+that knows only descriptor 1.  While the document is being made all of that goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import TextIO
+
+import click
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KEY = "propolis.answer"
+
+
+def reserve(ctx: click.Context) -> TextIO:
+    """Standard output until the command ends; everybody else's is standard error."""
+    found: TextIO = ctx.with_resource(_reserved())
+    ctx.meta[_KEY] = found
+    return found
+
+
+def when_given(ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """The callback of an option that asks for a document."""
+    if value and not ctx.resilient_parsing:
+        reserve(ctx)
+    return value
+
+
+def stream() -> TextIO:
+    """Where the running command prints its document."""
+    ctx = click.get_current_context(silent=True)
+    reserved = ctx.meta.get(_KEY) if ctx is not None else None
+    return reserved if reserved is not None else sys.stdout
+
+
+@contextmanager
+def _reserved() -> Iterator[TextIO]:
+    stdout = sys.stdout
+    stdout.flush()
+    with contextlib.ExitStack() as stack:
+        answer = stdout
+        if _is_open(1):
+            saved = os.dup(1)
+            stack.callback(os.close, saved)
+            if _descriptor(stdout) == 1:
+                answer = os.fdopen(os.dup(1), "w", encoding=stdout.encoding)
+                stack.callback(_close, answer)
+            to_standard_error()
+            stack.callback(os.dup2, saved, 1)
+            # What native code and ``sys.__stdout__`` still hold.
+            stack.callback(ctypes.CDLL(None).fflush, None)
+            stack.callback(stdout.flush)
+        sys.stdout = sys.stderr
+        stack.callback(setattr, sys, "stdout", stdout)
+        yield answer
+
+
+def to_standard_error() -> None:
+    """Make descriptor 1 what 2 is."""
+    if _is_open(2):
+        os.dup2(2, 1)
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    if nowhere != 1:
+        os.close(nowhere)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _descriptor(file: TextIO) -> int:
+    try:
+        return file.fileno()
+    except (OSError, ValueError):  # a test's, in memory
+        return -1
+
+
+def _close(file: TextIO) -> None:
+    with contextlib.suppress(OSError):  # said already, when it was written
+        file.close()
