@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tiny_model import Tiny
+
+from propolis import ProbeResult
+from propolis.cli import main
 
 
 if TYPE_CHECKING:
@@ -46,3 +50,44 @@ def _own_settings(monkeypatch, tmp_path_factory):
         if name.startswith("PROPOLIS_") and not name.startswith("PROPOLIS_REQUIRE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
+
+
+NAN = """
+import numpy as np
+from propolis import OpImpl, PluginInfo, dtypes, hookimpl
+def wrong(out, {parameters}):
+    out.array[...] = np.nan
+@hookimpl
+def propolis_plugin():
+    return PluginInfo("wrong", api=1, description="not a number")
+@hookimpl
+def propolis_ops(device):
+    yield OpImpl(op={op!r}, fn=wrong, dtypes={{dtypes.f32}}, priority=100)
+"""
+
+
+@pytest.fixture
+def propolis_with(tmp_path, monkeypatch, capsys):
+    """
+    Return a function that runs a command with a plugin whose op gives NaN: the error.
+
+    ``propolis_with(op, parameters, *arguments)``; the parameters as the op has them.
+    """
+    site = tmp_path / "site"
+    info = site / "wrong_dist-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-dist\nVersion: 1.0\n")
+    (info / "RECORD").write_text("wrong_dist,,\n")
+    (info / "entry_points.txt").write_text("[propolis.plugins]\nwrong = gives_nan\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("propolis.plugins.loader.vet", lambda *_a, **_k: ProbeResult(ok=True))
+
+    def run(op: str, parameters: str, *arguments: str) -> str:
+        (site / "gives_nan.py").write_text(NAN.format(op=op, parameters=parameters))
+        with pytest.raises(SystemExit) as done:
+            main(arguments)
+        assert done.value.code == 2
+        return capsys.readouterr().err
+
+    yield run
+    sys.modules.pop("gives_nan", None)

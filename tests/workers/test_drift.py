@@ -85,7 +85,7 @@ def test_a_wrong_implementation_is_found(watched, layer):
 
 
 def test_what_comes_after_is_not_blamed(watched):
-    """Norms a hundred times too large drive other ops beyond what f32 can do; they are not named."""
+    """Norms that are far too large drive other ops beyond f32; these are not named."""
 
     def rms_norm(out, x, weight, /, eps=1e-5):
         rows = x.array.astype(np.float64)

@@ -42,7 +42,8 @@ def fails(capsys):
             main(["llm", *arguments])
         out, err = capsys.readouterr()
         assert (2, "") == (exit_info.value.code, out)
-        lines = [line for line in err.splitlines() if not line.startswith("loaded ")]
+        notes = ("loaded ", "placement: ", "weights: ")
+        lines = [line for line in err.splitlines() if not line.startswith(notes)]
         assert 1 == len(lines), err
         assert lines[0].startswith("error: ")
         assert "Traceback" not in err
@@ -174,7 +175,22 @@ def test_weights(fails, tiny, tmp_path):
     """Weights that give no numbers are found when they do."""
     broken = {"output_norm.weight": np.full(32, np.nan, np.float32)}
     path = tiny.gguf(tmp_path / "m.gguf", tensors=broken)
-    assert "logits contain NaN" in fails("generate", "hi", "-m", str(path))
+    error = fails("generate", "hi", "-m", str(path))
+    assert error.startswith("error: logits contain NaN; the ops were served by cpu_ref (propolis-")
+    assert f"`propolis drift -m {path} --device cpu` finds the op that is wrong" in error
+
+
+def test_a_plugin_that_gives_nan(propolis_with, tiny_gguf):
+    """The plugins that served are named, and the command has what chose them."""
+    err = propolis_with(
+        "rms_norm",
+        "x, weight, /, eps=1e-5",
+        *("--op", "rms_norm=wrong", "--numerics", "exact"),
+        *("llm", "generate", "hi", "-m", str(tiny_gguf)),
+    )
+    assert "served by cpu_ref (propolis-cpu-ref 0.1.0), wrong (wrong-dist 1.0): " in err
+    chosen = "--numerics exact --op rms_norm=wrong"
+    assert f"`propolis {chosen} drift -m {tiny_gguf} --device cpu` finds" in err
 
 
 def test_vocabulary_beyond_the_embedding(fails, tiny, tmp_path):

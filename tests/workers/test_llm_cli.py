@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from propolis.cli import main
+from propolis.errors import DeviceLostError
 
 
 MESSAGE = {"role": "user", "content": "the"}
@@ -275,6 +276,57 @@ def test_generate_interrupted(propolis, monkeypatch):
     run = propolis("generate", "the", typed=True)
     assert (130, "r") == (run.code, run.out)
     assert run.err.endswith("interrupted\n")
+
+
+ENDS = [(KeyboardInterrupt(), 130), (DeviceLostError("gone"), 3), (RuntimeError("odd"), 70)]
+
+
+@pytest.mark.parametrize(("raised", "code"), ENDS, ids=["ctrl-c", "error", "bug"])
+@pytest.mark.parametrize("command", [("generate", "the"), ("generate", "the", "--json"), ("chat",)])
+def test_the_summary_comes_however_it_ends(propolis, monkeypatch, command, raised, code):
+    """What served which ops is said before the error, on standard error alone."""
+    from propolis_workers.llm.engine import Engine
+
+    def fails(self, token):
+        raise raised
+
+    monkeypatch.setattr(Engine, "decode", fails)
+    run = propolis(*command, "-n", "6", stdin="the\n")
+    assert run.code == code
+    *_, summary, end = [line for line in run.err.splitlines() if line]
+    assert summary.startswith("placement: 8 of 8 ops on cpu by cpu_ref (propolis-cpu-ref ")
+    assert end.startswith(("error: ", "interrupted"))
+    assert "placement" not in run.out
+
+
+def test_no_summary_of_nothing(propolis, tmp_path):
+    """Where no op was bound there is none."""
+    run = propolis("generate", "the", "-m", str(tmp_path / "none.gguf"))
+    assert (run.code, run.err.count("\n")) == (2, 1)
+
+
+def test_a_talk_ends_with_the_summary(propolis, monkeypatch):
+    """Also one in which no answer was complete."""
+    from propolis_workers.llm.engine import Engine
+
+    def interrupted(self, token):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "decode", interrupted)
+    run = propolis("chat", stdin="the\n", typed=True)
+    assert run.code == 0
+    assert run.err.splitlines()[-1].startswith("placement: 8 of 8 ops on cpu by ")
+
+
+def test_json_lines(monkeypatch, capsys, tiny_gguf):
+    """With --log-format json the notes, rates and the summary are objects too."""
+    for arguments, last in ((("-n", "2"), "placement: "), (("--context", "3"), "the prompt takes")):
+        with pytest.raises(SystemExit):
+            main(["--log-format", "json", "llm", "generate", "a", "-m", str(tiny_gguf), *arguments])
+        found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert {line["event"] for line in found} <= {"cli.text", "cli.error"}
+        assert found[0]["text"].startswith("loaded tiny.gguf (")
+        assert found[-1].get("text", found[-1].get("message")).startswith(last)
 
 
 def test_progress_on_a_terminal(propolis, llm, monkeypatch):

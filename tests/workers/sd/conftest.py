@@ -119,10 +119,10 @@ def propolis(monkeypatch, capsys, complete, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROPOLIS_SD_MODEL", str(complete("sd15")))
 
-    def run(*arguments: str) -> Run:
+    def run(*arguments: str, before: tuple[str, ...] = ()) -> Run:
         code = 0
         try:
-            main(["sd", *arguments])
+            main([*before, "sd", *arguments])
         except SystemExit as exit_info:
             code = exit_info.code or 0
         return Run(code, *capsys.readouterr())

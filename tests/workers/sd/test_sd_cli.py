@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from propolis.errors import ModelError
 from propolis_workers.sd import images
 
 
@@ -147,6 +149,31 @@ def test_json(propolis):
     assert {"prompt": "x x x x x"} == report["cut"]
     assert {"text", "image", "steps", "decode"} == set(report["seconds"])
     assert ("sd15", "cpu") == (report["model"], report["placement"]["device"])
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (ModelError("odd"), 2)])
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["people", "json"])
+def test_the_summary_comes_however_it_ends(propolis, monkeypatch, raised, code, more):
+    """What served which ops is said before the error, on standard error alone."""
+
+    def fails(*_args, **_kwargs):
+        raise raised
+
+    monkeypatch.setattr("propolis_workers.sd.pipeline.decode", fails)
+    run = propolis("generate", "a", *FEW, *more)
+    assert (code, "") == (run.code, run.out)
+    *_, summary, end = [line for line in run.err.splitlines() if line]
+    assert "placement: " == summary[:11]
+    assert " ops on cpu by cpu_ref (propolis-cpu-ref " in summary
+    assert end.startswith(("error: ", "interrupted"))
+
+
+def test_json_lines(propolis):
+    """With --log-format json notes and the summary are objects too."""
+    run = propolis("generate", "a", "-o", "a.png", *FEW, before=("--log-format", "json"))
+    texts = [json.loads(line)["text"] for line in run.err.splitlines()]
+    for start in ("loaded sd15", "1 image of ", "note: the scheduler", "placement: "):
+        assert any(text.startswith(start) for text in texts)
 
 
 def test_inputs(propolis, make):

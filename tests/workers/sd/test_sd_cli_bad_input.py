@@ -14,6 +14,10 @@ from propolis_workers.sd import images
 
 
 FEW = ("-s", "2", "--seed", "3")
+CULPRITS = [
+    ("conv2d", "x, w, /, bias=None, stride=1, padding=0, dilation=1, groups=1", "the UNet gave"),
+    ("round", "x, /", "the VAE decoded to"),
+]
 
 BAD = {
     "width": (("-W", "100"), "width 100 is not a multiple of 8, 96 and 104 are: give one of these"),
@@ -153,7 +157,21 @@ def test_nan(propolis, complete, tmp_path):
     run = propolis("generate", "a", "-m", str(folder), "-o", "a.png", *FEW)
     assert (2, "") == (run.code, run.out)
     assert "error: step 1 of 2 (timestep 999): the UNet gave values that are not finite" in run.err
+    assert "the ops were served by cpu_ref (propolis-cpu-ref " in run.err
     assert not Path("a.png").exists()
+
+
+@pytest.mark.parametrize(("op", "parameters", "where"), CULPRITS, ids=["unet", "vae"])
+def test_a_plugin_that_gives_nan(propolis_with, complete, tmp_path, op, parameters, where):
+    """Who served is named, with what judges them, whoever notices first."""
+    output = str(tmp_path / "a.png")
+    given = ("generate", "a", "-m", str(complete("sd15")), "-o", output, *FEW)
+    err = propolis_with(op, parameters, "--plugins", "wrong", "sd", *given)
+    assert f"{where} values that are not finite" in err
+    assert "served by cpu_ref (propolis-cpu-ref 0.1.0), wrong (wrong-dist 1.0): " in err
+    assert "`propolis --plugins wrong drift --device cpu` judges the ops that a language" in err
+    assert "`propolis --plugins wrong conformance wrong --device cpu` all of a plugin" in err
+    assert not (tmp_path / "a.png").exists()
 
 
 def test_wrong_shape(propolis, complete, tmp_path):

@@ -1,4 +1,4 @@
-"""What the command lines of all workers share: standard input, and bars on a terminal."""
+"""What the command lines of all workers share: standard input, bars, how a command ends."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+
+    from propolis import Device
 
 
 def standard_input() -> str:
@@ -82,4 +86,23 @@ def steps_bar(*, quiet: bool = False) -> Iterator[Callable[[int, int], None] | N
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-__all__ = ["decoded", "loading_bar", "standard_input", "steps_bar", "watched"]
+def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
+    """
+    Print the placement summary when a command ends, at an error or at Ctrl-C too.
+
+    Args:
+        ctx: of the command.
+        device: what the worker runs on.
+        quiet: the answer holds the summary; it is printed where there is no answer.
+    """
+
+    def end() -> None:
+        placement = device.table.placement
+        if not placement.is_empty and not (quiet and sys.exc_info()[0] is None):
+            for line in placement.lines():
+                click.echo(line, err=True)
+
+    ctx.call_on_close(end)
+
+
+__all__ = ["decoded", "loading_bar", "standard_input", "steps_bar", "sum_up", "watched"]

@@ -82,13 +82,23 @@ class Placement:
         if not entry.count:
             del self._weights[where]
 
+    @property
+    def servers(self) -> list[str]:
+        """Whose implementations serve ops on the device, in a fixed order."""
+        here = self._on_device.keys() - self._on_cpu.keys()
+        return sorted({plugin for op in here for plugin in self._on_device[op]})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was bound, and no weight was prepared."""
+        return not (self._on_device or self._split or self._on_cpu or self._weights)
+
     def lines(self) -> list[str]:
         """The summary for people."""
         served = self._on_device.keys() | self._split.keys()
         here = served - self._on_cpu.keys()
         total = len(served | self._on_cpu.keys())
-        plugins = sorted({p for op in here for p in self._on_device.get(op, ())})
-        who = ", ".join(plugins) or "nobody"
+        who = ", ".join(self.servers) or "nobody"
         lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
         if self._split:
             split = (f"{op} (into {parts})" for op, parts in sorted(self._split.items()))
@@ -148,6 +158,15 @@ class Placement:
             ],
             **({"metrics": self._costs()} if self.metrics is not None else {}),
         }
+
+
+def servers(device: Device) -> list[str]:
+    """Who serves ops of a device, those included that serve what falls to the CPU."""
+    table = device.table
+    found = table.placement.servers
+    if table.placement.fallbacks.tallies:
+        found = sorted({*found, *table.cpu.table.placement.servers})
+    return found
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

@@ -73,19 +73,19 @@ class HostTensor:
 
     def filled(self, elements: np.ndarray[Any, Any], cpu: Device) -> HostTensor:
         """The same layout with other elements, rounded to the dtype."""
-        made = replace(self, raw=self.raw.copy())
-        view = made._view(cpu)
+        raw = self.raw.copy()
+        view = self._view(raw, cpu)
         with np.errstate(over="ignore"):  # to infinity
             view[...] = elements.astype(view.dtype)
-        return made
+        return replace(self, raw=raw)
 
     def value(self, cpu: Device) -> Value:
         """The elements in row-major order."""
-        return Value(np.ascontiguousarray(self._view(cpu)), self.dtype, self.shape)
+        return Value(np.ascontiguousarray(self._view(self.raw, cpu)), self.dtype, self.shape)
 
-    def _view(self, cpu: Device) -> np.ndarray[Any, Any]:
+    def _view(self, raw: np.ndarray[Any, Any], cpu: Device) -> np.ndarray[Any, Any]:
         layout = Layout(self.shape, self.strides)
-        return Tensor(CpuStorage(self.raw), layout, self.dtype, cpu).array
+        return Tensor(CpuStorage(raw), layout, self.dtype, cpu).array
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from propolis.cli import settings
 from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
+from propolis_workers.terminal import sum_up
 
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def generate(
         print_json(_report(model, generation))
         return
     _print_pieces(generation)
-    _print_end(model, generation)
+    _print_rates(generation)
 
 
 @llm.command()
@@ -130,7 +131,7 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     last = Chat(conversation, lines, _print_pieces, **answer).run()
     click.echo(err=True)
     if last is not None:
-        _print_end(model, last)
+        _print_rates(last)
 
 
 def _print_pieces(generation: Generation) -> None:
@@ -140,8 +141,18 @@ def _print_pieces(generation: Generation) -> None:
     click.echo()
 
 
-def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[LLM, Runtime]:
-    """The model and who runs it, with a progress bar while its weights are read."""
+def load(
+    ctx: click.Context, options: dict[str, Any], *, quiet: bool, placement: bool = True
+) -> tuple[LLM, Runtime]:
+    """
+    The model and who runs it, with a progress bar while its weights are read.
+
+    Args:
+        ctx: of the command.
+        options: the command's; those about loading are taken out.
+        quiet: the answer is JSON, which says what is printed otherwise.
+        placement: whether the command ends with the placement summary.
+    """
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
 
@@ -149,6 +160,8 @@ def load(ctx: click.Context, options: dict[str, Any], *, quiet: bool) -> tuple[L
     own = {name: options.pop(name, None) for name in names}
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
+    if placement:
+        sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
         model = LLM.load(runtime=runtime, progress=progress)
     if not quiet:
@@ -175,16 +188,13 @@ def _params(options: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**{name: options[name] for name in names})
 
 
-def _print_end(model: LLM, generation: Generation) -> None:
-    """Rates and the placement summary."""
+def _print_rates(generation: Generation) -> None:
     finish = generation.finish
     click.echo(
         f"{finish.prompt_tokens} prompt tokens at {finish.prefill_rate:.1f}/s, "
         f"{len(finish.ids)} drawn at {finish.decode_rate:.1f}/s, {finish.stop_reason}",
         err=True,
     )
-    for line in model.model.device.table.placement.lines():
-        click.echo(line, err=True)
 
 
 def _report(model: LLM, generation: Generation) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Conversation:
             max_tokens=max_tokens,
             stops=stops,
             history=ids[:shared],
+            path=self._llm.path,
         )
         turn.conversation, turn.messages, turn.ids = self, messages, ids
         first = _beginning(messages)

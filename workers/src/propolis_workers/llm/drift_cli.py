@@ -81,7 +81,7 @@ def drift(
     if save is not None and save.exists() and not save.is_dir():
         msg = f"--save {save}: it is a file, not a folder"
         raise UsageError(msg)
-    model, runtime = load(ctx, options, quiet=as_json)
+    model, runtime = load(ctx, options, quiet=as_json, placement=False)
     has_template = model.tokenizer.chat_template is not None
     text = model.render([{"role": "user", "content": prompt}]) if has_template else prompt
     ids = model.tokenizer.encode(text, add_special=not has_template)

@@ -6,18 +6,25 @@ import time
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Literal
 
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm.detokenizer import Detokenizer
+from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
 from propolis_workers.llm.stopping import StopStrings
+from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from propolis_workers.llm.engine import Engine
     from propolis_workers.llm.sampling import SamplingParams
@@ -93,6 +100,7 @@ class Generation:
         max_tokens: int,
         stops: Sequence[str] = (),
         history: Sequence[int] = (),
+        path: Path | None = None,
     ) -> None:
         """
         Prepare to generate.
@@ -105,6 +113,8 @@ class Generation:
             max_tokens: the most tokens to draw.
             stops: strings that end the text; they are not part of it.
             history: tokens that the engine has already; penalties count them.
+            path: the model's file or folder, for the error that says how to find out why
+                it gives no token.
 
         Raises:
             UsageError: ``max_tokens`` or the stop strings are not as described.
@@ -115,6 +125,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
         self._history = [*history, *prompt]
+        self._path = path
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
@@ -126,7 +137,8 @@ class Generation:
 
         Raises:
             ModelError: the prompt leaves no room for an answer, or holds a token that the
-                model does not know; nothing was run.
+                model does not know, and nothing was run; or an op or the weights are wrong,
+                so that there is no token to draw.
         """
         if self._stream is None:
             self._stream = self._shown()
@@ -148,7 +160,7 @@ class Generation:
         logits = engine.prefill(self._prompt)
         first = start
         while True:
-            token = self._sampler.sample(logits[:known], self._history)
+            token = self._sampled(logits[:known])
             finish.ids.append(token)
             self._history.append(token)
             now = time.perf_counter()
@@ -174,6 +186,16 @@ class Generation:
         # Of stop strings that begin alike, the end may be what decides.
         if stops.matched is not None:
             finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", stops.matched
+
+    def _sampled(self, logits: NDArray[np.floating[Any]]) -> int:
+        """The next token; where there is none, the error says whom to suspect."""
+        try:
+            return self._sampler.sample(logits, self._history)
+        except NoTokenError as exc:
+            if self._path is None:
+                raise
+            msg = f"{exc}; {suspects(self._engine.model.device, self._path)}"
+            raise ModelError(msg) from exc
 
     def _check_prompt(self) -> None:
         config = self._engine.model.config

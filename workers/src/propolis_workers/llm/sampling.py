@@ -60,6 +60,10 @@ class SamplingParams:
             _check_int("seed", self.seed, low=0)
 
 
+class NoTokenError(ModelError):
+    """The logits allow no token: the weights, or an op before them, are wrong."""
+
+
 class Sampler:
     """
     Chooses the tokens of one sequence.
@@ -86,7 +90,7 @@ class Sampler:
             The id.
 
         Raises:
-            ModelError: The logits hold NaN, or allow no token at all.
+            NoTokenError: The logits hold NaN, or allow no token at all.
             UsageError: The logits are no vector, or the history has ids beyond it.
         """
         if logits.ndim != 1 or logits.size == 0:
@@ -95,14 +99,14 @@ class Sampler:
         # argmax stops at a NaN, and takes the lowest index on ties.
         best = int(np.argmax(logits))
         if math.isnan(logits[best]):
-            raise ModelError("logits contain NaN; the weights are damaged or an op overflowed")
+            raise NoTokenError("logits contain NaN")
         params = self._params
         if params.repetition_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
             logits = self._penalised(logits, history)
             best = int(np.argmax(logits))
         peak = logits[best]
         if peak == -math.inf:
-            raise ModelError("all logits are -inf: no token is allowed")
+            raise NoTokenError("all logits are -inf: no token is allowed")
         if params.temperature == 0.0:
             return best
         if peak == math.inf:  # infinitely likelier than the rest, and as likely as each other

@@ -222,6 +222,7 @@ class LLM:
             params=params,
             max_tokens=max_tokens,
             stops=stops,
+            path=self.path,
         )
 
 

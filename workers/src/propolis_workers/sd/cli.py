@@ -22,6 +22,7 @@ from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
+from propolis_workers.terminal import sum_up
 
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def generate(
     recipe = stored.changed(options).sealed()
     recipe.expect_apart(path)
     params, loras = recipe.params(), recipe.open_loras()
-    model = _load(config, recipe, quiet=as_json)
+    model = _load(ctx, config, recipe, quiet=as_json)
     for lora, strength in loras:
         model.apply_lora(lora, strength)
     with _previews(path, preview) as write_preview, steps_bar(quiet=as_json) as bar:
@@ -137,7 +138,7 @@ def generate(
         return
     for one in written:
         click.echo(one)
-    _print_end(model, images, len(written))
+    _print_end(images, len(written))
 
 
 @sd.command()
@@ -168,7 +169,7 @@ def _require_packages() -> None:
         raise UsageError(msg)
 
 
-def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
+def _load(ctx: click.Context, config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
     """The model, with a progress bar while its weights are read."""
     from propolis.dtypes import parse_dtype  # noqa: PLC0415  (not for --help)
     from propolis.runtime import Runtime  # noqa: PLC0415
@@ -177,6 +178,7 @@ def _load(config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
 
     path = Path(recipe.model).expanduser() if recipe.model else packaged_model()
     runtime = Runtime.start(config)
+    sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
         model = StableDiffusion.load(
             path, runtime=runtime, dtype=parse_dtype(recipe.dtype), progress=progress
@@ -212,8 +214,8 @@ def _previews(
             preview.unlink(missing_ok=True)
 
 
-def _print_end(model: StableDiffusion, images: Images, written: int) -> None:
-    """What was drawn and how long it took, and the placement summary."""
+def _print_end(images: Images, written: int) -> None:
+    """What was drawn and how long it took."""
     params, seconds = images.params, images.seconds
     steps = seconds["steps"]
     count = "1 image" if written == 1 else f"{written} images"
@@ -225,8 +227,6 @@ def _print_end(model: StableDiffusion, images: Images, written: int) -> None:
     )
     for note in images.notes:
         click.echo(f"note: {note}", err=True)
-    for line in model.device.table.placement.lines():
-        click.echo(line, err=True)
 
 
 def _report(

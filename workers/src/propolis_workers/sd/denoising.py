@@ -14,6 +14,7 @@ from propolis import ops
 from propolis.errors import ModelError
 from propolis_workers.sd.latents import as_f32
 from propolis_workers.sd.latents import is_finite
+from propolis_workers.suspects import suspects_without_drift
 
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def _fail(output: Tensor, i: int, plan: Plan) -> None:
     msg = (
         f"step {i + 1} of {len(plan)} (timestep {float(plan.timesteps[i]):g}): {who} gave values "
         f"that are not finite (NaN or infinity), so there is no image: the weights are damaged, "
-        f"a LoRA is too strong, or f16 overflows: --dtype f32 does not"
+        f"a LoRA is too strong, f16 overflows (--dtype f32 does not), or an op is wrong: "
+        f"{suspects_without_drift(output.device)}"
     )
     raise ModelError(msg)
 

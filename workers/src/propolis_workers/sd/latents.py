@@ -10,6 +10,7 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import ModelError
+from propolis_workers.suspects import suspects_without_drift
 
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ def to_pixels(x: Tensor) -> Pixels:
         ModelError: it has values that are not finite.
     """
     x = as_f32(x)
-    if not is_finite(x):
+    rounded = ops.round(ops.affine(ops.clamp(x, -1.0, 1.0), 127.5, 127.5))
+    # Clamping hides infinities, and the cast NaN.
+    if not (is_finite(x) and is_finite(rounded)):
         msg = "the VAE decoded to values that are not finite, no image: its weights are damaged, "
-        msg += "or overflow f16; run it in f32 (--dtype f32)"
-        raise ModelError(msg)
-    x = ops.round(ops.affine(ops.clamp(x, -1.0, 1.0), 127.5, 127.5))
-    planes = ops.cast(x, dtypes.u8).numpy()[0]
+        msg += "or overflow f16: run it in f32 (--dtype f32); or an op is wrong: "
+        raise ModelError(msg + suspects_without_drift(x.device))
+    planes = ops.cast(rounded, dtypes.u8).numpy()[0]
     return np.ascontiguousarray(planes.transpose(1, 2, 0))
 
 
