@@ -66,6 +66,26 @@ def test_differences_of_every_kind(cli, site, sources, tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("unvetted")
+def test_the_lock_of_another_device(cli, site, sources, tmp_path):
+    """One line: whose it is, what is checked, and what to do; not a line for each op."""
+    file = tmp_path / "my lock.json"
+    site.plugin("toy", sources.toy_device)
+    cli("lock", "--device", "toy", "-o", str(file))
+    arch = Runtime.start().cpu.properties.arch
+    done = cli("lock", "--check", str(file))
+    assert (done.code, done.out) == (
+        1,
+        f"{file} was written for toy:0 (toy1), and this checks cpu ({arch}): "
+        f"`propolis lock --check '{file}' --device toy:0` checks the same device, "
+        f"`propolis lock -o '{file}' --device cpu` writes it for this one\n",
+    )
+    document = json.loads(file.read_text())
+    del document["device"]
+    file.write_text(json.dumps(document))
+    assert "does not say which device" in cli("lock", "--check", str(file)).out
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

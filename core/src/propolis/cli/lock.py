@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def lock(ctx: click.Context, output: str | None, check: str | None, device: str 
     config = settings(ctx, device=device)
     now = table.lock(Runtime.start(config).device(config.device))
     if locked is not None:
-        changes = list(table.differences(locked, now))
+        changes = _elsewhere(check, locked, now) or list(table.differences(locked, now))
         for line in changes:
             click.echo(line)
         if changes:
@@ -51,6 +52,21 @@ def lock(ctx: click.Context, output: str | None, check: str | None, device: str 
     except OSError as exc:
         msg = f"{output} cannot be written: {exc.strerror}"
         raise UsageError(msg) from exc
+
+
+def _elsewhere(path: str | None, locked: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What to do where the file is another device's: comparing ops would say nothing."""
+    then, here = locked.get("device"), now["device"]
+    if then == here:
+        return []
+    if not isinstance(then, str):
+        return [f"{path}: it does not say which device it was written for; write it anew"]
+    again = shlex.join(["propolis", "lock", "--check", str(path), "--device", then])
+    anew = shlex.join(["propolis", "lock", "-o", str(path), "--device", here])
+    return [
+        f"{path} was written for {then} ({locked.get('arch')}), and this checks {here} "
+        f"({now['arch']}): `{again}` checks the same device, `{anew}` writes it for this one"
+    ]
 
 
 def _render(document: dict[str, Any]) -> str:
