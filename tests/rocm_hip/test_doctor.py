@@ -225,6 +225,39 @@ def test_two_libraries_in_one_process(tmp_path):
     assert "libamdhip64 from /opt/rocm/lib/libamdhip64.so.7 and /venv/lib" in result.summary
 
 
+def test_a_library_that_is_too_old(tmp_path):
+    """HIP older than 6 is refused, with its version and what to install; 6.0 is not."""
+    found = [Library(tmp_path / "libamdhip64.so", "ROCM_PATH")]
+    assert told(doctor.libraries(lambda: found, lambda _: [], lambda: (5, 7))) == (
+        "error",
+        f"hip-python opens {found[0]}, which is HIP 5.7",
+        "install ROCm 6.0 or newer, or point ROCM_PATH at it",
+    )
+    assert doctor.libraries(lambda: found, lambda _: [], lambda: (6, 0)).status == "ok"
+
+
+def test_a_library_whose_version_cannot_be_asked(tmp_path):
+    """Why is for the check of the devices to say."""
+
+    def fails():
+        raise DeviceError("it cannot be loaded")
+
+    found = [Library(tmp_path / "libamdhip64.so", "ROCM_PATH")]
+    assert doctor.libraries(lambda: found, lambda _: [], fails).status == "ok"
+
+
+def test_the_command_refuses_an_old_hip(python, simulator, tmp_path):
+    """``propolis doctor`` ends with 1, and the plugin says which version it found."""
+    done = python(
+        "from propolis.cli import main; main(['--plugins', 'rocm_hip', 'doctor'])",
+        HIPSIM_HIP_VERSION="5.7",
+    )
+    assert done.returncode == 1
+    assert "ERROR   rocm_hip.libraries: hip-python opens " in done.stdout
+    assert ", which is HIP 5.7\n        -> install ROCm 6.0 or newer, or point" in done.stdout
+    assert "libamdhip64.so is HIP 5.7: install ROCm 6.0 or newer" in done.stdout
+
+
 def test_a_tree_that_is_named_but_empty(tmp_path, monkeypatch):
     """ROCM_PATH that points nowhere is said, although another library is found."""
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))

@@ -31,6 +31,18 @@ std::int64_t number(const char* name, std::int64_t default_value, std::int64_t l
   return value;
 }
 
+// "7.2" as HIP counts; both numbers have two digits at most.
+int version(const char* name, int default_value) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return default_value;
+  char* end;
+  const long major = std::strtol(text, &end, 10);
+  const long minor = *end == '.' ? std::strtol(end + 1, &end, 10) : -1;
+  if (*end || major < 1 || major > 99 || minor < 0 || minor > 99)
+    refuse(name, text, "a version such as 5.7");
+  return static_cast<int>(major * 10'000'000 + minor * 100'000);
+}
+
 int cores() {
   const unsigned count = std::thread::hardware_concurrency();
   return count ? static_cast<int>(count) : 1;
@@ -60,7 +72,8 @@ Settings::Settings()
       threads(static_cast<int>(number("HIPSIM_THREADS", cores(), 1, 1024))),
       alignment(static_cast<std::size_t>(number("HIPSIM_ALIGNMENT", 256, 16, 4096))),
       slow_copies_us(static_cast<int>(number("HIPSIM_SLOW_COPIES", 0, 0, 60'000'000))),
-      timeout_s(static_cast<int>(number("HIPSIM_TIMEOUT", 300, 0, 86'400))) {
+      timeout_s(static_cast<int>(number("HIPSIM_TIMEOUT", 300, 0, 86'400))),
+      hip_version(version("HIPSIM_HIP_VERSION", 70'200'000)) {
   if (warp != 32 && warp != 64) refuse("HIPSIM_WARP", std::getenv("HIPSIM_WARP"), "32 or 64");
   if (alignment & (alignment - 1))
     refuse("HIPSIM_ALIGNMENT", std::getenv("HIPSIM_ALIGNMENT"), "a power of two");

@@ -34,6 +34,7 @@ struct Settings {
   int slow_copies_us;                    // HIPSIM_SLOW_COPIES
   int timeout_s;                         // HIPSIM_TIMEOUT: of one launch
   std::optional<std::uint64_t> shuffle;  // HIPSIM_SHUFFLE: seed of the random order of streams
+  int hip_version;                       // HIPSIM_HIP_VERSION: as HIP counts
   std::string report;                    // HIPSIM_REPORT
   Fault fail_malloc, fail_launch, device_lost;
 

@@ -8,7 +8,6 @@
 namespace hipsim {
 
 namespace {
-constexpr int kVersion = 70200000;  // as HIP counts: 7.2
 
 const Device& device_of(Runtime& runtime, int id) {
   require(id >= 0 && id < static_cast<int>(runtime.devices.size()), hipErrorInvalidDevice);
@@ -134,7 +133,7 @@ HIPSIM_API hipError_t hipInit(unsigned flags) {
 HIPSIM_API hipError_t hipDriverGetVersion(int* version) {
   return api("hipDriverGetVersion", kAlways, [&](Runtime&) {
     require(version);
-    *version = kVersion;
+    *version = settings().hip_version;
     return hipSuccess;
   });
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # hipGetDevicePropertiesR0600, whose layout hip-python reads, came with it.
+OLDEST: Final = (6, 0)
 _NEEDS: Final = "ROCm 6.0 or newer"
 _INSTALL: Final = (
     f"install {_NEEDS} (the amdgpu driver's packages, or pip's rocm[libraries]), or point "
@@ -55,11 +56,21 @@ def require_modern() -> None:
     Raises:
         DeviceError: it is older than ROCm 6, or cannot be loaded.
     """
-    if not hip().has_symbol("hipGetDevicePropertiesR0600"):
-        version = call("rocm", "hipRuntimeGetVersion")
-        found = f"HIP {version // 10_000_000}.{version // 100_000 % 100}"
-        msg = f"{library_path('amdhip64')} is {found}: {_INSTALL}"
+    if version() < OLDEST or not hip().has_symbol("hipGetDevicePropertiesR0600"):
+        major, minor = version()
+        msg = f"{library_path('amdhip64')} is HIP {major}.{minor}: {_INSTALL}"
         raise DeviceError(msg)
+
+
+def version() -> tuple[int, int]:
+    """
+    HIP's major and minor version, as the library says it.
+
+    Raises:
+        DeviceError: there is no library.
+    """
+    number = int(call("rocm", "hipRuntimeGetVersion"))
+    return number // 10_000_000, number // 100_000 % 100
 
 
 def _bindings(module: str) -> Any:
@@ -181,6 +192,7 @@ def loaded_libraries(stem: str) -> list[str]:
 
 
 __all__ = [
+    "OLDEST",
     "call",
     "failure",
     "hip",
@@ -189,4 +201,5 @@ __all__ = [
     "loaded_libraries",
     "native",
     "require_modern",
+    "version",
 ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NO_GPU: Final = "nothing to do on a machine without an AMD GPU"
+_MODERN: Final = "install ROCm 6.0 or newer, or point ROCM_PATH at it"
 _RUNTIME_LIBRARIES: Final = ("libamdhip64", "libhsa-runtime64", "libhiprtc", "libamd_comgr")
 
 
@@ -76,14 +77,15 @@ def permissions(system: System) -> CheckResult:
 def libraries(
     found: Callable[[], list[Library]] = installed,
     loaded: Callable[[str], list[str]] = _ffi.loaded_libraries,
+    version: Callable[[], tuple[int, int]] = _ffi.version,
 ) -> CheckResult:
-    """Which HIP library is used, which others there are, and which are in this process."""
+    """Which HIP library is used, how old it is, which others there are or are in this process."""
     trees = found()
     if not trees:
         return CheckResult(
             "warning",
             "no libamdhip64 in ROCM_PATH, /opt/rocm, pip's rocm-sdk or the system's search path",
-            "install ROCm 6.0 or newer, or point ROCM_PATH at it",
+            _MODERN,
         )
     present = {stem: loaded(stem) for stem in _RUNTIME_LIBRARIES}
     twice = {stem: paths for stem, paths in present.items() if len(_files(paths)) > 1}
@@ -97,6 +99,13 @@ def libraries(
         )
     used, *others = trees
     text = f"hip-python opens {used}"
+    try:
+        found_version = version()
+    except DeviceError:
+        found_version = _ffi.OLDEST  # it cannot be loaded: the check of the devices says why
+    if found_version < _ffi.OLDEST:
+        major, minor = found_version
+        return CheckResult("error", f"{text}, which is HIP {major}.{minor}", _MODERN)
     named = os.environ.get("ROCM_PATH")
     if named and not (Path(named) / "lib" / "libamdhip64.so").exists():
         return CheckResult(
