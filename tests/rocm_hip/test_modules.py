@@ -368,3 +368,32 @@ def test_the_settings_reach_the_cache(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path))
     cache = CodeCache.of(Config.load())
     assert (cache.folder, cache.limit) == (tmp_path / "kernels", 3 << 20)
+
+
+# -- compiling -------------------------------------------------------------------------
+
+
+def test_a_first_compilation_is_said(tmp_path, monkeypatch):
+    """One line before it: what is compiled, where it is kept, that it is once; then no more."""
+    from propolis_rocm_hip import rtc
+    from propolis_rocm_hip.cache import CodeCache
+    from propolis_rocm_hip.cache import Key
+    from propolis_rocm_hip.modules import ModuleStore
+
+    said = []
+    monkeypatch.setattr(rtc, "cache_key", lambda p: Key(p.name, p.arch, "0" * 64, "HIP 7"))
+    monkeypatch.setattr(rtc, "compile_program", lambda p: said.append(f"{p.name} done") or b"code")
+    monkeypatch.setattr(
+        "propolis_rocm_hip.events.Event.emit", lambda event, **fields: said.append((event, fields))
+    )
+    sources = [ModuleSource(name, {"f": ""}, source=lambda: "") for name in ("one", "two")]
+    for _ in "ab":  # the second finds both in the cache
+        modules = ModuleStore(None, "hipsim32", 32, CodeCache(tmp_path / "kernels"))
+        for source in sources:
+            modules._code(source)
+    (event, fields), *compiled = said
+    assert compiled == ["one done", "two done"]
+    assert (event.name, event.level) == ("rocm.compiling", "warning")
+    assert (fields["first"], fields["arch"]) == ("one", "hipsim32")
+    assert fields["kept_in"] == str(tmp_path / "kernels")
+    assert "once" in fields["note"]

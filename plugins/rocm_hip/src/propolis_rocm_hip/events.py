@@ -19,6 +19,13 @@ ROCM_CACHE_NOT_WRITTEN: Final = Event(
     "a compiled kernel cannot be kept, so the next process compiles it again",
     ("path", "reason"),
 )
+ROCM_COMPILING: Final = Event(
+    "rocm.compiling",
+    "warning",
+    "hipRTC compiles kernels that no code object was shipped for, for the first time in this "
+    "process; it takes seconds for each module, once",
+    ("first", "arch", "kept_in", "note"),
+)
 ROCM_GRAPH_NOT_RECORDED: Final = Event(
     "rocm.graph_not_recorded",
     "warning",
@@ -26,4 +33,9 @@ ROCM_GRAPH_NOT_RECORDED: Final = Event(
     ("device", "calls", "reason"),
 )
 
-ALL: Final = (ROCM_CACHE_ENTRY_DAMAGED, ROCM_CACHE_NOT_WRITTEN, ROCM_GRAPH_NOT_RECORDED)
+ALL: Final = (
+    ROCM_CACHE_ENTRY_DAMAGED,
+    ROCM_CACHE_NOT_WRITTEN,
+    ROCM_COMPILING,
+    ROCM_GRAPH_NOT_RECORDED,
+)

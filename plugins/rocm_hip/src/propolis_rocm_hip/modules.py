@@ -31,6 +31,7 @@ from propolis.errors import PluginError
 from propolis.errors import PropolisError
 from propolis_rocm_hip import _ffi
 from propolis_rocm_hip import codeobject
+from propolis_rocm_hip import events
 from propolis_rocm_hip.codeobject import CodeObjectError
 
 
@@ -193,6 +194,7 @@ class ModuleStore:
         self._modules: dict[ModuleSource, _Module] = {}
         self._failures: dict[ModuleSource, PropolisError] = {}
         self._functions: dict[tuple[ModuleSource, str], Function] = {}
+        self._announced = False
 
     def function(self, source: ModuleSource, name: str) -> Function:
         """
@@ -285,8 +287,26 @@ class ModuleStore:
             arch=self._arch,
         )
         key = rtc.cache_key(program)
-        image = self._cache.get(key, lambda: rtc.compile_program(program))
-        return image, f"compiled by hipRTC for {self._arch}"
+
+        def compiled() -> bytes:
+            self._announce(program.name)
+            return rtc.compile_program(program)
+
+        return self._cache.get(key, compiled), f"compiled by hipRTC for {self._arch}"
+
+    def _announce(self, module: str) -> None:
+        """Say what takes tens of seconds, before the first module that does."""
+        with self._lock:
+            if self._announced:
+                return
+            self._announced = True
+        events.ROCM_COMPILING.emit(
+            first=module,
+            arch=self._arch,
+            kept_in=str(self._cache.folder),
+            note="kernels are compiled by hipRTC on first use, for seconds each, and once: later "
+            "starts find them there",
+        )
 
 
 @dataclass(frozen=True, slots=True)
