@@ -74,11 +74,11 @@ def test_the_lock_of_another_device(cli, site, sources, tmp_path):
     cli("lock", "--device", "toy", "-o", str(file))
     arch = Runtime.start().cpu.properties.arch
     done = cli("lock", "--check", str(file))
-    assert (done.code, done.out) == (
-        1,
+    assert done.code == 1
+    assert done.out == (
         f"{file} was written for toy:0 (toy1), and this checks cpu ({arch}): "
         f"`propolis lock --check '{file}' --device toy:0` checks the same device, "
-        f"`propolis lock -o '{file}' --device cpu` writes it for this one\n",
+        f"`propolis lock -o '{file}' --device cpu` writes it for this one\n"
     )
     document = json.loads(file.read_text())
     del document["device"]

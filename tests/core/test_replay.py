@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -45,9 +46,15 @@ def call(cpu, tmp_path):
     return path
 
 
+@pytest.fixture
+def apart(call, monkeypatch):
+    """A process of its own, which sees that plugin and none of those installed here."""
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "other")
+
+
 def test_a_call_that_passes(cli, call):
     """What it was, who runs it now, how far off, and whether the bytes are those saved."""
-    done = cli("replay", str(call))
+    done = cli("replay", "--here", str(call))
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "add (a=f32): saved from cpu, somebody, layer 7",
@@ -66,18 +73,18 @@ def test_a_call_that_passes(cli, call):
 def test_a_call_that_fails(cli, call, adds):
     """Exit code 1, the first wrong element, and --op chooses who runs."""
     adds("np.add(a.array, b.array, out=out.array); out.array[0, 1] += 1")
-    done = cli("replay", str(call))
+    done = cli("replay", "--here", str(call))
     assert done.code == 1
     assert "ran on cpu by other (fake-other 1.0)" in done.out
     assert "  1 bytes unlike the result in the file" in done.out
     assert "failed: values: 1 of 6 elements wrong; at (0, 1): 6.0, the truth is 5.0" in done.out
-    assert cli("--op", "add=cpu_ref", "replay", str(call)).code == 0
+    assert cli("--op", "add=cpu_ref", "replay", "--here", str(call)).code == 0
 
 
 def test_for_machines(cli, call, adds):
     """The same as JSON, which has no infinity."""
     adds("out.array[...] = np.inf")
-    done = cli("replay", "--json", str(call))
+    done = cli("replay", "--here", "--json", str(call))
     found = json.loads(done.out, parse_constant=pytest.fail)
     assert done.code == 1
     assert (found["op"], found["dtypes"], found["device"]) == ("add", ["f32"], "cpu")
@@ -101,17 +108,95 @@ def test_for_machines(cli, call, adds):
 def test_other_faults(cli, call, adds, body, said):
     """What raises is a fault although others could do the call; so is what memory shows."""
     adds(body)
-    done = cli("replay", str(call))
+    done = cli("replay", "--here", str(call))
     assert done.code == 1
     assert f"failed: {said}" in done.out
 
 
-def test_what_is_saved_is_said_before_the_call(call, adds, python):
-    """A call that ends the process is named first."""
-    adds("os.abort()")
-    done = python(f"from propolis.cli import main; main(['replay', {str(call)!r}])")
-    assert done.returncode == -6
-    assert done.stdout.startswith("add (a=f32): saved from cpu")
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "os.write(2, b'odd state\\n'); os.abort()",
+            "aborted: it killed the process (SIGABRT): odd",
+        ),
+        ("os._exit(7)", "aborted: it ended the process with exit code 7"),
+        ("__import__('time').sleep(99)", "hung: it gave no sign of life for 0.5 s"),
+    ],
+    ids=["aborts", "exits", "hangs"],
+)
+@pytest.mark.usefixtures("apart")
+def test_a_call_that_does_not_come_back(cli, call, adds, body, said):
+    """It has failed: exit code 1, who was to run it, and what happened."""
+    adds(body)
+    done = cli("replay", str(call), "--timeout", "0.5")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert lines[0].startswith("add (a=f32): saved from cpu")
+    assert lines[-2] == "ran on cpu by other (fake-other 1.0), not to the end"
+    assert lines[-1].startswith(f"failed: {said}")
+
+
+@pytest.mark.usefixtures("apart")
+def test_one_that_does_not_come_back_for_machines(cli, call, adds):
+    """The same as JSON."""
+    adds("os.kill(os.getpid(), 9)")
+    found = json.loads(cli("replay", "--json", str(call)).out)
+    assert (found["passed"], found["by"]) == (False, "other (fake-other 1.0)")
+    assert found["problems"] == ["aborted: it killed the process (SIGKILL)"]
+    assert (found["device"], found["errors"]) == ("cpu", None)
+
+
+@pytest.mark.usefixtures("apart")
+def test_apart_it_is_as_here(cli, call, adds):
+    """Who runs it, how far off it is, refusals and their exit codes are those of the process."""
+    adds("np.add(a.array, b.array, out=out.array); out.array[0, 1] += 1")
+    assert cli("replay", str(call)) == cli("replay", "--here", str(call))
+    for more in (("--device", "toy"), ("--device", "cpu:7")):
+        assert cli("replay", *more, str(call)) == cli("replay", "--here", *more, str(call))
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_plugin_that_ends_the_process_when_it_loads(cli, call, site):
+    """That is no verdict about the call."""
+    site.plugin("other", "import os\n@hookimpl\ndef propolis_ops(device): os._exit(9)")
+    done = cli("replay", str(call))
+    assert done.code == 3
+    assert "cannot be replayed: loading the plugins ended the process with exit code 9" in done.err
+
+
+def test_a_bug_of_ours(cli, call, monkeypatch):
+    """It is not the plugin's fault; --debug shows where."""
+    monkeypatch.setenv("PROPOLIS_DEBUG", "1")
+    from propolis.conformance.process import ChildProcess
+
+    monkeypatch.setattr(ChildProcess, "receive", lambda *_: {"bug": "Traceback\nOddError: x"})
+    done = cli("replay", str(call))
+    assert done.code == 70
+    assert "Traceback\nOddError: x" in done.err
+    assert done.err.endswith(
+        "error: RuntimeError: OddError: x (a bug in propolis: --debug shows where)\n"
+    )
+
+
+@pytest.mark.usefixtures("apart")
+def test_for_a_debugger(cli, call, adds):
+    """With --here it is this process that runs the call."""
+    adds(f"assert os.getpid() == {os.getpid()}; np.add(a.array, b.array, out=out.array)")
+    assert cli("replay", "--here", str(call)).code == 0
+    assert cli("replay", str(call)).code == 1
+
+
+@pytest.mark.usefixtures("unvetted", "apart")
+def test_what_a_call_prints(cli, call, adds):
+    """It is on standard error, as are log lines; the JSON document is alone."""
+    adds("print('hello'); os.write(1, b'native\\n'); np.add(a.array, b.array, out=out.array)")
+    done = cli("replay", "--json", "--here", str(call))
+    assert json.loads(done.out)["passed"]
+    assert "hello" in done.err
+    done = cli("replay", "--json", str(call))
+    assert json.loads(done.out)["passed"]
+    assert {"hello", "native"} <= {*done.err.splitlines()}
 
 
 @pytest.mark.usefixtures("unvetted")
@@ -131,7 +216,7 @@ def test_from_quarantine_to_replay(cli, adds, tmp_path, monkeypatch):
     assert (found.facts["plugin"], found.facts["version"]) == ("other", "1.0")
     assert found.tensors["b"].strides == (1, 2)
     assert "quarantined" in cli("explain", "add").out
-    done = cli("replay", str(path))
+    done = cli("replay", "--here", str(path))
     assert done.code == 1
     assert "failed: runs: it raised RuntimeError: odd" in done.out
     assert "quarantined" in cli("explain", "add").out  # a replay lets nobody back
@@ -166,9 +251,9 @@ def test_a_call_of_another_device(cli, cpu, tmp_path):
     x = Tensor.from_numpy(np.float32([1, 2]), cpu)
     call = Call.given(ops.neg, (x,), {}).ended((ops.neg(x),), device="rocm:3")
     save(call, tmp_path / "call.npz")
-    done = cli("replay", str(tmp_path / "call.npz"))
+    done = cli("replay", "--here", str(tmp_path / "call.npz"))
     assert (done.code, done.err) == (0, "saved from rocm:3, which is not here: running on cpu\n")
-    done = cli("replay", "--device", "rocm:3", str(tmp_path / "call.npz"))
+    done = cli("replay", "--here", "--device", "rocm:3", str(tmp_path / "call.npz"))
     assert done.code == 2
 
 
@@ -208,7 +293,7 @@ def test_arguments_that_the_op_refuses(cli, cpu, tmp_path):
     """A file whose shapes do not fit is the file's fault."""
     x, y = (Tensor.from_numpy(np.zeros(n, np.float32), cpu) for n in (2, 3))
     save(Call.given(ops.add, (x, y), {}), tmp_path / "call.npz")
-    done = cli("replay", str(tmp_path / "call.npz"))
+    done = cli("replay", "--here", str(tmp_path / "call.npz"))
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "add" in done.err
 
@@ -219,6 +304,6 @@ def test_no_such_file(cli, tmp_path):
         path = tmp_path / name
         if text:
             path.write_text(text)
-        done = cli("replay", str(path))
+        done = cli("replay", "--here", str(path))
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert str(path) in done.err

@@ -204,12 +204,12 @@ def test_from_drift_to_replay(propolis, tmp_path):
     saved = tmp_path / "calls" / "silu_mul-f32.npz"
     assert f"saved: the worst silu_mul: {saved}" in done.out
     sys.modules["drift_wrong"].calls.append(1)  # the next call is wrong, as the saved one was
-    again = propolis("replay", str(saved))
+    again = propolis("replay", "--here", str(saved))
     assert again.code == 1
     assert "saved from cpu, wrong (wrong-dist 1.0), layer 1" in again.out
     assert "ran on cpu by wrong" in again.out
-    assert propolis("--op", "silu_mul=cpu_ref", "replay", str(saved)).code == 0
-    assert propolis("replay", str(tmp_path / "calls" / "attention-f32.npz")).code == 0
+    assert propolis("--op", "silu_mul=cpu_ref", "replay", "--here", str(saved)).code == 0
+    assert propolis("replay", "--here", str(tmp_path / "calls" / "attention-f32.npz")).code == 0
 
 
 @pytest.mark.usefixtures("wrong")

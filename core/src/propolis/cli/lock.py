@@ -63,10 +63,11 @@ def _elsewhere(path: str | None, locked: dict[str, Any], now: dict[str, Any]) ->
         return [f"{path}: it does not say which device it was written for; write it anew"]
     again = shlex.join(["propolis", "lock", "--check", str(path), "--device", then])
     anew = shlex.join(["propolis", "lock", "-o", str(path), "--device", here])
-    return [
+    line = (
         f"{path} was written for {then} ({locked.get('arch')}), and this checks {here} "
         f"({now['arch']}): `{again}` checks the same device, `{anew}` writes it for this one"
-    ]
+    )
+    return [line]
 
 
 def _render(document: dict[str, Any]) -> str:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer requests until there are no more."""
+    hello = json.loads(sys.stdin.readline())
+    sys.path[:] = hello["path"]
+    channel = os.fdopen(hello["answer"], "w", buffering=1)
     request = json.loads(sys.stdin.readline())
-    sys.path[:] = request["path"]
-    channel = os.fdopen(request["answer"], "w", buffering=1)
 
     def answer(**fields: Any) -> None:
         channel.write(json.dumps(fields) + "\n")
@@ -68,7 +69,7 @@ def serve(subject: Any, units: Any, wanted: dict[str, Any], answer: Any) -> None
     unit = units[wanted["unit"]]
 
     def alive(case: Case) -> None:
-        answer(case=str(case), encoded=encode(case, unit.spec.name))
+        answer(case=str(case), encoded=encode(case, unit.spec.name), busy=True)
 
     if "case" in wanted:
         rerun(subject, unit, decode(wanted["case"], unit.spec.name), wanted["save"])

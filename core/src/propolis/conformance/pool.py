@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +16,9 @@ from propolis.conformance.cases import decode
 from propolis.conformance.cases import encode
 from propolis.conformance.judge import SHRINKING
 from propolis.conformance.judge import Result
+from propolis.conformance.process import START
+from propolis.conformance.process import ChildEndedError
+from propolis.conformance.process import ChildProcess
 from propolis.conformance.shrink import shrink
 from propolis.errors import PluginError
 from propolis.errors import UsageError
@@ -35,10 +31,6 @@ if TYPE_CHECKING:
 
     from propolis.conformance.cases import Case
 
-# Seconds that loading a plugin may take, however short a case is allowed to be.
-_START = 60.0
-# Seconds that an idle child has to end by itself, so that tools in it (coverage) do too.
-_PATIENCE = 5.0
 # Most units take far less than their share of the time, so one may take more; and each
 # is judged at least for a moment.
 _GENEROUS, _LEAST = 32.0, 0.5
@@ -99,17 +91,9 @@ def scale_of(request: Request, facts: Mapping[str, Any]) -> float:
     return request.scale or scale
 
 
-class ChildEndedError(Exception):
-    """A child died or hung."""
-
-    def __init__(self, check: str, message: str) -> None:
-        super().__init__(message)
-        self.check = check
-
-
-class Child:
+class Child(ChildProcess):
     """
-    One child process.
+    A child that judges a plugin.
 
     Attributes:
         units: (unit, op) of everything the plugin declares here.
@@ -117,34 +101,11 @@ class Child:
     """
 
     def __init__(self, request: Request) -> None:
+        super().__init__("propolis.conformance.child", request.timeout)
         self._request = request
-        self._buffer = b""
-        self._idle = False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
-        read, write = os.pipe()
-        self._channel = read
-        path = list(map(os.fspath, sys.path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "propolis.conformance.child"],
-            stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=subprocess.STDOUT,
-            pass_fds=[write],
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in path)},
-        )
-        os.close(write)
-        self._send(
-            {
-                "path": path,
-                "answer": write,
-                "plugin": request.plugin,
-                "device": request.device,
-                "quick": request.quick,
-            },
-        )
         try:
-            hello = self._receive(max(request.timeout, _START))
+            self.send(plugin=request.plugin, device=request.device, quick=request.quick)
+            hello = self.receive(max(request.timeout, START))
         except ChildEndedError as exc:
             self.close()
             msg = f"plugin {request.plugin} cannot be judged: loading it {exc}"
@@ -176,8 +137,8 @@ class Child:
         }
         said: dict[str, Any] = {"case": "", "encoded": None}
         try:
-            self._send({"unit": unit, "plan": plan})
-            while "result" not in (answer := self._receive()):
+            self.send(unit=unit, plan=plan)
+            while "result" not in (answer := self.receive()):
                 said = answer
             return Result(**answer["result"])
         except ChildEndedError as exc:
@@ -200,8 +161,8 @@ class Child:
                 child = Child(self._request)
             try:
                 encoded = encode(smaller, unit.partition("[")[0])
-                child._send({"unit": unit, "case": encoded, "save": save})
-                child._receive()
+                child.send(unit=unit, case=encoded, save=save)
+                child.receive()
             except ChildEndedError as exc:
                 child.close()
                 return exc if exc.check == failure.check else None
@@ -219,81 +180,6 @@ class Child:
         finally:
             if child is not None:
                 child.close()
-
-    @property
-    def usable(self) -> bool:
-        """Whether it can judge another unit."""
-        return self._channel >= 0 and not self._ended()
-
-    def _ended(self) -> bool:
-        """Whether the process has; it keeps its number, and its group's, until it is reaped."""
-        if self._process.returncode is not None:
-            return True
-        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        return os.waitid(os.P_PID, self._process.pid, how) is not None
-
-    def close(self) -> None:
-        """End the process, and those it started: it may leave by itself where it can."""
-        if self._channel < 0:
-            return
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        self._reap(_PATIENCE if self._idle else 0.0)
-        os.close(self._channel)
-        self._channel = -1
-        self._said.close()
-
-    def _reap(self, patience: float) -> int:
-        """End the process group; how the process itself ended, which may take ``patience``."""
-        until = time.monotonic() + patience
-        while not self._ended() and time.monotonic() < until:
-            time.sleep(0.005)
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
-    def _send(self, value: Any) -> None:
-        self._idle = False
-        stdin = self._process.stdin
-        if stdin is None:
-            return
-        try:
-            stdin.write(json.dumps(value).encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            return  # it died; the answer will say how
-
-    def _receive(self, patience: float | None = None) -> dict[str, Any]:
-        patience = patience or self._request.timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(patience):
-                    msg = f"gave no sign of life for {patience:g} s"
-                    raise ChildEndedError("hung", msg)
-                more = os.read(self._channel, 65536)
-                if not more:
-                    raise ChildEndedError("aborted", self._end())
-                self._buffer += more
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        self._idle = "encoded" not in found
-        return found
-
-    def _end(self) -> str:
-        """How the process ended, and what it said last."""
-        code = self._reap(_PATIENCE)
-        try:
-            how = f"killed the process ({signal.Signals(-code).name})" if code < 0 else ""
-        except ValueError:
-            how = f"killed the process (signal {-code})"
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - 2000))
-        lines = [s for s in self._said.read().decode(errors="replace").splitlines() if s.strip()]
-        last = f": {lines[-1].strip()}" if lines else ""
-        return (how or f"ended the process with exit code {code}") + last
 
 
 def run(

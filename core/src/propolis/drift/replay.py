@@ -66,7 +66,9 @@ class Replay:
         return not self.problems
 
 
-def replay(call: Call, runtime: Runtime, device: Device) -> Replay:
+def replay(
+    call: Call, runtime: Runtime, device: Device, *, after_run: Callable[[bool], None] | None = None
+) -> Replay:
     """
     Run a call on a device, twice with other bytes in its outputs, and judge it.
 
@@ -77,6 +79,7 @@ def replay(call: Call, runtime: Runtime, device: Device) -> Replay:
         call: from a file, or from a watched run.
         runtime: whose plugins run it.
         device: where.
+        after_run: called after each of the two runs, with whether another comes.
 
     Raises:
         OpError: the op refuses the arguments.
@@ -109,7 +112,10 @@ def replay(call: Call, runtime: Runtime, device: Device) -> Replay:
         found.call = call.ended(tuple(outputs), **facts(device, seen.source), by=seen.by)
         runs.append(found.call)
         found.problems = _changed(spec, call, tensors, before)
-        if found.problems:
+        again = not found.problems and len(runs) < len(_POISONS)
+        if after_run is not None:
+            after_run(again)
+        if not again:
             break
     found.problems += _unwritten(runs[0].results, runs[-1].results)
     _judge(found, runs, oracle(runtime))
