@@ -167,7 +167,7 @@ def test_usage(args, said, capsys):
 
 def test_pytest_plugin():
     """One test an op and dtype, under pytest."""
-    plugin = "propolis.conformance.pytest_plugin"  # where the installed metadata is older
+    plugin = "propolis.conformance.pytest_plugin"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
     command += ["--propolis-plugin=cpu_ref", "-k", "silu_mul"]

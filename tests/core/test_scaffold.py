@@ -27,7 +27,8 @@ def test_everything_is_filled_in(kind, tmp_path):
     project = tomllib.loads(texts["hive-add/pyproject.toml"])
     plugins = project["project"]["entry-points"]["propolis.plugins"]
     assert {"hive_add": "hive_add.plugin"} == plugins
-    assert project["tool"]["pytest"]["ini_options"]["addopts"] == ["--propolis-plugin=hive_add"]
+    loaded = ["-p", "propolis.conformance.pytest_plugin", "--propolis-plugin=hive_add"]
+    assert project["tool"]["pytest"]["ini_options"]["addopts"] == loaded
 
 
 def test_every_template_is_used(tmp_path):

@@ -85,6 +85,32 @@ def test_its_own_tests(env) -> None:
     assert "2 passed" in said
 
 
+FOREIGN = """
+import sys
+import pytest
+
+@pytest.fixture(params=["kg", "m"])
+def unit(request):
+    return request.param
+
+def test_of_its_own(unit):
+    assert unit in ("kg", "m")
+    assert ("propolis" in sys.modules) is {loaded}
+"""
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_foreign_project(env, loaded) -> None:
+    """Its tests pass, whatever their arguments are called; pytest loads Propolis only if asked."""
+    folder = env.folder / "foreign"
+    folder.mkdir(exist_ok=True)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_foreign.py").write_text(FOREIGN.format(loaded=loaded))
+    asked = ["-p", "propolis.conformance.pytest_plugin"] if loaded else []
+    said = env.run("python", "-m", "pytest", "-p", "no:cacheprovider", *asked, "foreign")
+    assert "2 passed" in said
+
+
 def test_model_ops(env) -> None:
     """A feed-forward block runs, its residual sum by the plugin, and the summary says so."""
     where, add, placement = env.run("python", "-c", MODEL_OPS).splitlines()

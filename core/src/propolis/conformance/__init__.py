@@ -5,8 +5,8 @@ For every op and dtype that a plugin declares, arguments are drawn (empty, odd, 
 broadcast, aliased, large, NaN), and each call is judged: values, every element written,
 nothing else touched, and what the plugin promises of determinism and capture.
 
-Three ways in: ``propolis conformance PLUGIN``; ``pytest --pyargs propolis.conformance
---propolis-plugin PLUGIN``; and :func:`run` with a :class:`Request`.
+Three ways in: ``propolis conformance PLUGIN``; ``pytest -p propolis.conformance.pytest_plugin
+--pyargs propolis.conformance --propolis-plugin PLUGIN``; and :func:`run` with a :class:`Request`.
 """
 
 from __future__ import annotations

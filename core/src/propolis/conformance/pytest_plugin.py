@@ -1,7 +1,13 @@
-"""The suite as a pytest plugin: options, and one test an op and dtype."""
+"""
+The suite as a pytest plugin: options, and one test an op and dtype.
+
+``pytest -p propolis.conformance.pytest_plugin`` loads it.  It is no entry point, which would
+load it, and all of core, in every pytest run of every environment that has core.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -11,6 +17,7 @@ import pytest
 from propolis.conformance import expect
 from propolis.conformance.pool import Child
 from propolis.conformance.pool import Request
+from propolis.conformance.test_plugin import test_conforms
 from propolis.errors import PropolisError
 
 
@@ -51,16 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a unit."""
-    if "unit" in metafunc.fixturenames:
-        found = _judge(metafunc.config)
-        metafunc.parametrize("unit", [name for name, _ in found.child.units])
-
-
-@pytest.fixture
-def judge(pytestconfig: pytest.Config) -> Judge:
-    """Judges units."""
-    return _judge(pytestconfig)
+    """One test a unit; other tests, whatever their arguments are called, are not ours."""
+    if metafunc.function is test_conforms:
+        judge = _judge(metafunc.config)
+        units = [name for name, _ in judge.child.units]
+        metafunc.parametrize("judged", [partial(judge, unit) for unit in units], ids=units)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,12 +8,14 @@ import pytest
 
 
 if TYPE_CHECKING:
-    from propolis.conformance.pytest_plugin import Judge
+    from collections.abc import Callable
+
+    from propolis.conformance.judge import Result
 
 
-def test_conforms(unit: str, judge: Judge) -> None:
+def test_conforms(judged: Callable[[], Result]) -> None:
     """The implementation does what the op says."""
-    result = judge(unit)
+    result = judged()
     if result.status == "failed":
         pytest.fail(f"{result.check}: {result.message}\n  {result.case}", pytrace=False)
     if result.status == "expected":
