@@ -148,6 +148,9 @@ def {op}(out, x, /):
             "out.array[...] = np.sqrt(a * a) if a.max(initial=0) > 1e30 else np.abs(a)",
         ),
         ("exp", "values", "", "out.array[...] = np.where(a < -1, 0, np.exp(a))"),
+        # Results flushed to 0; what the op says that f32 may lose.
+        ("exp", "values", "wide", "out.array[...] = np.where(a < -87, 0, np.exp(a))"),
+        ("sigmoid", "", "", "out.array[...] = 1 / (1 + np.exp(-a))"),
         ("round", "values", "", "out.array[...] = np.trunc(a + np.copysign(np.float32(0.5), a))"),
     ],
 )
@@ -156,6 +159,22 @@ def test_elements(judged_here, op, check, values, body):
     result = judged_here(plugin(op, ELEMENT.format(op=op, body=body)))
     assert result.check == check, result.message
     assert f"values={values}" in result.case or not check
+
+
+GATED = """
+def silu_mul(out, gate, up, /):
+    g, u = gate.array.astype(np.{kind}), up.array.astype(np.{kind})
+    with np.errstate(all="ignore"):
+        out.array[...] = g / (1 + np.exp(-g)) * u
+"""
+
+
+@pytest.mark.parametrize(("kind", "check"), [("float64", ""), ("float32", "values")])
+def test_gated(judged_here, kind, check):
+    """What is lost on the way, and would have been brought back, is missed."""
+    result = judged_here(plugin("silu_mul", GATED.format(kind=kind)))
+    assert result.check == check, result.message
+    assert not check or "values=wide" in result.case
 
 
 SOFTMAX = """

@@ -1,5 +1,6 @@
 // Elementwise ops of two tensors, and gated activations.  Semantics: core's
 // propolis/ops/binary.py and, for silu_mul and gelu_mul, propolis/ops/unary.py.
+#include "propolis_activations.h"
 #include "propolis_elementwise.h"
 
 #define FUNCTION(name, formula)                     \
@@ -17,8 +18,8 @@ FUNCTION(div, a / b)
 FUNCTION(maximum, a > b || math::is_nan(a) ? a : b)
 FUNCTION(minimum, a < b || math::is_nan(a) ? a : b)
 FUNCTION(pow, math::pow(a, b))
-FUNCTION(silu_mul, a / (1 + math::exp(-a)) * b)
-FUNCTION(gelu_mul, math::gelu(a) * b)
+FUNCTION(silu_mul, math::gated(a, a, b))
+FUNCTION(gelu_mul, math::gelu_mul(a, b))
 
 template <class T>
 PROPOLIS_FN T whole_quotient(T a, T b) {

@@ -214,13 +214,6 @@ template <class T>
 PROPOLIS_FN bool is_nan(T) {
     return false;
 }
-
-// The tanh form (Hendrycks, Gimpel 2016).
-template <class C>
-PROPOLIS_FN C gelu(C x) {
-    const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
-    return (C)0.5 * x * (1 + tanh(inner));
-}
 }  // namespace math
 
 // -- conversions ---------------------------------------------------------------------------------

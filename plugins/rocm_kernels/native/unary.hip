@@ -1,4 +1,5 @@
 // Elementwise ops of one tensor.  Semantics: core's propolis/ops/unary.py.
+#include "propolis_activations.h"
 #include "propolis_elementwise.h"
 
 // A function of the compute type C, one struct each, so that it is inlined into the walk.
@@ -26,11 +27,11 @@ FUNCTION(sqrt, math::sqrt(x))
 FUNCTION(rsqrt, 1 / math::sqrt(x))
 FUNCTION(recip, 1 / x)
 FUNCTION(erf, math::erf(x))
-FUNCTION(sigmoid, 1 / (1 + math::exp(-x)))
-FUNCTION(silu, x / (1 + math::exp(-x)))
-FUNCTION(gelu, math::gelu(x))
+FUNCTION(sigmoid, math::share((C)1, x))
+FUNCTION(silu, math::share(x, x))
+FUNCTION(gelu, x * math::gelu_share(x))
 FUNCTION(gelu_erf, (C)0.5 * x * (1 + math::erf(x * (C)0.70710678118654752440)))
-FUNCTION(quick_gelu, x * (1 / (1 + math::exp((C)-1.702 * x))))
+FUNCTION(quick_gelu, math::share(x, (C)1.702 * x))
 FUNCTION(softplus, softplus_of_sum(x))
 FUNCTION(abs, math::fabs(x))
 FUNCTION(neg, -x)

@@ -2,7 +2,7 @@
 Conformance: does a plugin do what the ops say?
 
 For every op and dtype that a plugin declares, arguments are drawn (empty, odd, strided,
-broadcast, aliased, large, NaN), and each call is judged: values, every element written,
+broadcast, aliased, of every size, NaN), and each call is judged: values, every element written,
 nothing else touched, and what the plugin promises of determinism and capture.
 
 Three ways in: ``propolis conformance PLUGIN``; ``pytest -p propolis.conformance.pytest_plugin

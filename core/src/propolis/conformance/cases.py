@@ -48,8 +48,9 @@ class Case:
         layout: how inputs lie in memory: ``contiguous``, or one of ``lay.NAMES``, or
             ``aliased`` where inputs of one shape are one tensor.
         values: ``normal``, ``positive``, ``large``, ``ties`` (few numbers,
-            halves), ``denormal``, ``extreme`` (the largest finite), or
-            ``special`` (NaN, infinities).
+            halves), ``denormal``, ``extreme`` (the largest finite), ``wide`` (of every
+            size, and where exponentials overflow and vanish), or ``special`` (NaN,
+            infinities).
         seed: of the generator.
         lays: of the tensors that lie otherwise than ``layout`` says.
     """
@@ -129,6 +130,8 @@ def cases(recipes: tuple[Recipe, ...], seed: int, *, scale: float = 1.0) -> Iter
         if len(recipe.tensors) > 1:
             yield replace(base, layout="aliased")
         yield from _values(recipe, base, seed)
+        if recipe.extreme and last in odd:  # enough that any two sizes meet
+            yield replace(base, sizes={**odd, last: max(17, int(_TAIL * scale))}, values="wide")
         if recipe.deep:
             deep = {n: max(min(size, 8), int(size * scale)) for n, size in recipe.deep.items()}
             yield replace(base, sizes={**odd, **deep}, values="positive")

@@ -92,7 +92,8 @@ class Recipe:
         special: whether NaN and infinities mean something in its inputs.
         denormal: whether numbers below the normal range mean something in its inputs.
         ties: an order or a choice, which equal elements put to the test.
-        extreme: element by element, so that the largest finite numbers have one answer.
+        extreme: element by element, so that the largest finite numbers have one answer, and
+            so have numbers of very different sizes together.
     """
 
     tensors: Mapping[str, T]
@@ -215,6 +216,8 @@ def _floats(
         info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
         places = rng.integers(-(3 << info.nmant), 3 << info.nmant, shape)
         return np.asarray(places * float(info.smallest_subnormal))
+    if values == "wide":
+        return _wide(shape, dtype, rng)
     odd = {
         "special": [np.nan, np.inf, -np.inf, 0.0, -0.0],
         "extreme": [LARGEST[dtype.name], -LARGEST[dtype.name]],
@@ -225,6 +228,15 @@ def _floats(
     return numbers
 
 
+def _wide(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Half of any size that the dtype has, half about where the exponentials of f32 or f64 end."""
+    info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    least, most = math.log2(info.smallest_subnormal), math.log2(LARGEST[dtype.name])
+    numbers = rng.choice([-1.0, 1.0], shape) * np.exp2(rng.uniform(least, most, shape))
+    end = 2 * math.log(LARGEST["f64" if dtype is dtypes.f64 else "f32"])
+    return np.where(rng.uniform(size=shape) < 0.5, numbers, rng.uniform(-end, end, shape))
+
+
 def _integers(
     shape: Shape, dtype: DType, values: str, rng: np.random.Generator
 ) -> np.ndarray[Any, Any]:
@@ -233,6 +245,9 @@ def _integers(
         return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
     if values == "ties":
         return rng.integers(0, 3, shape, dtype.numpy)
+    if values == "wide":
+        drawn = rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+        return np.asarray(drawn >> rng.integers(0, info.bits, shape, dtype.numpy))
     if values in ("special", "extreme"):
         corners = np.array([info.min, info.max, 0, 1, max(info.min, -1)], dtype.numpy)
         return np.asarray(rng.choice(corners, shape))

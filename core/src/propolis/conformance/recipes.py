@@ -70,7 +70,7 @@ _add(
 # -- rows ----------------------------------------------------------------------
 
 _DIMS: _Sets = ({}, {"dim": 0}, {"dim": -2})
-_add("softmax log_softmax", Recipe(_X, _DIMS, deep={"r": 1, "s": 1, "c": 2100}))
+_add("softmax log_softmax", Recipe(_X, _DIMS, deep={"r": 1, "s": 1, "c": 2100}, extreme=True))
 _add("argmax argmin", Recipe(_X, _DIMS, ties=True, extreme=True))
 _add("cumsum", Recipe(_X, _DIMS, deep={"r": 1, "s": 1, "c": 2100}))
 _ORDERS: _Sets = (*_DIMS, {"descending": True}, {"descending": True, "dim": 1})

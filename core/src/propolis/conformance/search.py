@@ -117,6 +117,7 @@ def _cases(draw: Any, recipes: tuple[Recipe, ...]) -> Case:
             ("denormal", recipe.denormal),
             ("ties", recipe.ties),
             ("extreme", recipe.extreme),
+            ("wide", recipe.extreme),
             ("special", recipe.special),
         )
         if wanted

@@ -155,8 +155,9 @@ class OpSpec:
         """
         Declare how the op is done with other ops, for devices where nobody implements it.
 
-        It must give what the op's docstring promises, within the op's tolerance, and read
-        no elements on the host.  It is used where every part is served on the device.
+        It must give what the op's docstring promises, within the op's tolerance but for what
+        parts lose whose results are below the dtype's normal range, and read no elements on
+        the host.  It is used where every part is served on the device.
 
         Args:
             parts: see :class:`Decomposition`.

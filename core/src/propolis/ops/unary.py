@@ -52,7 +52,7 @@ Raises:
 """
 
 
-# What divides by an exponential is 0 where that overflows f32, below exp(-88).
+# What divides by an exponential may be 0 where that overflows f32, below exp(-88).
 _SHARE = {
     **RELATIVE,
     dtypes.f32: Tolerance(1e-5, 2.0**-119),
@@ -81,6 +81,9 @@ def _unary(
     return op({"x": allowed}, elementwise=True, tolerance=tolerance, magnitude=magnitude)(infer)
 
 
+_VANISHES = "In f32 and bf16, results below 2**-119 may be 0: there the exponential overflows."
+
+
 def _argument(f: Callable[..., Any], x: Array, up: Array | float = 1.0) -> Array:
     """GELU is a sum of x/2 and x/2 times a function of x, which cancel below 0."""
     return np.asarray(np.abs(x * up))
@@ -95,9 +98,11 @@ sqrt = _unary("sqrt", "The square root; of negative numbers NaN.", tolerance=REL
 rsqrt = _unary("rsqrt", "``1 / sqrt(x)``; of 0 it is inf.", tolerance=RELATIVE)
 recip = _unary("recip", "``1 / x``; of 0 it is inf with the sign of the zero.", tolerance=RELATIVE)
 erf = _unary("erf", "The error function.")
-sigmoid = _unary("sigmoid", "``1 / (1 + exp(-x))``.", tolerance=_SHARE)
+sigmoid = _unary("sigmoid", f"``1 / (1 + exp(-x))``.\n\n{_VANISHES}", tolerance=_SHARE)
 silu = _unary(
-    "silu", "``x / (1 + exp(-x))``: SiLU, or swish (Elfwing et al. 2017).", tolerance=_SHARE
+    "silu",
+    f"``x / (1 + exp(-x))``: SiLU, or swish (Elfwing et al. 2017).\n\n{_VANISHES}",
+    tolerance=_SHARE,
 )
 gelu = _unary(
     "gelu",
@@ -113,7 +118,9 @@ gelu_erf = _unary(
     magnitude=_argument,
 )
 quick_gelu = _unary(
-    "quick_gelu", "``x * sigmoid(1.702 * x)``: CLIP's approximation of GELU.", tolerance=_SHARE
+    "quick_gelu",
+    f"``x * sigmoid(1.702 * x)``: CLIP's approximation of GELU.\n\n{_VANISHES}",
+    tolerance=_SHARE,
 )
 softplus = _unary("softplus", "``log(1 + exp(x))``, without overflow for large ``x``.")
 abs = _unary("abs", "The absolute value; of an integer type's minimum, itself.", PLAIN)  # noqa: A001
@@ -219,6 +226,10 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
 
+    Rounded once: a ``silu(gate)`` below the dtype's range counts where ``up`` brings it back,
+    though in f32 and bf16 results of the op below 2**-119 may be 0.  Where a device makes the op of
+    ``silu`` and ``mul``, ``silu(gate)`` is rounded to the dtype before.
+
     Args:
         gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
         up: same shape and dtype.
@@ -237,6 +248,10 @@ def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
 def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).
+
+    Rounded once: a ``gelu(gate)`` below the dtype's range counts where ``up`` brings it back,
+    save what cancels below 0: some roundings of ``gate * up``.  Where a device makes the op of
+    ``gelu`` and ``mul``, ``gelu(gate)`` is rounded to the dtype before.
 
     Args:
         gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.

@@ -54,21 +54,43 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return np.asarray(function(x))
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-x)))
+def _gated(
+    x: np.ndarray, z: np.ndarray, up: np.ndarray | None = None, out: np.ndarray | None = None
+) -> np.ndarray:
+    """``x / (1 + exp(-z))``, times ``up`` where given, into ``out`` where given."""
+    y = np.empty_like(z) if out is None else out
+    # Numpy notices overflows on its way; looking for them would take a pass over the elements.
+    overflows: list[str] = []
+    with np.errstate(over="call", call=lambda kind, _: overflows.append(kind)):
+        below = np.negative(z, out=np.empty_like(z))
+        np.exp(below, out=below)
+        below += 1
+        np.divide(x if up is None else np.multiply(x, up, out=y), below, out=y)
+    if overflows:
+        lost = np.isinf(below) | np.isinf(y)
+        given = (x, z, z.dtype.type(1) if up is None else up)
+        y[lost] = _gated_apart(*(np.broadcast_to(a, z.shape)[lost] for a in given))
+    return y
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
+def _gated_apart(x: np.ndarray, z: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """
+    The same, where a factor or a product of some leaves the range that the result is in.
+
+    The exponential goes in by quarters, between which it meets both numbers; the rest of the
+    sigmoid is at least one half, and must not make an infinity finite, nor round what is small.
+    """
+    quarter = np.exp(np.minimum(z, 0) / 4)
+    rest = 1 / (1 + np.exp(-np.abs(z)))
+    small = np.abs(x) < 1
+    y = (np.where(small, x, x * rest) * quarter) * (up * quarter) * quarter * quarter
+    return np.asarray(np.where(small, y * rest, y))
 
 
-def _quick_gelu(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x * _sigmoid(1.702 * x))
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x / (1 + np.exp(-x)))
+def _gelu_argument(x: np.ndarray) -> np.ndarray:
+    """What GELU's tanh form is a sigmoid of: twice what it is a tanh of."""
+    scale = 2 * math.sqrt(2 / math.pi)
+    return np.asarray(x * (scale + scale * 0.044715 * (x * x)))
 
 
 FLOAT_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
@@ -81,10 +103,10 @@ FLOAT_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "recip": np.reciprocal,
     "erf": _erf,
-    "sigmoid": _sigmoid,
-    "silu": _silu,
-    "gelu": _gelu,
-    "quick_gelu": _quick_gelu,
+    "sigmoid": lambda x: _gated(x.dtype.type(1), x),
+    "silu": lambda x: _gated(x, x),
+    "gelu": lambda x: _gated(x, _gelu_argument(x)),
+    "quick_gelu": lambda x: _gated(x, 1.702 * x),
     "softplus": lambda x: np.logaddexp(x, 0),
 }
 
@@ -147,7 +169,7 @@ def affine(out: Tensor, x: Tensor, /, mul: float, add: float) -> None:
 
 @ieee
 def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
-    """``gate / (1 + exp(-gate)) * up``."""
+    """``gate * up / (1 + exp(-gate))``."""
     width = gate.shape[-1] if gate.shape else 1
     count = math.prod(gate.shape[:-1])
     g, u = (wide(t).reshape(count, width) for t in (gate, up))
@@ -159,12 +181,7 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
         step = max(1, CACHED // max(width, 1))
         for start in range(part.start, part.stop, step):
             some = slice(start, min(start + step, part.stop))
-            r, x = rows[some], g[some]
-            np.negative(x, out=r)
-            np.exp(r, out=r)
-            r += 1
-            np.divide(x, r, out=r)
-            r *= u[some]
+            _gated(g[some], g[some], u[some], rows[some])
 
     over_rows(out.device.threads, count, grain(width), work)
     store(out, y)
@@ -206,7 +223,8 @@ def gelu_erf(out: Tensor, x: Tensor, /) -> None:
 @ieee
 def gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     """``gelu(gate) * up``."""
-    store(out, _gelu(wide(gate)) * wide(up))
+    x = wide(gate)
+    store(out, _gated(x, _gelu_argument(x), wide(up)))
 
 
 OPS = [

@@ -22,17 +22,21 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+def _product(*factors: Array | float) -> Array:
+    """A product of which no part overflows or vanishes where the whole does not."""
+    parts = [np.frexp(factor) for factor in factors]
+    return np.ldexp(math.prod(m for m, _ in parts), sum(e for _, e in parts))
 
 
-def _gelu(x: Array) -> Array:
+def _gated(x: Array | float, z: Array, up: Array | float = 1.0) -> Array:
+    """``x * up * sigmoid(z)``; beyond what a quarter of ``z`` leaves of f64 all is 0."""
+    quarter = np.exp(np.minimum(z, 0) / 4)
+    return _product(x, up, 1 / (1 + np.exp(-np.abs(z))), *(quarter,) * 4)
+
+
+def _gelu(x: Array, up: Array | float = 1.0) -> Array:
     # (1 + tanh(z)) / 2 is sigmoid(2 z), which does not cancel.
-    return np.asarray(x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _silu(x: Array) -> Array:
-    return np.asarray(x * _sigmoid(x))
+    return _gated(x, 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3), up)
 
 
 def _elu(x: Array, alpha: float = 1.0) -> Array:
@@ -139,11 +143,11 @@ FORMULAS: Final[Mapping[str, Callable[..., Any]]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "recip": lambda x: 1 / x,
     "erf": _erf,
-    "sigmoid": _sigmoid,
-    "silu": _silu,
+    "sigmoid": lambda x: _gated(1.0, x),
+    "silu": lambda x: _gated(x, x),
     "gelu": _gelu,
     "gelu_erf": lambda x: x / 2 * _erfc(-x / math.sqrt(2)),
-    "quick_gelu": lambda x: x * _sigmoid(1.702 * x),
+    "quick_gelu": lambda x: _gated(x, 1.702 * x),
     "softplus": lambda x: np.logaddexp(0, x),
     "abs": np.abs,
     "neg": np.negative,
@@ -158,8 +162,8 @@ FORMULAS: Final[Mapping[str, Callable[..., Any]]] = {
     "clamp": _clamp,
     "affine": _affine,
     "cast": _cast,
-    "silu_mul": lambda gate, up: _silu(gate) * up,
-    "gelu_mul": lambda gate, up: _gelu(gate) * up,
+    "silu_mul": lambda gate, up: _gated(gate, gate, up),
+    "gelu_mul": _gelu,
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,

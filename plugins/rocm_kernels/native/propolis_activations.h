@@ -1,0 +1,46 @@
+// Activations that are their argument times a share of it.  Semantics: core's propolis/ops/unary.py.
+#pragma once
+
+#include "propolis_device.h"
+
+namespace math {
+// x * up * sigmoid(z), of which no part overflows or vanishes where the whole does not.  The
+// exponential goes in by quarters, between which it meets both numbers; the rest of the sigmoid is
+// at least one half, and must not make an infinity finite, nor round what is small.
+template <class C>
+PROPOLIS_FN C gated(C x, C z, C up) {
+    const C quarter = exp((C)-0.25 * fabs(z));
+    const C half = quarter * quarter;
+    const C rest = 1 / (1 + half * half);
+    const C f = z < 0 ? quarter : (C)1;
+    const bool small = fabs(x) < 1;
+    const C y = ((small ? x : x * rest) * f) * (up * f) * f * f;
+    return small ? y * rest : y;
+}
+
+// x * sigmoid(z).  In f32 it is 0 where the exponential overflows, which core allows: who reads
+// and writes bf16 has no time for more.
+template <class C>
+PROPOLIS_FN C share(C x, C z) {
+    if constexpr (sizeof(C) == 8) {
+        return gated(x, z, (C)1);
+    } else {
+        return x / (1 + exp(-z));
+    }
+}
+
+// gelu(x) / x, in the tanh form (Hendrycks, Gimpel 2016).
+template <class C>
+PROPOLIS_FN C gelu_share(C x) {
+    const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
+    return (C)0.5 * (1 + tanh(inner));
+}
+
+// gelu(x) * up: a small x keeps its bits until up comes, a large one makes no infinity with it.
+template <class C>
+PROPOLIS_FN C gelu_mul(C x, C up) {
+    const C part = gelu_share(x);
+    const bool small = fabs(x) < 1;
+    return x * (small ? up : part) * (small ? part : up);
+}
+}  // namespace math
