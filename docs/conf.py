@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAVIGATION: Final = {
     "Start": ["docs/llm", "docs/sd", "docs/rocm"],
-    "Use": ["docs/plugins", "docs/drift", "docs/reporting", "models/*/README"],
+    "Use": ["docs/tensors", "docs/plugins", "docs/drift", "docs/reporting", "models/*/README"],
     "Plugins": [
         "docs/plugins/README",
         "docs/plugins/tutorial",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -73,11 +74,14 @@ def judged_here(install, monkeypatch):
 
         install(source)
         before = runtime._default
+        gc.collect()
+        gc.freeze()  # cases collect garbage, and what other tests left is none of theirs
         try:
             subject = Subject("wrong", None, quick=quick)
             (unit,) = subject.units
             return judge(subject, unit, Plan(quick=quick), lambda _: None)
         finally:
+            gc.unfreeze()
             sys.modules.pop("wrong_plugin", None)
             set_default_runtime(before)
 

@@ -102,6 +102,7 @@ def test_crashes_are_shrunk(judged, check, body):
     assert "values=normal" in result.case
 
 
+@pytest.mark.slow
 def test_promises_are_shrunk(judged_here):
     """A leak is shown with the smallest case that leaks."""
     body = "KEPT.append(np.zeros(100)) if o.shape[-1:] > (1,) else None"

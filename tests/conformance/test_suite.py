@@ -165,14 +165,14 @@ def test_usage(args, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_pytest_plugin():
+def test_pytest_plugin(tmp_path):
     """One test an op and dtype, under pytest."""
     plugin = "propolis.conformance.pytest_plugin"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
     command += ["--propolis-plugin=cpu_ref", "-k", "silu_mul"]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=patience(120)
+        command, capture_output=True, text=True, check=False, timeout=patience(120), cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
@@ -185,13 +185,18 @@ def test_pytest_plugin():
         (("--propolis-plugin=absent",), "no plugin 'absent' is installed; there are: "),
     ],
 )
-def test_pytest_plugin_without_a_plugin(option, said):
+def test_pytest_plugin_without_a_plugin(option, said, tmp_path):
     """An author reads one sentence, and none of our frames."""
     plugin = "propolis.conformance.pytest_plugin"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
     done = subprocess.run(
-        [*command, *option], capture_output=True, text=True, check=False, timeout=patience(120)
+        [*command, *option],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(120),
+        cwd=tmp_path,
     )
     assert done.returncode not in (0, 1)
     assert said in done.stdout

@@ -78,6 +78,7 @@ def build(found, archs):
     return sorted(told)
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_compiled(found, workshop) -> None:
     """A second run compiles nothing; a changed source, a lost file and a new target, those."""
     assert 1 == len(build(found, ["gfx1100"]))

@@ -10,8 +10,8 @@ import pytest
 
 
 ROOT = Path(__file__).parents[2]
-# Of each family and each way of launching some; CI also runs all of them, `make conformance`.
-SOME = "exp neg floor powf clamp add div lt silu_mul where cast copy assign fill arange kv_append"
+# Of some families some; `make conformance` judges all.
+SOME = "neg exp silu_mul add where copy fill kv_append"
 
 pytestmark = pytest.mark.parametrize("warp", [32, pytest.param(64, marks=pytest.mark.slow)])
 

@@ -243,6 +243,7 @@ def test_what_cannot_be_used(propolis, tmp_path):
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_packaged_model(monkeypatch, capsys):
     """SmolLM2's own numbers: every op in every layer is judged, and the reference is right."""
     monkeypatch.delenv("PROPOLIS_MODEL", raising=False)

@@ -29,7 +29,13 @@ def test_file(smollm):
     assert GOLDEN["model_sha256"] == hashlib.sha256(smollm.path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("run", GOLDEN["runs"], ids=lambda run: run["name"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run, id=run["name"], marks=[pytest.mark.slow] * (len(run["output_ids"]) > 64))
+        for run in GOLDEN["runs"]
+    ],
+)
 def test_greedy(smollm, run):
     """Greedy tokens are llama.cpp's, from the text of the prompt on to the last."""
     generation = smollm.complete(run["prompt"], max_tokens=len(run["output_ids"]))

@@ -105,6 +105,7 @@ def test_drawing_live(folder, model, readme_image, oracles):
     np.testing.assert_allclose(ours[0], theirs * 255, rtol=0, atol=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_drawn_obeys(training, readme_image, images, number):
     """Count, colours, shapes, sizes, places and background are those of the prompt."""

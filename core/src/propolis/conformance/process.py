@@ -162,4 +162,4 @@ class ChildProcess:
         return (how or f"ended the process with exit code {code}") + last
 
 
-__all__ = ["START", "ChildEndedError", "ChildProcess"]
+__all__ = ["ChildEndedError", "ChildProcess"]
