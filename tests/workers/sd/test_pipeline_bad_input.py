@@ -84,10 +84,12 @@ def changed(complete, tmp_path):
             "the mask is 32x64 pixels, the image 64x64: make the mask as large",
         ),
         ({"prompt": "\ud800"}, UsageError, "the prompt holds a lone surrogate"),
+        ({"negative": "\ud800"}, UsageError, "the negative prompt holds a lone surrogate"),
     ],
 )
-def test_bad_parameters(sd, changes, error, message):
-    """What cannot be drawn is refused, with what was given and what can be."""
+def test_bad_parameters(sd, changes, error, message, monkeypatch):
+    """What cannot be drawn is refused before anything is computed: what was given, what can be."""
+    monkeypatch.setattr(sd, "_text", lambda *_: pytest.fail("the text was encoded"))
     arrays = {k: np.zeros(v, np.uint8) for k, v in changes.items() if k in ("image", "mask")}
     with pytest.raises(error, match=message):
         sd.generate(params(**changes | arrays))
@@ -190,6 +192,13 @@ def test_inpainting_models(pipelines, runs):
             UsageError, match="inpaint paints into images: give an image and a mask"
         ):
             pipelines("inpaint").generate(params(**given))
+
+
+def test_a_word_for_tiles_that_does_not_exist(sd, monkeypatch):
+    """It is refused before anything is computed, and does not mean "auto"."""
+    monkeypatch.setattr(sd, "_text", lambda *_: pytest.fail("the text was encoded"))
+    with pytest.raises(UsageError, match="tiled is 'some'; supported: auto, never, always"):
+        sd.generate(params(), tiled="some")
 
 
 def test_nan_latents(changed):

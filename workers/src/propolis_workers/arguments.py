@@ -1,10 +1,11 @@
-"""Arguments of Python calls that are of another type than those supported."""
+"""Arguments of Python calls that are of another type than those supported, or no text."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from propolis.errors import ArgumentTypeError
+from propolis.errors import UsageError
 
 
 _SHOWN: Final = 60
@@ -33,4 +34,18 @@ def expect_text(name: str, value: object) -> None:
         raise ArgumentTypeError(msg)
 
 
-__all__ = ["expect_text", "shown"]
+def expect_unicode(what: str, text: str) -> None:
+    """
+    Refuse a text that no file and no vocabulary holds.
+
+    Raises:
+        UsageError: it has a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        msg = f"{what} holds a lone surrogate at index {error.start}; text must be Unicode"
+        raise UsageError(msg) from None
+
+
+__all__ = ["expect_text", "expect_unicode", "shown"]

@@ -4,8 +4,8 @@ The command line: ``propolis COMMAND``.
 Exit codes:
 
 - 0: done.
-- 1: done, and what was checked is not in order (``conformance``, ``doctor``, ``drift``,
-  ``lock --check``, ``op-matrix --check``, ``replay``).
+- 1: done, and what was checked is not in order (``cache verify``, ``conformance``,
+  ``doctor``, ``drift``, ``lock --check``, ``op-matrix --check``, ``replay``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.

@@ -15,6 +15,7 @@ import numpy as np
 
 from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_unicode
 from propolis_workers.arguments import shown
 
 
@@ -157,6 +158,8 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
     Raises:
         UsageError: something cannot be; says what was given and what can.
     """
+    expect_unicode("the prompt", params.prompt)
+    expect_unicode("the negative prompt", params.negative or "")
     if params.batch < 1:
         msg = f"batch is {params.batch}; at least 1 image can be drawn"
         raise UsageError(msg)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import get_args
 
 import numpy as np
 
@@ -48,6 +49,7 @@ from propolis_workers.sd.text import TextEncoder
 from propolis_workers.sd.text import conditions
 from propolis_workers.sd.text import guidance_embedding
 from propolis_workers.sd.tokenizer import CLIPTokenizer
+from propolis_workers.sd.vae import Tiled
 
 
 if TYPE_CHECKING:
@@ -58,8 +60,6 @@ if TYPE_CHECKING:
     from propolis_workers.sd.loading import Components
     from propolis_workers.sd.lora import LoRA
     from propolis_workers.sd.schedulers import Plan
-    from propolis_workers.sd.vae import Tiled
-
 Progress = Callable[[int, int, Callable[[], "Pixels"]], None]
 """
 Called with steps done, steps in all, and what draws a preview of the first image: the one
@@ -203,6 +203,9 @@ class StableDiffusion:
             )
             msg += "each of several to a call of its own"
             raise ArgumentTypeError(msg)
+        if tiled not in get_args(Tiled):
+            msg = f"tiled is {shown(tiled)}; supported: {', '.join(get_args(Tiled))}"
+            raise UsageError(msg)
         params, plan, replaced = self._planned(params)
         clock = _Clock()
         guide, cut = self._guide(params)

@@ -18,6 +18,7 @@ from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_unicode
 from propolis_workers.files import read_json
 from propolis_workers.files import read_text
 from propolis_workers.files import shielded
@@ -118,11 +119,7 @@ class CLIPTokenizer:
         if length < 2:
             msg = f"a prompt of {length} tokens has no room for begin and end; give 2 or more"
             raise UsageError(msg)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            msg = f"the prompt holds a lone surrogate at index {error.start}; text must be Unicode"
-            raise UsageError(msg) from None
+        expect_unicode("the prompt", text)
         found = self._library.encode(text, add_special_tokens=False)
         room = length - 2
         cut = ""
