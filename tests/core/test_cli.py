@@ -237,6 +237,24 @@ def test_wrong_usage(cli, arguments):
     assert "--help` lists what can be given" in done.err
 
 
+def test_every_command_takes_h(cli):
+    """As the docs say; subcommands and contributed commands too."""
+
+    def paths(command, path):
+        yield path
+        context = click.Context(command)
+        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+            yield from paths(command.get_command(context, name), [*path, name])
+
+    found = list(paths(group, []))
+    assert ["quarantine", "list"] in found
+    for path in found:
+        done = cli(*path, "-h")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith(" ".join(["Usage: propolis", *path]))
+        assert "-h, --help" in done.out
+
+
 def test_unknown_variables_are_warned_of(cli, monkeypatch):
     """A typo in the environment is not silent."""
     monkeypatch.setenv("PROPOLIS_THREDS", "1")
