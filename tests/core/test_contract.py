@@ -11,6 +11,7 @@ from propolis import Provenance
 from propolis import dtypes
 from propolis.errors import PluginError
 from propolis.plugins.contract import check_impl
+from propolis.plugins.contract import check_impls
 
 
 SOURCE = Provenance("fake", "fake-dist", "1.0")
@@ -175,3 +176,13 @@ def test_workspaces_that_do_not_fit(workspace, said):
     """Anything else is refused when the plugin loads, with what it should be."""
     with pytest.raises(PluginError, match=rf"^add: .*{said}"):
         check_impl(made(workspace=workspace), SOURCE)
+
+
+def test_all_wrong_implementations_are_told_at_once():
+    """Each with what is wrong; one alone in its own words; where none is, they are stamped."""
+    wrong = [made(op="adddd"), made(), made(priority="high")]
+    with pytest.raises(PluginError, match=r"'adddd', which is no op.*; add: priority is 'high'"):
+        check_impls(wrong, SOURCE)
+    with pytest.raises(PluginError, match=r"^add: priority is 'high'; it must be a whole number$"):
+        check_impls(wrong[1:], SOURCE)
+    assert [impl.provenance for impl in check_impls([made()] * 2, SOURCE)] == [SOURCE] * 2

@@ -69,6 +69,17 @@ def test_names_are_compared_as_people_write_them(site):
     assert loaded(host) == ["rocm_fake", "cpu_ref"]
 
 
+@pytest.mark.usefixtures("unvetted")
+def test_all_wrong_hooks_are_told_at_once(site):
+    """Signatures and names: an author mends them in one go."""
+    hooks = ("propolis_ops(device, gadget)", "propolis_devices(conf)", "propolis_opss()", "zzz()")
+    site.plugin("bad", "\n".join(f"@hookimpl\ndef {hook}: return []" for hook in hooks))
+    _, reports = load()
+    assert reports["bad"].stage == "register"
+    for said in ("{'gadget'}", "{'conf'}", "no hook propolis_opss: did you", "no hook zzz: the"):
+        assert said in reports["bad"].reason
+
+
 def test_load_object():
     """Entry-point values: a module, or an attribute path in one."""
     import os.path

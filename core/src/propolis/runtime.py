@@ -29,7 +29,7 @@ from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
-from propolis.plugins.contract import check_impl
+from propolis.plugins.contract import check_impls
 from propolis.plugins.loader import PluginHost
 from propolis.plugins.loader import describe
 from propolis.plugins.quarantine_file import QuarantineFile
@@ -184,12 +184,10 @@ class Runtime:
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):
-            checked = []
             try:
-                checked = [check_impl(impl, source) for impl in impls]
+                yield from check_impls(impls, source)
             except PluginError as exc:
                 self.plugins.reject(source.plugin, str(exc), exc)
-            yield from checked
 
     def _choose_memory(self, device: Device) -> None:
         chosen: Provenance | None = None

@@ -1,4 +1,4 @@
-"""What core checks of an implementation before it may serve."""
+"""What core checks of a plugin's hooks, and of an implementation before it may serve."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import difflib
 import inspect
 from collections.abc import Collection
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from typing import Any
 
+import pluggy
+
+from propolis import hookspecs
 from propolis.dtypes import DType
 from propolis.errors import PluginError
 from propolis.ops import catalogue
@@ -17,6 +21,9 @@ from propolis.records import OpImpl
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence
+
     from propolis.ops import OpSpec
     from propolis.records import Provenance
 
@@ -28,6 +35,56 @@ _TAKES: dict[Any, tuple[Any, ...]] = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: (inspect.Parameter.POSITIONAL_OR_KEYWORD,),
     inspect.Parameter.KEYWORD_ONLY: _KEYWORD,
 }
+
+
+def hook_problems(owner: str, plugin: Any, hooks: Sequence[str]) -> list[str]:
+    """
+    What is wrong with a plugin's hooks, all of it; empty where nothing is.
+
+    Args:
+        owner: the plugin's name.
+        plugin: its module or object.
+        hooks: names of its functions that carry our marker.
+    """
+    known = [name for name in vars(hookspecs) if name.startswith("propolis_")]
+    if not hooks:
+        act = "decorate functions with propolis.hookimpl; the hooks are"
+        return [f"it implements no hook: {act} {', '.join(known)}"]
+    problems = []
+    for name in hooks:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
+            problems.append(f"there is no hook {name}: {hint}")
+            continue
+        # pluggy judges all of a plugin's hooks at once, and tells of the first.
+        judge = pluggy.PluginManager(hookspecs.PROJECT)
+        judge.add_hookspecs(hookspecs)
+        try:
+            judge.register(SimpleNamespace(**{name: getattr(plugin, name)}), owner)
+        except pluggy.PluginValidationError as exc:
+            problems.append(str(exc))
+    return problems
+
+
+def check_impls(impls: Iterable[Any], source: Provenance) -> list[OpImpl]:
+    """
+    The implementations, as :func:`check_impl` gives them.
+
+    Raises:
+        PluginError: some are wrong; the message tells of each.
+    """
+    checked, problems = [], []
+    for impl in impls:
+        try:
+            checked.append(check_impl(impl, source))
+        except PluginError as exc:
+            problems.append(exc)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise PluginError("; ".join(map(str, problems)))
+    return checked
 
 
 def check_impl(impl: Any, source: Provenance) -> OpImpl:

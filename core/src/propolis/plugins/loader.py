@@ -6,7 +6,6 @@ pluggy's own loader stops at the first failure and skips duplicates without a wo
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from dataclasses import field
@@ -19,6 +18,7 @@ import pluggy
 from propolis import events
 from propolis import hookspecs
 from propolis.errors import PluginError
+from propolis.plugins.contract import hook_problems
 from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
@@ -213,11 +213,11 @@ class PluginHost:
         except Exception as exc:  # noqa: BLE001  (whatever a stranger's object does)
             report.reject("register", f"looking into it raised {describe(exc)}", exc)
             return
-        typos = [name for name in report.hooks if not hasattr(hookspecs, name)]
-        if typos or not report.hooks:
-            report.reject("register", _hook_problem(typos))
-            return
         try:
+            problems = hook_problems(candidate.name, plugin, report.hooks)
+            if problems:
+                report.reject("register", "; ".join(problems))
+                return
             self._pm.register(plugin, candidate.name)
         except Exception as exc:  # noqa: BLE001  (pluggy looks into a stranger's object)
             report.reject("register", str(exc) or type(exc).__name__, exc)
@@ -322,18 +322,6 @@ def load_object(value: str) -> Any:
     for name in filter(None, attributes.strip().split(".")):
         found = getattr(found, name)
     return found
-
-
-def _hook_problem(typos: list[str]) -> str:
-    known = [name for name in vars(hookspecs) if name.startswith("propolis_")]
-    if not typos:
-        return (
-            "it implements no hook: decorate functions with propolis.hookimpl; "
-            f"the hooks are {', '.join(known)}"
-        )
-    near = difflib.get_close_matches(typos[0], known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
-    return f"there is no hook {typos[0]}: {hint}"
 
 
 def _is_collection(hook: str) -> bool:
