@@ -9,6 +9,7 @@ import pytest
 from propolis import __version__
 from propolis.config import Config
 from propolis.doctor import examine
+from propolis.records import ProbeResult
 
 
 def findings(**settings):
@@ -168,6 +169,44 @@ def test_checks_that_plugins_bring(site):
         "the plugin gave a str, not a DoctorCheck",
         author,
     )
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_checks_that_hang_are_waited_for_once(site):
+    """The first is an error, the plugin's others are not run, and the rest goes on."""
+    source = """
+    import threading
+    forever = threading.Event()
+    @hookimpl
+    def propolis_doctor_checks():
+        yield DoctorCheck("slow.first", forever.wait)
+        yield DoctorCheck("slow.second", lambda: forever.set())
+    """
+    site.plugin("slow", textwrap.dedent(source))
+    found = findings(probe_timeout=0.05)
+    assert status(found, "slow.first") == (
+        "error",
+        "the check hung: no answer in 0.05 s (probe_timeout)",
+        "report it to the plugin's author",
+    )
+    assert status(found, "slow.second")[:2] == ("skipped", "an earlier check of the plugin hung")
+    assert not sys.modules["fake_slow"].forever.is_set()
+    sys.modules["fake_slow"].forever.set()
+    assert status(found, "plugin.slow")[0] == "ok"
+
+
+def test_a_hung_probe_is_not_waited_for_again(site, monkeypatch):
+    """What a start has found out stands; the finding says how to ask again."""
+    asked = []
+
+    def vet(*_args, fresh, **_kwargs):
+        asked.append(fresh)
+        return ProbeResult(ok=True)
+
+    site.plugin("some")
+    monkeypatch.setattr("propolis.plugins.loader.vet", vet)
+    findings()
+    assert set(asked) == {"unless hung"}
 
 
 @pytest.mark.usefixtures("unvetted")

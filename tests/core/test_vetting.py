@@ -324,6 +324,20 @@ def test_the_answer_depends_on_the_environment(ask, tmp_path, monkeypatch, name)
     assert runs(tmp_path) == 2
 
 
+def test_who_hung_is_waited_for_again_only_by_who_says_so(ask, monkeypatch):
+    """`propolis plugins --reprobe` does, doctor does not; other answers are asked for anew."""
+    answers = [
+        ProbeResult(ok=False, reason=f"{vetting._HUNG}: no answer", answered=False),
+        ProbeResult(ok=True),
+        ProbeResult(ok=True, reason="again"),
+    ]
+    monkeypatch.setattr(vetting, "_ask_child", lambda *_: (answers.pop(0), True))
+    assert not ask().ok
+    assert not ask(None, fresh="unless hung").ok
+    assert ask(None, fresh=True).ok
+    assert ask(None, fresh="unless hung").reason == "again"
+
+
 def test_a_longer_timeout_asks_a_hanging_probe_again(ask):
     """Who raises probe_timeout gets another answer than the remembered one."""
     source = "import time\ndef propolis_probe(): time.sleep(1); return ProbeResult(True)"

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from dataclasses import field
 from itertools import chain
@@ -34,6 +35,7 @@ from propolis.records import DoctorCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterable
     from collections.abc import Iterator
     from collections.abc import Mapping
 
@@ -178,14 +180,13 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     # Doctor reports every plugin that is rejected; strict would end at the first.
     lenient = config.model_copy(update={"strict": False})
     try:
-        runtime = Runtime.start(lenient, reprobe=True)
+        runtime = Runtime.start(lenient, reprobe="unless hung")
     except PropolisError as exc:
         yield Finding(2, "plugins.load", CheckResult("error", str(exc), "see the message"))
         return
     host = runtime.plugins
     for source, checks in chain(host.each("propolis_doctor_checks"), host.refused_checks()):
-        for check in checks:
-            yield _run(check, source.plugin)
+        yield from _run_all(checks, source.plugin, config.probe_timeout)
     yield Finding(2, "devices", _devices(runtime))
     # Last, because a hook that raises rejects its plugin.
     for report in runtime.plugins.reports:
@@ -200,6 +201,31 @@ def _phase_two(config: Config) -> Iterator[Finding]:
             yield Finding(2, name, CheckResult("error", text, remedy))
         elif report.status == "loaded":
             yield Finding(2, name, CheckResult("ok", f"loaded: {report.description}"))
+
+
+def _run_all(checks: Iterable[object], plugin: str, limit: float) -> Iterator[Finding]:
+    """A plugin's checks, ``limit`` seconds for each; after one that hangs none is run."""
+    hung = False
+    for check in checks:
+        name = check.name if isinstance(check, DoctorCheck) else f"{plugin}.check"
+        found = None if hung else _run_in_time(check, plugin, limit)
+        if found is not None:
+            yield found
+        elif hung:
+            yield Finding(2, name, CheckResult("skipped", "an earlier check of the plugin hung"))
+        else:
+            hung = True
+            text = f"the check hung: no answer in {limit:g} s (probe_timeout)"
+            yield Finding(2, name, _broken(text))
+
+
+def _run_in_time(check: object, plugin: str, limit: float) -> Finding | None:
+    """What a check finds; None where it hangs: its thread is left behind."""
+    done: list[Finding] = []
+    thread = threading.Thread(target=lambda: done.append(_run(check, plugin)), daemon=True)
+    thread.start()
+    thread.join(limit)
+    return done[0] if done else None
 
 
 def _run(check: object, plugin: str) -> Finding:

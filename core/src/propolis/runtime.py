@@ -38,6 +38,7 @@ from propolis.plugins.quarantine_file import QuarantineFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from propolis.plugins.vetting import Reprobe
     from propolis.records import DeviceProvider
     from propolis.records import OpImpl
     from propolis.records import Provenance
@@ -76,13 +77,13 @@ class Runtime:
         self._resolve(self.cpu)
 
     @classmethod
-    def start(cls, config: Config | None = None, *, reprobe: bool = False) -> Runtime:
+    def start(cls, config: Config | None = None, *, reprobe: Reprobe = False) -> Runtime:
         """
         Load the plugins and open the CPU.
 
         Args:
             config: the settings; those of the environment when None.
-            reprobe: ask every plugin's probe again.
+            reprobe: ask every plugin's probe again; ``"unless hung"``: save those that hung.
 
         Raises:
             ConfigError: a setting is wrong.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from propolis.config import Config
     from propolis.plugins.discovery import Candidate
+    from propolis.plugins.vetting import Reprobe
 
 
 Status = Literal["loaded", "disabled", "rejected"]
@@ -93,13 +94,13 @@ class PluginHost:
         self._plugins: dict[str, Any] = {}
 
     @classmethod
-    def load(cls, config: Config, *, reprobe: bool = False, probe: bool = True) -> PluginHost:
+    def load(cls, config: Config, *, reprobe: Reprobe = False, probe: bool = True) -> PluginHost:
         """
         Discover, vet, import, check and register every plugin that the config admits.
 
         Args:
             config: the settings.
-            reprobe: ask every plugin's probe again.
+            reprobe: ask every plugin's probe again; ``"unless hung"``: save those that hung.
             probe: False to import plugins that this machine cannot run, to read what
                 they declare; importing one must succeed anywhere, running it need not.
 
@@ -186,7 +187,9 @@ class PluginHost:
                 self._forget(name)
                 self._announce(report)
 
-    def _admit(self, report: PluginReport, config: Config, *, reprobe: bool, probe: bool) -> None:
+    def _admit(
+        self, report: PluginReport, config: Config, *, reprobe: Reprobe, probe: bool
+    ) -> None:
         candidate = report.candidate
         if probe and not candidate.is_essential:
             verdict = vet(

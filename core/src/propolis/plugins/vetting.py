@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Literal
 
 import importlib_metadata
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis.plugins.discovery import Candidate
+
+Reprobe = bool | Literal["unless hung"]
+"""Whether to ask probes again whose answers are known."""
 
 # What decides how ROCm libraries behave, besides the files themselves.
 _ENVIRONMENT = (
@@ -49,6 +53,7 @@ _ENVIRONMENT = (
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _CACHED_ANSWERS = 256
+_HUNG = "its probe hung"
 _AGAIN = "; `propolis plugins --reprobe` asks again"
 
 # Set in the child.  A plugin that starts a runtime while it is imported would be
@@ -57,7 +62,7 @@ in_child = False
 
 
 def vet(
-    candidate: Candidate, *, timeout: float, cache_dir: Path, fresh: bool = False
+    candidate: Candidate, *, timeout: float, cache_dir: Path, fresh: Reprobe = False
 ) -> ProbeResult:
     """
     Whether a plugin imports and its probe says yes, in a child process.
@@ -66,7 +71,8 @@ def vet(
         candidate: the plugin.
         timeout: seconds until a child that hangs is killed.
         cache_dir: where answers are kept.
-        fresh: ask again even if the answer is known.
+        fresh: ask again even if the answer is known; ``"unless hung"``: save where that is
+            that none came.
 
     Raises:
         PluginError: this is the child process.
@@ -79,9 +85,10 @@ def vet(
         raise PluginError(msg)
     cache = _Cache(cache_dir / "probes.json")
     key = fingerprint(candidate, str(timeout))
-    if not fresh:
-        known = cache.get(key)
-        if known is not None:
+    known = cache.get(key)
+    if known is not None:
+        hung = not known.answered and known.reason.startswith(_HUNG)
+        if not fresh or (fresh == "unless hung" and hung):
             return known
     try:
         result, lasting = _ask_child(candidate, timeout)
@@ -113,7 +120,7 @@ def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]
             try:
                 child.communicate(json.dumps(request).encode(), timeout=timeout)
             except subprocess.TimeoutExpired:
-                reason = f"its probe hung: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
+                reason = f"{_HUNG}: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
                 return ProbeResult(ok=False, reason=reason, answered=False), True
             finally:
                 # The whole group: a probe may have started processes of its own.
