@@ -119,6 +119,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     kind, summary, remedy = status(findings(cache_dir=str(tmp_path / "file")), "cache")
     assert kind == "warning"
     assert "cannot be written" in summary
+    assert "none knows what raised or crashed before" in summary
     assert "PROPOLIS_CACHE_DIR" in remedy
 
 

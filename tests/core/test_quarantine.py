@@ -20,6 +20,7 @@ from propolis.errors import FallbackError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.runtime import Runtime
+from propolis.testing import device_view
 
 
 def raising(exc, calls=None):
@@ -40,7 +41,7 @@ def on(device, *values):
 
 @pytest.mark.parametrize(
     "exc",
-    [RuntimeError("kernel failed"), DeviceError("launch failed"), PluginError("no handle")],
+    [RuntimeError("kernel failed"), SystemExit(3), PluginError("no handle")],
     ids=lambda exc: type(exc).__name__,
 )
 @pytest.mark.parametrize("supports", [None, lambda *_: None], ids=["always", "asked"])
@@ -74,6 +75,132 @@ def test_the_next_rung_takes_over(fakes, exc, supports):
     assert verdict.status == "rejected"
     assert verdict.reason.startswith(f"quarantined: {reason}; `propolis quarantine clear`")
     assert device.table.fallbacks.total.calls == 0
+
+
+def failing(times, exc, calls, then=np.add):
+    """An implementation of add that fails that many times."""
+
+    def run(out, a, b, /):
+        calls.append(1)
+        if len(calls) <= times:
+            raise exc
+        device_view(out)[...] = then(device_view(a), device_view(b))
+
+    return run
+
+
+@pytest.mark.parametrize("exc", [DeviceError("launch failed"), OutOfMemoryError("full")])
+@pytest.mark.parametrize("supports", [None, lambda *_: None], ids=["always", "asked"])
+def test_a_device_that_refuses_once_is_asked_again(fakes, exc, supports):
+    """It does the call, one line says so, and it keeps its place."""
+    calls = []
+    shaky = fakes.impl(fn=failing(1, exc, calls), plugin="shaky", priority=9, supports=supports)
+    device = fakes.device(shaky, fakes.impl())
+    x = on(device, 1, 2)
+    with capture_logs() as logs:
+        assert [ops.add(x, x).numpy().tolist() for _ in range(3)] == [[2, 4]] * 3
+    assert len(calls) == 4
+    (line,) = logs
+    assert (line["event"], line["plugin"]) == ("op.repeated", "shaky")
+    assert line["reason"] == f"raised {type(exc).__name__}: {exc}"
+    assert device.table.quarantine.entries == {}
+    assert device.table.generation == 0
+
+
+def test_a_plugins_fault_is_not_repeated(fakes):
+    """A ValueError is no mood of the device."""
+    calls = []
+    bad = fakes.impl(fn=failing(1, ValueError("odd"), calls), plugin="bad", priority=9)
+    device = fakes.device(bad, fakes.impl())
+    ops.add(on(device, 1), on(device, 2))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("supports", [None, lambda *_: None], ids=["always", "asked"])
+def test_a_device_that_refuses_twice_is_out_for_this_process(fakes, supports):
+    """Another rung takes over, without flapping; the next process asks again."""
+    calls, kept = [], []
+    shaky = fakes.impl(
+        fn=failing(2, DeviceError("launch failed"), calls),
+        plugin="shaky",
+        priority=9,
+        supports=supports,
+    )
+    device = fakes.device(shaky, fakes.impl())
+    device.table.quarantine.keep = kept.append
+    x = on(device, 1, 2)
+    for _ in range(3):
+        assert ops.add(x, x).numpy().tolist() == [2, 4]
+    assert len(calls) == 2
+    assert len(device.table.quarantine.entries) == 1
+    assert kept == []
+
+
+def test_a_call_that_cannot_be_repeated_is_an_error_once(fakes):
+    """Over what may be half written nobody goes again: the caller knows, and the op stays."""
+    calls = []
+    shaky = fakes.impl(
+        fn=failing(1, DeviceError("launch failed"), calls), in_place=True, plugin="shaky"
+    )
+    device = fakes.device(shaky)
+    x = on(device, 1, 2)
+    with pytest.raises(PluginError, match=r"launch failed .*it is asked again for the next one"):
+        ops.add.into(x, x, x)
+    assert device.table.quarantine.entries == {}
+    assert ops.add.into(x, x, x).numpy().tolist() == [2, 4]
+
+
+def test_a_call_that_cannot_be_repeated_fails_at_most_twice(fakes):
+    """Then others serve the next one: in this process, as it is the device's own error."""
+    calls, kept = [], []
+    shaky = fakes.impl(fn=failing(9, DeviceError("no"), calls), in_place=True, plugin="shaky")
+    device = fakes.device(shaky)
+    device.table.quarantine.keep = kept.append
+    x = on(device, 1, 2)
+    for then in ("it is asked again", "others serve"):
+        with pytest.raises(PluginError, match=then):
+            ops.add.into(x, x, x)
+    assert ops.add.into(x, x, x).numpy().tolist() == [2, 4]
+    assert (len(calls), kept) == (2, [])
+
+
+def test_leaving_is_a_fault(fakes):
+    """Where nobody can take over from an op that calls sys.exit, the caller gets an error."""
+    device = fakes.device(fakes.impl(fn=raising(SystemExit(3))), policy="error")
+    with pytest.raises(FallbackError, match="raised SystemExit: 3"):
+        ops.add(on(device, 1), on(device, 2))
+    alone = fakes.impl("kv_append", raising(SystemExit(3)))
+    device = fakes.device(alone)
+    device.table.cpu.table = DispatchTable(device.table.cpu, [], device.table.cpu)
+    cache, x = (Tensor.from_numpy(np.ones((1, 1, 1, 1), np.float32), device) for _ in range(2))
+    positions = Tensor.from_numpy(np.zeros((1, 1), np.int32), device)
+    with pytest.raises(PluginError, match=r"kv_append: fake .* raised SystemExit: 3"):
+        ops.kv_append(cache, x, positions)
+
+
+def test_a_weight_that_a_device_refuses_to_prepare_once(fakes):
+    """It is asked again, and keeps its place."""
+    from propolis import Prepared
+
+    calls = []
+
+    def prepare(_weight):
+        calls.append(1)
+        if len(calls) == 1:
+            msg = "launch failed"
+            raise DeviceError(msg)
+        return Prepared("form", 1, "a form")
+
+    def linear(out, x, w, bias=None, /):
+        """Never run."""
+
+    device = fakes.device(fakes.impl("linear", linear, prepare=prepare))
+    weight = Tensor.from_numpy(np.ones((2, 2), np.float32), device)
+    with capture_logs() as logs:
+        ready = device.table.prepare(ops.linear, ops.linear.key(dtypes.f32), weight)
+    assert dict(ready.packed) == {prepare: "form"}
+    assert [line["event"] for line in logs] == ["op.repeated"]
+    assert device.table.quarantine.entries == {}
 
 
 def test_the_cpu_takes_over(fakes):

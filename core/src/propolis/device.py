@@ -17,6 +17,7 @@ from typing import Protocol
 from typing import TypeVar
 
 from propolis import events
+from propolis import inflight
 from propolis.errors import DeviceLostError
 
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from propolis.dispatch.table import DispatchTable
     from propolis.dtypes import DType
+    from propolis.inflight import Launch
     from propolis.layout import Shape
     from propolis.tensor import Tensor
 
@@ -120,9 +122,11 @@ class Device:
         table: who serves each op here; set by the runtime that opened the device.
         threads: host threads that implementations may use for one call.
         failure: what it failed with for good; None while it works.
+        launched: ran the last call, which the device may still be at; None after a wait.
     """
 
     table: DispatchTable
+    launched: Launch | None = None
 
     def __init__(self, properties: DeviceProperties, memory: Memory) -> None:
         self.properties = properties
@@ -156,11 +160,20 @@ class Device:
 
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
         """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
-        self.guarded(self.memory.copy_out, target, source, offset)
+        self._wait(self.memory.copy_out, target, source, offset)
 
     def synchronize(self) -> None:
         """Return once all work queued on the device is done."""
-        self.guarded(self.memory.synchronize)
+        self._wait(self.memory.synchronize)
+
+    def _wait(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call what returns when the device is done with what was launched."""
+        launched = self.launched
+        if launched is None or self.kind == "cpu":
+            self.guarded(call, *args, **kwargs)
+        else:
+            self.guarded(inflight.after(launched), call, *args, **kwargs)
+            self.launched = None
 
     def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:  # noqa: ARG002
         """

@@ -28,6 +28,7 @@ from propolis.plugins.discovery import duplicates
 from propolis.plugins.discovery import identity
 from propolis.plugins.discovery import policy
 from propolis.plugins.loader import describe
+from propolis.plugins.quarantine_file import QuarantineFile
 from propolis.records import CheckResult
 from propolis.records import CheckStatus
 from propolis.records import DoctorCheck
@@ -87,6 +88,7 @@ def examine(load_config: Callable[[], Config], *, import_plugins: bool = True) -
     yield Finding(1, "plugins.names", _names(candidates))
     yield Finding(1, "plugins.policy", _policy(candidates, config))
     yield Finding(1, "cache", _cache(config))
+    yield Finding(1, "quarantine", _quarantine(config))
     if import_plugins:
         yield from _phase_two(config)
 
@@ -168,10 +170,24 @@ def _cache(config: Config) -> CheckResult:
     except OSError as exc:
         return CheckResult(
             "warning",
-            f"{folder} cannot be written ({exc.strerror}): every start asks all probes again",
+            f"{folder} cannot be written ({exc.strerror}): every start asks all probes again, and "
+            f"none knows what raised or crashed before",
             "set PROPOLIS_CACHE_DIR to a folder that can",
         )
     return CheckResult("ok", f"{folder} can be written")
+
+
+def _quarantine(config: Config) -> CheckResult:
+    file = QuarantineFile(config.cache_dir)
+    file.collect()
+    out = [f"{e.label} of {e.source}: {e.reason}" for e in file.entries()]
+    if not out:
+        return CheckResult("ok", "no implementation is kept out")
+    return CheckResult(
+        "warning",
+        f"kept out: {'; '.join(out)}",
+        "tell the plugin's author; `propolis quarantine clear` lets them back",
+    )
 
 
 def _phase_two(config: Config) -> Iterator[Finding]:

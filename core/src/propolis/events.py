@@ -108,8 +108,28 @@ OP_QUARANTINED: Final = Event(
     "op.quarantined",
     "warning",
     "an implementation raised, another one did the call, and it stays out from now on for "
-    "these dtypes",
+    "these dtypes (until the process ends, where it was an error of the device's own)",
     ("op", "dtypes", "variant", "device", *_PLUGIN, "reason"),
+)
+OP_REPEATED: Final = Event(
+    "op.repeated",
+    "warning",
+    "a device refused a call once and did it when it was asked again, for the first time for "
+    "this op and these dtypes",
+    ("op", "dtypes", "variant", "device", *_PLUGIN, "reason"),
+)
+OP_CRASHED: Final = Event(
+    "op.crashed",
+    "warning",
+    "an implementation ended an earlier process (`pid`) by a signal, or was launched last before "
+    "one did, and stays out from now on for these dtypes; `report` is the file with the stack",
+    ("pid", "op", "dtypes", "variant", "kind", "arch", *_PLUGIN, "reason", "report"),
+)
+PROCESS_CRASHED: Final = Event(
+    "process.crashed",
+    "warning",
+    "an earlier process ended by a signal in native code, and no plugin's op was running",
+    ("pid", "reason", "report"),
 )
 QUARANTINE_CLEARED: Final = Event(
     "quarantine.cleared",

@@ -24,6 +24,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import inflight
+from propolis.dispatch.quarantine import GRAPHS
 from propolis.dispatch.site import Site
 from propolis.dispatch.site import Stock
 from propolis.errors import DispatchError
@@ -33,6 +35,7 @@ from propolis.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from propolis.device import Device
     from propolis.dispatch.table import DispatchTable
@@ -79,17 +82,30 @@ class Graph:
             return  # what is measured runs call by call
         steps: list[Callable[[], None]] = []
         queue = map(self._queues, self._calls, self._sites)
-        for only_queues, stretch in groupby(zip(queue, self._calls, strict=True), itemgetter(0)):
-            calls = [call for _, call in stretch]
-            joined = None
-            if only_queues and len(calls) > 1:
-                joined = device.guarded(device.record, calls)
-            if joined is None:
-                steps += calls
-            else:
-                steps.append(partial(device.guarded, joined))
+        recorded = zip(queue, self._calls, self._sites, strict=True)
+        for only_queues, stretch in groupby(recorded, itemgetter(0)):
+            _, calls, sites = zip(*stretch, strict=True)
+            joined = self._joined(device, calls, sites) if only_queues and len(calls) > 1 else None
+            steps += calls if joined is None else [joined]
         self._generation = device.table.generation
         self._steps = steps
+
+    @staticmethod
+    def _joined(
+        device: Device, calls: Sequence[partial[None]], sites: Sequence[Site]
+    ) -> Callable[[], None] | None:
+        """One launch of all the calls; None where the device makes none, or crashed at one."""
+        first = sites[0].ladder.server(calls[0].args, calls[0].keywords)
+        name, barred = GRAPHS, None
+        if first is not None and first.provenance is not None:
+            name, barred = device.table.quarantine.graphs(first.provenance, device)
+        if barred is not None:
+            return None
+        names = dict.fromkeys(site.ladder.spec.name for site in sites)
+        name = f"{name} {len(calls)} calls of {', '.join(names)}"
+        # Named as well while it is recorded: that asks the driver for much.
+        joined = device.guarded(inflight.named(device.record, name), calls)
+        return None if joined is None else partial(device.guarded, inflight.named(joined, name))
 
     @staticmethod
     def _queues(call: partial[None], site: Site) -> bool:

@@ -54,7 +54,7 @@ class Runtime:
         cpu: the CPU, always there.
         fallbacks: what ran on the CPU instead of another device.
         rules: the user's decisions about dispatch.
-        quarantine: implementations that raised, now or in an earlier process.
+        quarantine: implementations that raised or crashed, now or in an earlier process.
         metrics: what ops cost; None where the settings do not ask.
     """
 

@@ -1,4 +1,4 @@
-"""``propolis quarantine``: implementations that raised, and letting them back."""
+"""``propolis quarantine``: implementations that raised or crashed, and letting them back."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from propolis.cli._common import settings
 
 @click.group()
 def quarantine() -> None:
-    """Show or forget implementations that raised.  Imports no plugin."""
+    """Show or forget implementations that raised or crashed.  Imports no plugin."""
 
 
 @quarantine.command("list")
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List the implementations that are kept out, and what they raised."""
+    """List the implementations that are kept out, and what they did."""
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415  (not for --help)
 
-    entries = QuarantineFile(settings(ctx).cache_dir).entries()
+    file = QuarantineFile(settings(ctx).cache_dir)
+    file.collect()
+    entries = file.entries()
     if as_json:
         print_json([asdict(entry) for entry in entries])
         return
@@ -51,7 +53,9 @@ def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415
 
     wanted = normalize(plugin) if plugin is not None else None
-    gone = QuarantineFile(settings(ctx).cache_dir).clear(wanted, op)
+    file = QuarantineFile(settings(ctx).cache_dir)
+    file.collect()
+    gone = file.clear(wanted, op)
     for entry in gone:
         events.QUARANTINE_CLEARED.emit(
             op=entry.op,

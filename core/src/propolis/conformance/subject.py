@@ -70,9 +70,11 @@ class Raised(Quarantine):
         del impl, key, device
         return None
 
-    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
+    def add(
+        self, impl: OpImpl, key: Key, device: Device, reason: str, *, lasting: bool = True
+    ) -> None:
         """Note the reason."""
-        del impl, key, device
+        del impl, key, device, lasting
         self.reason_given = reason
 
 

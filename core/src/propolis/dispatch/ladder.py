@@ -1,7 +1,8 @@
 """
 The rungs for one op and key, from the winner down to the CPU.
 
-A call that its first rung takes pays for a ``try`` and nothing else.
+A call that its first rung takes pays for a ``try``, and for a name of its frame that says
+what was in flight should the process crash.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 from propolis.dispatch.fallback import Mirrored
 from propolis.dispatch.fallback import traffic
 from propolis.dispatch.quarantine import can_repeat
+from propolis.dispatch.quarantine import is_devices_own
 from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
 from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
+from propolis.inflight import Calls
 from propolis.plugins.loader import describe
 from propolis.tensor import Tensor
 
@@ -43,6 +46,7 @@ class Ladder:
         split: the op's decomposition, where its parts are served.
         has_cpu: whether the CPU is the last rung.
         site: the captured call it is for; None for all calls that are not.
+        named: what runs the candidates, by ``id``, where :meth:`walk` does.
     """
 
     def __init__(self, table: DispatchTable, spec: OpSpec, key: Key, trace: Trace) -> None:
@@ -54,6 +58,8 @@ class Ladder:
         self.has_cpu = trace.cpu is not None and trace.cpu.on_device
         self.site: Site | None = None
         self._rejections = trace.rejections
+        self.named: dict[int, Calls] = {}
+        self._refused: set[int] = set()
         self.retire: Callable[[], None] = _nothing
         """Makes what :meth:`entry` gave look at quarantine and device again: captured
         graphs hold it, while new calls get another from the table."""
@@ -61,7 +67,7 @@ class Ladder:
     def at(self, site: Site) -> Ladder:
         """The same for one captured call, which keeps its memory at ``site``."""
         own = copy.copy(self)
-        own.site, own.retire = site, _nothing
+        own.site, own.retire, own.named = site, _nothing, {}
         return own
 
     def entry(self) -> Callable[..., None]:
@@ -86,28 +92,46 @@ class Ladder:
         return None
 
     def _guarded(self, impl: OpImpl) -> Callable[..., None]:
-        fn, walk = impl.fn, self.walk
+        calls, device, walk = self._named(impl), self.table.device, self.walk
+        second, third = calls.second, calls.third
+
+        def instead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            walk(*args, **kwargs)
 
         def run(*args: Any, **kwargs: Any) -> None:
-            called = fn
+            if (
+                args[0].layout is calls.a
+                and args[second].layout is calls.b
+                and args[third].layout is calls.c
+            ):
+                launch = calls.launch
+            else:
+                launch = calls.of(args, kwargs)
+            device.launched = launch
             try:
-                called(*args, **kwargs)
-            except Exception as exc:
-                if called is walk:
+                launch(args, kwargs)
+            except (Exception, SystemExit) as exc:
+                if launch is instead:
                     raise
-                self._failed(impl, exc, args, kwargs)
-                failed = exc
+                failed = self._repeated(impl, exc, args, kwargs)
+                if failed is None:
+                    return
+                self._failed(impl, failed, args, kwargs)
             else:
                 return
             # Outside of the handler, so that what a lower rung raises has its own context.
             self._finish(args, kwargs, [(impl, failed)])
 
         def retire() -> None:
-            nonlocal fn
-            fn = walk
+            calls.retire(instead)
 
         self.retire = retire
         return run
+
+    def _named(self, impl: OpImpl) -> Calls:
+        """Runs the implementation, in frames that are named after the calls."""
+        name = self.table.quarantine.name(impl, self.key, self.table.device)
+        return Calls(impl.fn, name, *self.spec.taken)
 
     def walk(self, *args: Any, **kwargs: Any) -> None:
         """Run a call on the first rung that takes it."""
@@ -118,7 +142,7 @@ class Ladder:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        failed: list[tuple[OpImpl, Exception]],
+        failed: list[tuple[OpImpl, BaseException]],
     ) -> None:
         """Run a call that some have failed at already, and believe their faults if it runs."""
         try:
@@ -134,18 +158,19 @@ class Ladder:
             first = failed[0][1]
             # Everybody fails: it is the data, and the first error is the one to see.
             if is_fault(exc) or isinstance(exc, NoImplementationError):
+                first = self._shown(failed[0][0], first)
                 raise first from first.__cause__
             raise exc from first
         for impl, error in failed:
             self._save(impl, error, args, kwargs)
-            self.table.condemn(impl, self.key, f"raised {describe(error)}")
+            self._condemn(impl, error)
             error.__traceback__ = None  # its frames, and so itself, hold the call's tensors
 
     def _climb_down(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        failed: list[tuple[OpImpl, Exception]],
+        failed: list[tuple[OpImpl, BaseException]],
     ) -> None:
         spec, table = self.spec, self.table
         reasons = [f"{impl.provenance}: raised {describe(exc)}" for impl, exc in failed]
@@ -161,10 +186,13 @@ class Ladder:
                     started = True
                     self._run(impl, args, kwargs)
                     return
-            except Exception as exc:  # noqa: BLE001  (a stranger's code; sorted out there)
-                self._failed(impl, exc, args, kwargs, started=started)
-                failed.append((impl, exc))
-                reason = f"raised {describe(exc)}"
+            except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code; sorted out there)
+                error = self._repeated(impl, exc, args, kwargs) if started else exc
+                if error is None:
+                    return
+                self._failed(impl, error, args, kwargs, started=started)
+                failed.append((impl, error))
+                reason = f"raised {describe(error)}"
             reasons.append(f"{impl.provenance}: {reason}")
         if self.split is not None:
             self._decompose(*args, **kwargs)
@@ -184,7 +212,12 @@ class Ladder:
             read = (self._packed(i, value) for i, value in enumerate(args[first:]))
             args = (*args[:first], *read)
             kwargs = {name: self._packed(name, value) for name, value in kwargs.items()}
-        impl.fn(*args, **kwargs)
+        calls = self.named.get(id(impl))
+        if calls is None:
+            calls = self.named[id(impl)] = self._named(impl)
+        launch = calls.of(args, kwargs)
+        self.table.device.launched = launch
+        launch(args, kwargs)
 
     def _packed(self, place: int | str, value: Any) -> Any:
         """A contiguous copy of a strided tensor, counted; other values as they are."""
@@ -210,10 +243,26 @@ class Ladder:
             site.mirrored = Mirrored(spec, cpu, run, args, kwargs, site.stock.host)
         site.mirrored()
 
+    def _repeated(
+        self, impl: OpImpl, exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
+        """What the call raises when a device that refused it is asked again; None: it ran."""
+        if not is_devices_own(exc) or not can_repeat(self.spec, args, kwargs):
+            return exc
+        try:
+            self._run(impl, args, kwargs)
+        except (Exception, SystemExit) as again:  # noqa: BLE001  (a stranger's code)
+            return again
+        if id(impl) not in self._refused:
+            self._refused.add(id(impl))
+            reason = f"raised {describe(exc)}"
+            self.table.quarantine.repeated(impl, self.key, self.table.device, reason)
+        return None
+
     def _failed(
         self,
         impl: OpImpl,
-        exc: Exception,
+        exc: BaseException,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
@@ -228,24 +277,40 @@ class Ladder:
         if isinstance(exc, DeviceLostError):
             self.table.device.lost(exc)
         if not is_fault(exc) or is_reference(impl):
-            raise exc
+            raise self._shown(impl, exc)
         if not started or can_repeat(self.spec, args, kwargs):
             return
         if len(self.chain) == 1 and self.split is None and not self.has_cpu:
-            raise exc
-        reason = f"raised {describe(exc)}"
+            raise self._shown(impl, exc)
         self._save(impl, exc, args, kwargs, intact=False)
-        self.table.condemn(impl, self.key, reason)
+        if is_devices_own(exc) and id(impl) not in self._refused:
+            self._refused.add(id(impl))  # once is no proof, and this call was the only one
+            then = "it is asked again for the next one"
+        else:
+            self._condemn(impl, exc)
+            then = "others serve the next one"
         msg = (
-            f"{self.spec.name}: {impl.provenance} {reason} and may have overwritten its inputs: "
-            f"the call cannot be repeated; others serve the next one"
+            f"{self.spec.name}: {impl.provenance} raised {describe(exc)} and may have "
+            f"overwritten its inputs: the call cannot be repeated; {then}"
         )
         raise PluginError(msg) from exc
+
+    def _condemn(self, impl: OpImpl, exc: BaseException) -> None:
+        reason = f"raised {describe(exc)}"
+        self.table.condemn(impl, self.key, reason, lasting=not is_devices_own(exc))
+
+    def _shown(self, impl: OpImpl, exc: BaseException) -> BaseException:
+        """What the caller sees of an exception: no plugin ends the process by one."""
+        if not isinstance(exc, SystemExit):
+            return exc
+        error = PluginError(f"{self.spec.name}: {impl.provenance} raised {describe(exc)}")
+        error.__cause__ = exc
+        return error
 
     def _save(
         self,
         impl: OpImpl,
-        exc: Exception,
+        exc: BaseException,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,

@@ -1,11 +1,15 @@
 """
-Implementations that raised: taken out of every table until what they depend on changes.
+Implementations that raised or ended the process: taken out of every table.
 
 What counts is a fault of the implementation: any exception that is none of
-Propolis's own, a :class:`PluginError`, and a :class:`DeviceError` other than a lost
-device or one without memory.  An error that names the user's data (an index out of
-range) is the user's.  A fault is only believed once a lower rung has done the same
-call: where all fail, it is the data.
+Propolis's own (``sys.exit`` among them), a :class:`PluginError`, and a
+:class:`DeviceError` other than a lost device or one without memory.  An error that names
+the user's data (an index out of range) is the user's.  A fault is only believed once a
+lower rung has done the same call: where all fail, it is the data.
+
+A plugin's fault holds until what it depends on changes.  A device's own error says less
+of the implementation: the call is repeated first, and who is taken out for it is asked
+again by the next process.
 
 What is taken out is one implementation for one combination of dtypes: what a plugin
 compiles, loads and launches as one kernel.  Its other dtypes are other kernels and stay;
@@ -17,12 +21,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import field
+from itertools import count
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis import events
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
+from propolis.errors import DeviceNotFoundError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
@@ -41,6 +48,12 @@ if TYPE_CHECKING:
     from propolis.records import Provenance
 
 
+GRAPHS: Final = "graph"
+"""The ``op`` of the entry that keeps a device from making one launch of many calls."""
+
+_numbers = count(1)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
@@ -48,12 +61,12 @@ class Entry:
 
     Attributes:
         source: the plugin.
-        op: the op's name.
+        op: the op's name; ``"graph"`` of what replays captured calls at once.
         variant: which of the plugin's implementations of it.
         dtypes: of the op's dispatch parameters, by name.
         kind: the device kind it ran on.
         arch: the device's architecture.
-        reason: what it raised.
+        reason: what it raised, or how it ended the process.
     """
 
     source: Provenance
@@ -72,7 +85,8 @@ class Entry:
     @property
     def label(self) -> str:
         """The implementation for people: ``attention (f16) hd64``."""
-        return f"{self.op} ({', '.join(self.dtypes)}) {self.variant}".rstrip()
+        kinds = f"({', '.join(self.dtypes)})" if self.dtypes else ""
+        return " ".join(filter(None, (self.op, kinds, self.variant)))
 
 
 @dataclass(slots=True)
@@ -83,10 +97,14 @@ class Quarantine:
     Attributes:
         entries: by :attr:`Entry.what`.
         keep: remembers a new entry beyond this process; None where nobody does.
+        introduce: told what a number in the name of a frame means, before the frame is;
+            None where nobody would read it.
     """
 
     entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
     keep: Callable[[Entry], None] | None = None
+    introduce: Callable[[int, Entry], None] | None = None
+    _known: dict[tuple[Any, ...], int] = field(default_factory=dict, repr=False)
 
     def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
         """Why the implementation may not run for these dtypes; None when it may."""
@@ -95,25 +113,72 @@ class Quarantine:
         known = self.entries.get(_entry(impl.provenance, impl, key, device).what)
         return known.reason if known is not None else None
 
-    def add(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
-        """Take an implementation out for these dtypes, log it, and remember it."""
+    def name(self, impl: OpImpl, key: Key, device: Device) -> str:
+        """What frames are called that run the implementation: see :mod:`propolis.inflight`."""
+        source = impl.provenance
+        return impl.op if source is None else self._name(_entry(source, impl, key, device))
+
+    def graphs(self, source: Provenance, device: Device) -> tuple[str, str | None]:
+        """
+        What the device's replays of captured calls are called, and why there may be none.
+
+        Args:
+            source: of the first of the calls.
+            device: where they run.
+        """
+        entry = Entry(source, GRAPHS, "", (), device.kind, device.properties.arch, "")
+        known = self.entries.get(entry.what)
+        return self._name(entry), known.reason if known is not None else None
+
+    def _name(self, entry: Entry) -> str:
+        if self.introduce is None:
+            return entry.op
+        number = self._known.get(entry.what)
+        if number is None:
+            number = self._known[entry.what] = next(_numbers)
+            self.introduce(number, entry)
+        return f"{entry.op}#{number}"
+
+    def add(
+        self, impl: OpImpl, key: Key, device: Device, reason: str, *, lasting: bool = True
+    ) -> None:
+        """
+        Take an implementation out for these dtypes, and log it.
+
+        Args:
+            impl: the implementation.
+            key: the dtypes.
+            device: where it failed.
+            reason: what it raised.
+            lasting: remember it beyond this process.
+        """
         source = impl.provenance
         if source is None or self.reason(impl, key, device) is not None:
             return
         entry = _entry(source, impl, key, device, reason)
         self.entries[entry.what] = entry
-        events.OP_QUARANTINED.emit(
-            op=entry.op,
-            dtypes=",".join(entry.dtypes),
-            variant=entry.variant,
-            device=device.id,
-            plugin=source.plugin,
-            distribution=source.distribution,
-            version=source.version,
-            reason=reason,
-        )
-        if self.keep is not None:
+        _log(entry, device, repeated=False)
+        if lasting and self.keep is not None:
             self.keep(entry)
+
+    def repeated(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
+        """Log that a call succeeded when it was repeated; nobody is taken out."""
+        if impl.provenance is not None:
+            _log(_entry(impl.provenance, impl, key, device, reason), device, repeated=True)
+
+
+def _log(entry: Entry, device: Device, *, repeated: bool) -> None:
+    event = events.OP_REPEATED if repeated else events.OP_QUARANTINED
+    event.emit(
+        op=entry.op,
+        dtypes=",".join(entry.dtypes),
+        variant=entry.variant,
+        device=device.id,
+        plugin=entry.source.plugin,
+        distribution=entry.source.distribution,
+        version=entry.source.version,
+        reason=entry.reason,
+    )
 
 
 def _entry(source: Provenance, impl: OpImpl, key: Key, device: Device, reason: str = "") -> Entry:
@@ -123,11 +188,18 @@ def _entry(source: Provenance, impl: OpImpl, key: Key, device: Device, reason: s
     return Entry(source, impl.op, impl.variant, names, device.kind, arch, reason)
 
 
-def is_fault(exc: Exception) -> bool:
-    """Whether an exception speaks against the implementation that raised it."""
+def is_fault(exc: BaseException) -> bool:
+    """Whether what an implementation raised speaks against it."""
     if isinstance(exc, DeviceLostError | OutOfMemoryError | MemoryError):
         return False
     return not isinstance(exc, PropolisError) or isinstance(exc, PluginError | DeviceError)
+
+
+def is_devices_own(exc: BaseException) -> bool:
+    """Whether a device that lives refused: it may not the next time."""
+    return isinstance(exc, DeviceError) and not isinstance(
+        exc, DeviceLostError | DeviceNotFoundError
+    )
 
 
 def is_reference(impl: OpImpl) -> bool:

@@ -3,7 +3,8 @@ The dispatch table of one device: op and key in, bound callable out.
 
 Binding happens once per (op, key) and generation.  Where the winner takes every call
 and nobody could take over from it, what is bound is the plugin's own function: a
-bound call costs nothing over a direct one.  Elsewhere it costs a ``try``.
+bound call costs nothing over a direct one.  Elsewhere it costs a ``try`` and a look at the
+shapes (see :mod:`propolis.inflight`).
 """
 
 from __future__ import annotations
@@ -186,9 +187,9 @@ class DispatchTable:
         """
         return self.weights.prepare(spec, key, weight)
 
-    def condemn(self, impl: OpImpl, key: Key, reason: str) -> None:
-        """Take an implementation out for these dtypes, for this and later processes."""
-        self.quarantine.add(impl, key, self.device, reason)
+    def condemn(self, impl: OpImpl, key: Key, reason: str, *, lasting: bool = True) -> None:
+        """Take an implementation out for these dtypes; ``lasting``: in later processes too."""
+        self.quarantine.add(impl, key, self.device, reason, lasting=lasting)
         self.rebind()
         self.weights.replace(impl, key)
 

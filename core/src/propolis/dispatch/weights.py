@@ -15,13 +15,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from propolis.dispatch.quarantine import is_devices_own
 from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
+from propolis.errors import DeviceError
+from propolis.inflight import named
 from propolis.plugins.loader import describe
 from propolis.released import release
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.dispatch.table import DispatchTable
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
@@ -94,16 +99,16 @@ class Weights:
         One that raises is taken out, where a lower rung can do with the weight.
         """
         table = self._table
-        failed: list[tuple[OpImpl, Exception]] = []
+        failed: list[tuple[OpImpl, BaseException]] = []
         made = None
         trace = table.trace(spec, key)
         for impl in trace.chain:
             if impl.prepare is None:
                 break
             try:
-                made = impl, table.device.guarded(impl.prepare, weight)
+                made = impl, self._prepared(impl, impl.prepare, key, weight)
                 break
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 if not is_fault(exc) or is_reference(impl):
                     raise
                 failed.append((impl, exc))
@@ -111,8 +116,27 @@ class Weights:
             if failed and not (trace.is_split or (trace.cpu and trace.cpu.on_device)):
                 raise failed[0][1]
         for impl, error in failed:
-            table.condemn(impl, key, f"prepare() raised {describe(error)}")
+            reason = f"prepare() raised {describe(error)}"
+            table.condemn(impl, key, reason, lasting=not is_devices_own(error))
         return made
+
+    def _prepared(
+        self, impl: OpImpl, prepare: Callable[[Tensor], Prepared], key: Key, weight: Tensor
+    ) -> Prepared:
+        """What it makes of a weight; a device that refuses is asked once more."""
+        table = self._table
+        name = table.quarantine.name(impl, key, table.device)
+        shape = "x".join(map(str, weight.shape))
+        call = named(prepare, f"{name} prepare(), weight {shape}")
+        try:
+            return table.device.guarded(call, weight)
+        except DeviceError as exc:
+            if not is_devices_own(exc):
+                raise
+            prepared = table.device.guarded(call, weight)
+            reason = f"prepare() raised {describe(exc)}"
+            table.quarantine.repeated(impl, key, table.device, reason)
+            return prepared
 
     def _attach(
         self, weight: Tensor, spec: OpSpec, key: Key, impl: OpImpl, prepared: Prepared

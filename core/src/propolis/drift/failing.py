@@ -33,7 +33,7 @@ class Saver:
         self,
         spec: OpSpec,
         impl: OpImpl,
-        exc: Exception,
+        exc: BaseException,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         intact: bool,

@@ -89,6 +89,8 @@ class OpSpec:
         magnitude: how large the terms of a result were, for ops whose terms may cancel;
             None for others (see :data:`Magnitude`).
         signature: the op's parameters, which implementations repeat.
+        taken: names of an implementation's parameters, destinations first, and how many of
+            the first ones are tensors in every call.
         decomposed: how it is done with other ops; None where it is not.
     """
 
@@ -122,6 +124,8 @@ class OpSpec:
             for name, parameter in self.signature.parameters.items()
             if parameter.kind is parameter.POSITIONAL_ONLY and parameter.annotation == "Tensor"
         )
+        outs = ("out",) if outputs == 1 else tuple(f"out{i}" for i in range(outputs))
+        self.taken: Final = ((*outs, *names), outputs + len(self._tensors))
         self._key_index = tuple(names.index(name) for name in self.dtypes)
 
     @property

@@ -1,5 +1,5 @@
 """
-The quarantine on disk: what raised stays out until something it depends on changes.
+The quarantine on disk: what raised, or ended a process, is out until it may have changed.
 
 An entry holds while the plugin's files and version, the libraries its probe named,
 Python, the driver and the hardware are those it was made under.
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import cache
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import events
 from propolis.dispatch.quarantine import Entry
 from propolis.dispatch.quarantine import Quarantine
 from propolis.errors import ConfigError
+from propolis.plugins import crash_file
+from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.vetting import fingerprint
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
@@ -23,10 +27,11 @@ from propolis.records import Provenance
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from collections.abc import Sequence
     from pathlib import Path
 
+    from propolis.plugins.crash_file import Crash
     from propolis.plugins.loader import PluginReport
 
 
@@ -40,21 +45,62 @@ class QuarantineFile:
         """All entries, whether they still hold or not."""
         return [entry for entry, _ in self._read()]
 
+    def collect(self) -> list[tuple[Entry, str]]:
+        """
+        Take out what earlier processes crashed at, and log each crash.
+
+        Returns:
+            The new entries, each with the key that it holds for.
+        """
+        found = []
+        for crash in crash_file.collect(self.path.parent):
+            report = str(crash.report)
+            entries = list(_crashed(crash))
+            if not entries:
+                events.PROCESS_CRASHED.emit(pid=crash.pid, reason=crash.reason, report=report)
+            for entry, _ in entries:
+                events.OP_CRASHED.emit(
+                    pid=crash.pid,
+                    op=entry.op,
+                    dtypes=",".join(entry.dtypes),
+                    variant=entry.variant,
+                    kind=entry.kind,
+                    arch=entry.arch,
+                    plugin=entry.source.plugin,
+                    distribution=entry.source.distribution,
+                    version=entry.source.version,
+                    reason=entry.reason,
+                    report=report,
+                )
+            found += entries
+        for new in found:
+            self._add(new)
+        return found
+
     def quarantine(self, reports: Sequence[PluginReport]) -> Quarantine:
-        """The entries that hold for the plugins of this process; new ones are kept here."""
+        """
+        The entries that hold for the plugins of this process; new ones are kept here.
+
+        Earlier processes' crashes are collected first, and this one's would be.
+        """
         by_name = {r.candidate.name: r for r in reports if r.status == "loaded"}
+        keys = cache(lambda plugin: _key(by_name[plugin]))
         found = {}
-        for entry, key in self._read():
-            report = by_name.get(entry.source.plugin)
-            if report is not None and key == _key(report):
+        crashed = self.collect()  # the file may be one that cannot be written
+        for entry, key in [*self._read(), *crashed]:
+            if entry.source.plugin in by_name and key == keys(entry.source.plugin):
                 found[entry.what] = entry
 
         def keep(entry: Entry) -> None:
-            report = by_name.get(entry.source.plugin)
-            if report is not None:
-                self._change(lambda all_: [*_without(all_, entry), (entry, _key(report))])
+            if entry.source.plugin in by_name:
+                self._add((entry, keys(entry.source.plugin)))
 
-        return Quarantine(found, keep)
+        def introduce(number: int, entry: Entry) -> None:
+            if entry.source.plugin in by_name and entry.source.plugin not in ESSENTIAL:
+                what = _as_dict(entry, keys(entry.source.plugin))
+                crash_file.introduce(self.path.parent, number, what)
+
+        return Quarantine(found, keep, introduce)
 
     def clear(self, plugin: str | None = None, op: str | None = None) -> list[Entry]:
         """
@@ -80,9 +126,11 @@ class QuarantineFile:
             raise ConfigError(msg) from exc
         return gone
 
-    def _change(self, change: Callable[[list[tuple[Entry, str]]], list[tuple[Entry, str]]]) -> None:
+    def _add(self, new: tuple[Entry, str]) -> None:
+        """Add an entry; one made under older files is replaced."""
+        others = [(e, k) for e, k in self._read() if e.what != new[0].what]
         with contextlib.suppress(OSError):  # a read-only home: it holds for this process
-            replace_json(self.path, [_as_dict(e, k) for e, k in change(self._read())])
+            replace_json(self.path, [_as_dict(e, k) for e, k in (*others, new)])
 
     def _read(self) -> list[tuple[Entry, str]]:
         found = read_json(self.path)
@@ -100,9 +148,11 @@ def _entry(item: dict[str, Any]) -> Entry:
     return Entry(source=source, dtypes=dtypes, **texts)
 
 
-def _without(all_: list[tuple[Entry, str]], entry: Entry) -> list[tuple[Entry, str]]:
-    """The others: an entry made under older files is replaced."""
-    return [(e, k) for e, k in all_ if e.what != entry.what]
+def _crashed(crash: Crash) -> Iterator[tuple[Entry, str]]:
+    """The entries for what a process was running, each with the key that it holds for."""
+    for what, how in crash.calls:
+        with contextlib.suppress(KeyError, TypeError):  # another version's
+            yield _entry({**what, "reason": how}), what["key"]
 
 
 def _as_dict(entry: Entry, key: str) -> dict[str, Any]:

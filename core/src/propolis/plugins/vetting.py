@@ -27,6 +27,7 @@ from typing import Literal
 import importlib_metadata
 
 from propolis.errors import PluginError
+from propolis.plugins.crash_file import replace_text
 from propolis.records import API_LEVEL
 from propolis.records import ProbeResult
 
@@ -270,14 +271,4 @@ def read_json(path: Path) -> Any:
 
 def replace_json(path: Path, value: Any) -> None:
     """Write a cache file as a whole: several workers may start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f"{path.stem}-", delete=False
-    ) as file:
-        try:
-            json.dump(value, file)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
+    replace_text(path, json.dumps(value))
