@@ -56,6 +56,7 @@ test: $(DEV) ## Lint, check types, contracts and docs, and run all tests that ar
 	@$(MAKE) --no-print-directory quick
 
 quick: $(DEV) hipsim ## The tests of make test alone
+	$(if $(COVERAGE),$(BIN)/python -m coverage erase)
 	$(MEASURED) $(PARALLEL) --quick
 
 test-all: $(ORACLES) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered

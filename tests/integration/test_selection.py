@@ -1,0 +1,49 @@
+"""What `make test` leaves out of matrices is shown by what it runs."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from selection import surplus_cells
+
+
+class Item(SimpleNamespace):
+    """What pytest collects, as far as the selection looks; equal to itself alone."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def matrix(folder: str, *values: list) -> list[Item]:
+    """A test with a parameter for each list of values."""
+    path = Path(folder) / "test_x.py"
+    return [
+        Item(
+            nodeid=f"{path}::test_x[{number}]",
+            path=path,
+            callspec=SimpleNamespace(params=dict(enumerate(cell))),
+        )
+        for number, cell in enumerate(product(*values))
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(5,), (3, 4), (2, 6, 3), (1, 7)])
+def test_each_value_is_shown(sizes) -> None:
+    """Each value of each parameter is in a cell that stays, and few cells stay."""
+    values = [[f"{name}{n}" for n in range(size)] for name, size in zip("abc", sizes, strict=False)]
+    cells = matrix("cpu_ref", *values)
+    kept = [c for c in cells if c not in surplus_cells(cells)]
+    for number, wanted in enumerate(values):
+        assert set(wanted) == {c.callspec.params[number] for c in kept}
+    assert len(kept) <= max(sizes) + min(sizes)
+
+
+def test_cases_are_no_cells() -> None:
+    """Elsewhere parameters are cases of their own, and all stay."""
+    assert set() == surplus_cells(matrix("core", ["a", "b"], ["c", "d"]))
+    assert set() == surplus_cells(
+        [Item(nodeid="cpu_ref/test_x.py::test_y", path=Path("cpu_ref/x"))]
+    )
