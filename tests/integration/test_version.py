@@ -71,7 +71,7 @@ def test_there_and_back(give, house) -> None:
     """Given the old version again, every file is as it was."""
     before = texts(house)
     (house / "CHANGELOG.md").write_text("## [Unreleased]\n")
-    assert 0 == give("0.2.0").exit_code
+    assert 0 == give(NEW).exit_code
     assert before != texts(house)
     assert 0 == give(__version__).exit_code
     assert before == texts(house)
@@ -86,10 +86,10 @@ def test_the_changelog_has_a_section(give, house) -> None:
     assert re.fullmatch(rf"# Changelog\n\n{section}", written)
 
 
-@pytest.mark.parametrize("version", ["", "0.2", "v0.2.0", "0.2.0rc1", "0.3.0", __version__])
+@pytest.mark.parametrize("version", ["", "0.2", "v0.2.0", "0.2.0rc1", NEW, __version__])
 def test_what_is_no_new_version_is_refused(give, house, version) -> None:
     """What is no version, or is one already, changes nothing."""
-    (house / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.3.0] - 2026-01-01\n")
+    (house / "CHANGELOG.md").write_text(f"## [Unreleased]\n\n## [{NEW}] - 2026-01-01\n")
     before = texts(house)
     done = give(version)
     assert 1 == done.exit_code
