@@ -88,6 +88,14 @@ def test_inexact_implementations_are_allowed_more():
     assert difference(*given) is not None
 
 
+def test_what_a_part_may_lose_the_other_number_multiplies():
+    """SiLU may be 0 in f32 where its exponential overflows, and so may its product; not in f64."""
+    truth, up = np.array([-7.37e-32]), np.array([1e6])
+    assert difference(ops.silu_mul, np.float32([0.0]), truth, dtypes.f32, up) is None
+    assert difference(ops.silu_mul, np.float32([0.0]), truth, dtypes.f32, 1e-6 * up) is not None
+    assert difference(ops.silu_mul, np.array([0.0]), truth, dtypes.f64, up) is not None
+
+
 def test_magnitudes_that_are_not_finite_allow_nothing():
     """NaN among the terms of one element is no excuse for it."""
     truth, terms = np.array([1.0, np.nan]), np.array([np.nan, np.nan])

@@ -123,3 +123,18 @@ def test_the_largest_tensors_of_one_launch(simulate, warp) -> None:
         assert (ops.neg(pairs).numpy() == -array[:, None]).all()
     """
     simulate(*script(code), warp=warp)
+
+
+def test_small_numbers_on_the_way(simulate, warp) -> None:
+    """A SiLU that f32 has no number for, or a coarse one, is none of a gated unit's business."""
+    code = """
+    gate, up = np.float32([-90, -100, 2.0**-149, 1.1]), np.float32([1e6, 1e30, 1e30, 3.3e38])
+    wide = gate.astype(np.float64)
+    np.testing.assert_allclose(
+        ops.silu_mul(upload(gate), upload(up)).numpy(), wide / (1 + np.exp(-wide)) * up, rtol=1e-6
+    )
+    x = np.array([-710.0, -740.0])
+    for op, expected in ((ops.sigmoid, np.exp(x)), (ops.silu, x * np.exp(x / 2) * np.exp(x / 2))):
+        np.testing.assert_allclose(op(upload(x)).numpy(), expected, rtol=1e-12, atol=5e-324)
+    """
+    simulate(*script(code), warp=warp)

@@ -19,7 +19,7 @@ FUNCTION(maximum, a > b || math::is_nan(a) ? a : b)
 FUNCTION(minimum, a < b || math::is_nan(a) ? a : b)
 FUNCTION(pow, math::pow(a, b))
 FUNCTION(silu_mul, math::gated(a, a, b))
-FUNCTION(gelu_mul, math::gelu_mul(a, b))
+FUNCTION(gelu_mul, math::gelu(a) * b)
 
 template <class T>
 PROPOLIS_FN T whole_quotient(T a, T b) {

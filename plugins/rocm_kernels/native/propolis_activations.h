@@ -29,18 +29,10 @@ PROPOLIS_FN C share(C x, C z) {
     }
 }
 
-// gelu(x) / x, in the tanh form (Hendrycks, Gimpel 2016).
+// The tanh form (Hendrycks, Gimpel 2016).
 template <class C>
-PROPOLIS_FN C gelu_share(C x) {
+PROPOLIS_FN C gelu(C x) {
     const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
-    return (C)0.5 * (1 + tanh(inner));
-}
-
-// gelu(x) * up: a small x keeps its bits until up comes, a large one makes no infinity with it.
-template <class C>
-PROPOLIS_FN C gelu_mul(C x, C up) {
-    const C part = gelu_share(x);
-    const bool small = fabs(x) < 1;
-    return x * (small ? up : part) * (small ? part : up);
+    return (C)0.5 * x * (1 + tanh(inner));
 }
 }  // namespace math

@@ -88,6 +88,8 @@ class OpSpec:
         tolerance: per output dtype; exact where a dtype is missing.
         magnitude: how large the terms of a result were, for ops whose terms may cancel;
             None for others (see :data:`Magnitude`).
+        loss: per output dtype, how much of that a result may lose; where a dtype is missing,
+            64 half units of the dtype that terms are summed in.
         signature: the op's parameters, which implementations repeat.
         taken: names of an implementation's parameters, destinations first, and how many of
             the first ones are tensors in every call.
@@ -104,6 +106,7 @@ class OpSpec:
         outputs: int,
         tolerance: Mapping[DType, Tolerance],
         magnitude: Magnitude | None = None,
+        loss: Mapping[DType, float] | None = None,
         elementwise: bool = False,
         shared: Mapping[str, str] | None = None,
     ) -> None:
@@ -116,6 +119,7 @@ class OpSpec:
         self.mutates: Final = outputs == 0
         self.tolerance: Final = tolerance
         self.magnitude: Final = magnitude
+        self.loss: Final = loss or {}
         self.signature: Final = inspect.signature(infer)
         names = list(self.signature.parameters)
         self.__doc__ = completed(inspect.getdoc(infer) or "", names, shared or {})
@@ -151,7 +155,8 @@ class OpSpec:
             exact: whether the implementation computes with its inputs as they are.
         """
         tolerance = self.tolerance.get(dtype, EXACT)
-        return allowed_error(tolerance, dtype, truth, magnitude, exact=exact)
+        loss = self.loss.get(dtype)
+        return allowed_error(tolerance, dtype, truth, magnitude, exact=exact, loss=loss)
 
     def decomposition(
         self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
@@ -339,6 +344,7 @@ def op(
     elementwise: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
     magnitude: Magnitude | None = None,
+    loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
@@ -351,6 +357,7 @@ def op(
         elementwise: see :class:`OpSpec`.
         tolerance: how far results may be from the truth, per output dtype.
         magnitude: see :attr:`OpSpec.magnitude`.
+        loss: see :attr:`OpSpec.loss`.
         shared: what the docstring's ``Args`` says of parameters that it leaves out: the
             text of all ops of a family.
     """
@@ -362,6 +369,7 @@ def op(
             outputs=0 if mutates else 1,
             tolerance=tolerance,
             magnitude=magnitude,
+            loss=loss,
             elementwise=elementwise,
             shared=shared,
         )

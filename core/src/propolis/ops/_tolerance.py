@@ -106,15 +106,16 @@ def allowed_error(
     magnitude: Array | None,
     *,
     exact: bool,
+    loss: float | None = None,
 ) -> Array:
-    """What :meth:`OpSpec.allowed` gives, for a tolerance."""
+    """What :meth:`OpSpec.allowed` gives, for a tolerance and an entry of ``OpSpec.loss``."""
     rtol, atol = tolerance
     error = atol + rtol * np.abs(truth)
     if magnitude is not None:
         unit = 2.0**-53 if dtype is dtypes.f64 else 2.0**-24
         # NaN where the terms themselves are: those elements are judged by being NaN.
         terms = np.nan_to_num(magnitude, nan=0.0, posinf=0.0)
-        error = error + ROUNDINGS * unit * terms
-        if not exact and np.size(terms):
+        error = error + (ROUNDINGS * unit if loss is None else loss) * terms
+        if not exact and np.size(terms) and loss is None:
             error = error + INEXACT * np.max(terms)  # a block of 8-bit numbers shares its scale
     return np.asarray(error)

@@ -85,8 +85,17 @@ _VANISHES = "In f32 and bf16, results below 2**-119 may be 0: there the exponent
 
 
 def _argument(f: Callable[..., Any], x: Array, up: Array | float = 1.0) -> Array:
-    """GELU is a sum of x/2 and x/2 times a function of x, which cancel below 0."""
-    return np.asarray(np.abs(x * up))
+    """
+    GELU is a sum of x/2 and x/2 times a function of x, which cancel below 0.
+
+    And what halves the least numbers of f32 rounds them, before ``up`` multiplies them.
+    """
+    return np.asarray(np.maximum(np.abs(x), 2.0**-126) * np.abs(up))
+
+
+def _up(f: Callable[..., Any], gate: Array, up: Array) -> Array:
+    """What ``silu(gate)`` may lose, ``up`` multiplies."""
+    return np.abs(up)
 
 
 exp = _unary("exp", "``e ** x``.", tolerance=RELATIVE)
@@ -221,14 +230,19 @@ def affine(x: Tensor, /, mul: float, add: float) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"gate": FLOATS}, tolerance=_SHARE, elementwise=True)
+@op(
+    {"gate": FLOATS},
+    tolerance=_SHARE,
+    magnitude=_up,
+    loss={dtype: tolerance.atol for dtype, tolerance in _SHARE.items()},
+    elementwise=True,
+)
 def silu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``silu(gate) * up``, the SwiGLU of Shazeer (2020).
 
-    Rounded once: a ``silu(gate)`` below the dtype's range counts where ``up`` brings it back,
-    though in f32 and bf16 results of the op below 2**-119 may be 0.  Where a device makes the op of
-    ``silu`` and ``mul``, ``silu(gate)`` is rounded to the dtype before.
+    What ``silu(gate)`` may lose, ``up`` multiplies: 2**-119 in f32 and bf16, where the
+    exponential overflows; in other dtypes the last place of their least numbers.
 
     Args:
         gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
@@ -249,9 +263,7 @@ def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     """
     ``gelu(gate) * up`` with the tanh form of GELU, the GeGLU of Shazeer (2020).
 
-    Rounded once: a ``gelu(gate)`` below the dtype's range counts where ``up`` brings it back,
-    save what cancels below 0: some roundings of ``gate * up``.  Where a device makes the op of
-    ``gelu`` and ``mul``, ``gelu(gate)`` is rounded to the dtype before.
+    What cancels below 0, ``up`` multiplies: some roundings of ``gate`` in f32.
 
     Args:
         gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
