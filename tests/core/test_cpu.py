@@ -94,7 +94,7 @@ def test_the_pool_is_bounded(memory, monkeypatch):
     monkeypatch.setattr("propolis.cpu.POOL_LIMIT", 2 * LARGE)
     storages = [memory.allocate(LARGE) for _ in range(5)]
     del storages
-    assert memory._pool._nbytes == 2 * LARGE
+    assert memory._pool.nbytes == 2 * LARGE
     assert sum(map(len, memory._pool._free.values())) == 2
 
 
@@ -135,7 +135,7 @@ def test_the_pool_from_many_threads(memory):
         thread.join()
     assert clashes == []
     pool = memory._pool
-    assert pool._nbytes == sum(b.nbytes for free in pool._free.values() for b in free)
+    assert pool.nbytes == sum(b.nbytes for free in pool._free.values() for b in free)
 
 
 def test_a_tensor_at_exit_is_quiet(python):

@@ -36,6 +36,18 @@ def test_properties(device):
     assert not device.hardware.integrated
 
 
+def test_available_memory(device):
+    """What the driver says is free, and what the allocator holds for nobody."""
+    before = device.memory.available()
+    assert 0 < before <= device.properties.total_memory
+    tensor = device.empty((64 << 20,), dtypes.u8)
+    assert 64 << 20 == before - device.memory.available()
+    del tensor
+    assert before == device.memory.available()
+    with pytest.raises(OutOfMemoryError, match=r"GB are free on rocm:0: take less"):
+        device.expect_room(before + 1, "this", "take less")
+
+
 def test_both_warp_sizes(simulate):
     """The architecture, the warp size and what kernels are compiled with belong together."""
     code = """

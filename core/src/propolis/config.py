@@ -152,7 +152,14 @@ class Config(BaseSettings):
         0,
         ge=0,
         le=1024,
-        description="Threads that CPU implementations may use; 0 for one per available core.",
+        description="Threads that CPU implementations may use; 0 for one per core that this "
+        "process may run on, or that the CPU quota of its control group allows, if that is fewer.",
+    )
+    memory_check: bool = Field(
+        True,
+        description="A model, context or image that needs more memory than is free is refused "
+        "before any of it is taken. False tries all the same: with swap, or where the estimate "
+        "is wrong.",
     )
     model: str | None = Field(
         None,

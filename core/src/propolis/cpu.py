@@ -16,6 +16,8 @@ from propolis.device import Memory
 from propolis.errors import OutOfMemoryError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
+from propolis.host import free_memory
+from propolis.host import usable_cores
 from propolis.layout import Layout
 from propolis.tensor import Tensor
 
@@ -72,6 +74,9 @@ class _Pool:
     """
     Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes.
 
+    Attributes:
+        nbytes: how many it holds.
+
     Buffers come back in ``__del__``, which may run in any thread and in the middle of
     these methods, so nobody ever waits for the lock: whoever finds it taken leaves
     the pool alone.
@@ -80,7 +85,7 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[int, list[np.ndarray]] = {}
-        self._nbytes = 0
+        self.nbytes = 0
 
     def take(self, nbytes: int) -> np.ndarray:
         """An uninitialised 1-D uint8 array of at least ``nbytes`` bytes."""
@@ -91,7 +96,7 @@ class _Pool:
             try:
                 free = self._free.get(size)
                 if free:
-                    self._nbytes -= size
+                    self.nbytes -= size
                     return free.pop()
             finally:
                 self._lock.release()
@@ -102,8 +107,8 @@ class _Pool:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._nbytes + buffer.nbytes <= POOL_LIMIT:
-                self._nbytes += buffer.nbytes
+            if self.nbytes + buffer.nbytes <= POOL_LIMIT:
+                self.nbytes += buffer.nbytes
                 self._free.setdefault(buffer.nbytes, []).append(buffer)
         finally:
             self._lock.release()
@@ -124,6 +129,11 @@ class CpuMemory(Memory):
         except (MemoryError, OverflowError, ValueError) as exc:
             msg = f"cpu: {nbytes} bytes are more than the free host memory"
             raise OutOfMemoryError(msg) from exc
+
+    def available(self) -> int | None:
+        """What the system and the control groups of this process leave, and what is pooled."""
+        free = free_memory()
+        return None if free is None else free + self._pool.nbytes
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Copy host bytes into host storage."""
@@ -146,7 +156,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         super().__init__(cpu_properties(), CpuMemory())
-        self.threads = len(os.sched_getaffinity(0))
+        self.threads = usable_cores()
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """A contiguous tensor with undefined elements."""

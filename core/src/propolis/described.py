@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from propolis.device import Device
 from propolis.device import Memory
 from propolis.errors import DeviceError
+from propolis.host import usable_cores
 
 
 if TYPE_CHECKING:
@@ -56,4 +56,4 @@ class DescribedDevice(Device):
 
     def __init__(self, properties: DeviceProperties) -> None:
         super().__init__(properties, DescribedMemory(properties))
-        self.threads = len(os.sched_getaffinity(0))  # no plugin is to limit this process
+        self.threads = usable_cores()  # no plugin is to limit this process

@@ -19,6 +19,7 @@ from typing import TypeVar
 from propolis import events
 from propolis import inflight
 from propolis.errors import DeviceLostError
+from propolis.errors import OutOfMemoryError
 
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class Memory(ABC):
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
         """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
 
+    def available(self) -> int | None:
+        """Bytes that can still be allocated, as far as is known; None, the default, where not."""
+        return None
+
     def synchronize(self) -> None:  # noqa: B027  (memory without a queue needs none)
         """Return once all work queued on the device is done.  Nothing to do by default."""
 
@@ -121,6 +126,7 @@ class Device:
         memory: its allocator and copies.
         table: who serves each op here; set by the runtime that opened the device.
         threads: host threads that implementations may use for one call.
+        checks_memory: whether :meth:`expect_room` refuses anything.
         failure: what it failed with for good; None while it works.
         launched: ran the last call, which the device may still be at; None after a wait.
     """
@@ -134,6 +140,7 @@ class Device:
         self.kind = properties.kind
         self.id = properties.id
         self.threads = 1
+        self.checks_memory = True
         self.failure: DeviceLostError | None = None
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
@@ -153,6 +160,31 @@ class Device:
         dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
         storage = self.guarded(self.memory.allocate, dtype.nbytes(layout.numel))
         return Tensor(storage, layout, dtype, self)
+
+    def expect_room(self, nbytes: int, what: str, remedy: str) -> None:
+        """
+        Check that so much memory can still be had, before any of it is taken.
+
+        A kernel that promises more memory than it has ends the process later, without a
+        word; what is known beforehand to be too much is better refused.
+
+        Args:
+            nbytes: bytes that are about to be taken.
+            what: what for, as a message begins: ``"a context of 8192 tokens"``.
+            remedy: what to do where it does not fit.
+
+        Raises:
+            OutOfMemoryError: it does not fit; the message has both numbers.
+        """
+        if not self.checks_memory:
+            return
+        free = self.guarded(self.memory.available)
+        if free is not None and nbytes > free:
+            msg = (
+                f"{what} needs {_size(nbytes)} of memory, and {_size(free)} are free on {self.id}: "
+                f"{remedy}; PROPOLIS_MEMORY_CHECK=0 tries all the same"
+            )
+            raise OutOfMemoryError(msg)
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
@@ -228,3 +260,7 @@ class Device:
 
     def __repr__(self) -> str:
         return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"

@@ -168,6 +168,7 @@ class Runtime:
         return "; ".join([*said, "`propolis doctor` finds out why"])
 
     def _resolve(self, device: Device) -> None:
+        device.checks_memory = self.config.memory_check
         impls = self._impls(device)
         device.table = DispatchTable(
             device,

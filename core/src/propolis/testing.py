@@ -119,6 +119,10 @@ class FakeMemory(Memory):
         self._sizes[ptr] = nbytes
         return FakeStorage(self, ptr, nbytes)
 
+    def available(self) -> int:
+        """What ``capacity`` leaves."""
+        return max(self.capacity - sum(self._sizes.values()), 0)
+
     def free(self, storage: FakeStorage) -> None:
         """Poison the bytes again, so that nobody goes on using them unnoticed."""
         if storage.ptr in self.live:

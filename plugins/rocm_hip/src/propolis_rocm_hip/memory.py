@@ -77,7 +77,8 @@ class RocmMemory(Memory):
 
     def __init__(self, context: Context, *, direct: bool = False) -> None:
         self.context = context
-        self.pool = CachingAllocator(Segments(context), direct=direct)
+        self._segments = Segments(context)
+        self.pool = CachingAllocator(self._segments, direct=direct)
         self._staging = Staging(context)
 
     def allocate(self, nbytes: int) -> RocmStorage:
@@ -92,6 +93,12 @@ class RocmMemory(Memory):
         self.context.expect_alive()
         self.context.refuse_capture(f"an allocation of {nbytes} bytes")
         return RocmStorage(self.context, self.pool, self.pool.allocate(nbytes))
+
+    def available(self) -> int:
+        """What the driver says is free, and what the allocator holds that nobody uses."""
+        free, _ = self._segments.info()
+        now = self.pool.statistics()
+        return free + now.reserved - now.allocated
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Queue a copy from the host; ``source`` may change as soon as this returns."""
