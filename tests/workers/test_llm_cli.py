@@ -152,11 +152,25 @@ def test_threads(propolis, llm):
     assert answered(llm) + "\n" == run.out
 
 
-def test_options_before_loading(propolis, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--temperature", "-1"), "temperature is -1.0; allowed"),
+        (("--top-p", "0"), "top_p is 0.0; allowed"),
+        (("--seed", "-1"), "seed is -1; allowed"),
+        (("--stop", ""), "1 stop strings, of lengths 0 to 0; at most 64 of"),
+        (("--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1"),
+        (("--context", "0"), "'--context': 0 is not in the range x>=1"),
+        (("--threads", "-1"), "threads = -1"),
+        (("--device", "rocket:7"), "no device 'rocket:7'; present: cpu"),
+    ],
+)
+def test_options_before_loading(propolis, tmp_path, option, message):
     """A wrong option is found before a model is looked for."""
     for command in (("generate", "x"), ("chat",)):
-        run = propolis(*command, "-m", str(tmp_path / "none"), "--temperature", "-1")
-        assert "error: temperature is -1.0; allowed" in run.err
+        run = propolis(*command, "-m", str(tmp_path / "none"), *option)
+        assert (2, "") == (run.code, run.out)
+        assert message in run.err
 
 
 def test_chat(propolis, llm):

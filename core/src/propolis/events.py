@@ -162,6 +162,12 @@ MODEL_LOADED: Final = Event(
     "the weights of a model are on their device",
     ("model", "device", "seconds"),
 )
+CONTEXT_CUT: Final = Event(
+    "context.cut",
+    "warning",
+    "more tokens of context were asked for than the model was trained for: it has as many as that",
+    ("asked", "used", "reason"),
+)
 VAE_TILED: Final = Event(
     "vae.tiled",
     "warning",

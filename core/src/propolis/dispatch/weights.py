@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from propolis.dispatch.quarantine import is_devices_own
 from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
@@ -22,17 +24,22 @@ from propolis.errors import DeviceError
 from propolis.inflight import named
 from propolis.plugins.loader import describe
 from propolis.released import release
+from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.dispatch.table import DispatchTable
+    from propolis.dtypes import DType
     from propolis.ops._spec import Key
     from propolis.ops._spec import OpSpec
     from propolis.records import OpImpl
     from propolis.records import Prepared
-    from propolis.tensor import Tensor
+
+
+# Rows and elements of a sample: whole blocks of every format, and whole tiles of rows.
+_SAMPLE = (64, 256)
 
 
 def _same(a: OpImpl, b: OpImpl) -> bool:
@@ -74,6 +81,24 @@ class Weights:
         self._uses[ready] = list(uses)
         self._attach(ready, spec, key, *made)
         return ready
+
+    def expected(self, spec: OpSpec, key: Key, dtype: DType) -> float:
+        """
+        Bytes that an element of a weight takes once prepared, as a sample of some rows shows.
+
+        Args:
+            spec: the op.
+            key: its dispatch key.
+            dtype: a block format.
+        """
+        raw = np.zeros(_SAMPLE[0] * dtype.nbytes(_SAMPLE[1]), np.uint8)
+        sample = Tensor.from_blocks(raw, dtype, _SAMPLE, self._table.device)
+        taken = sample.nbytes
+        made = self._make(spec, key, sample)
+        if made is not None:
+            _, prepared = made
+            taken = prepared.nbytes + (0 if prepared.restore else taken)
+        return taken / sample.numel
 
     def replace(self, impl: OpImpl, key: Key) -> None:
         """Prepare anew what an implementation had prepared that no longer serves these dtypes."""

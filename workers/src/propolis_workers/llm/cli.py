@@ -89,7 +89,8 @@ def generate(
         raise UsageError(msg)
     answer = _answer_options(options)  # wrong ones are found before a model is loaded
     text = standard_input() if prompt == "-" else prompt
-    model, _ = load(ctx, options, quiet=as_json)
+    tokens = min(options["max_tokens"], options["context"] or options["max_tokens"])
+    model, _ = load(ctx, options, quiet=as_json, tokens=tokens)
     if raw:
         generation = model.complete(text, **answer)
     else:
@@ -121,11 +122,13 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     Only what is new of the conversation is computed each time.
     """
     from propolis_workers.llm.chat import Chat  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.conversation import DEFAULT_CONTEXT  # noqa: PLC0415
     from propolis_workers.llm.conversation import Conversation  # noqa: PLC0415
     from propolis_workers.llm.lines import Lines  # noqa: PLC0415
 
     answer = _answer_options(options)
-    model, runtime = load(ctx, options, quiet=False)
+    tokens = options["context"] or DEFAULT_CONTEXT
+    model, runtime = load(ctx, options, quiet=False, tokens=tokens)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
     lines = Lines(runtime.config.chat_history)
     last = Chat(conversation, lines, _print_pieces, **answer).run()
@@ -142,7 +145,12 @@ def _print_pieces(generation: Generation) -> None:
 
 
 def load(
-    ctx: click.Context, options: dict[str, Any], *, quiet: bool, placement: bool = True
+    ctx: click.Context,
+    options: dict[str, Any],
+    *,
+    quiet: bool,
+    placement: bool = True,
+    tokens: int = 1,
 ) -> tuple[LLM, Runtime]:
     """
     The model and who runs it, with a progress bar while its weights are read.
@@ -152,6 +160,7 @@ def load(
         options: the command's; those about loading are taken out.
         quiet: the answer is JSON, which says what is printed otherwise.
         placement: whether the command ends with the placement summary.
+        tokens: what a sequence will have at least, which must fit into memory too.
     """
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
@@ -163,7 +172,7 @@ def load(
     if placement:
         sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
-        model = LLM.load(runtime=runtime, progress=progress)
+        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens)
     if not quiet:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"
@@ -172,7 +181,10 @@ def load(
 
 
 def _answer_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of one answer, as ``LLM.chat`` takes them."""
+    """The options of one answer, as ``LLM.chat`` takes them; wrong ones are an error here."""
+    from propolis_workers.llm.stopping import StopStrings  # noqa: PLC0415  (not for --help)
+
+    StopStrings(options["stops"])
     return {
         "params": _params(options),
         "max_tokens": options["max_tokens"],

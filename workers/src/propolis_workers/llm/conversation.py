@@ -38,7 +38,8 @@ class Conversation:
         self._system = system
         # Not the whole context of a model made for 128k tokens: on a device its keys and
         # values are real memory.
-        self._engine = llm.engine(DEFAULT_CONTEXT if context is None else context)
+        usual = min(DEFAULT_CONTEXT, llm.config.context_length)
+        self._engine = llm.engine(usual if context is None else context)
         self._seen: list[int] = []
         self._turn: Turn | None = None
         self.messages: list[dict[str, str]] = []

@@ -15,6 +15,8 @@ from propolis import Tensor
 from propolis.errors import ModelError
 from propolis.graph import capture
 from propolis_workers.llm.kv_cache import KVCache
+from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import sequence_bytes
 
 
 if TYPE_CHECKING:
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from propolis.graph import Graph
     from propolis_workers.llm.llama import Llama
 
-# Tokens of a prompt at a time: matrices large enough for BLAS, activations small
-# enough for the cache.
-CHUNK = 512
+SHORTER = "give a smaller --context, or ask for fewer tokens"
 
 
 class Engine:
@@ -48,6 +48,7 @@ class Engine:
 
         Raises:
             ModelError: the capacity is not at least one token.
+            OutOfMemoryError: so many tokens take more memory than is free.
         """
         limit = model.config.context_length
         if capacity is not None and capacity < 1:
@@ -56,6 +57,11 @@ class Engine:
         self.model = model
         self.capacity = limit if capacity is None else min(capacity, limit)
         self.position = 0
+        model.device.expect_room(
+            sequence_bytes(model.config, self.capacity, model.device.threads),
+            f"a context of {self.capacity} tokens",
+            SHORTER,
+        )
         self._cache = KVCache(model.config, model.device, self.capacity)
         model.rope.reserve(self.capacity)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)

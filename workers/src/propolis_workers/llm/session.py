@@ -22,10 +22,13 @@ from propolis_workers.llm.architecture import ARCHITECTURES
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
 from propolis_workers.llm.chat_template import ChatTemplate
+from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.llama import Llama
+from propolis_workers.llm.memory import sequence_bytes
+from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import find_model
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.tokenizer import Tokenizer
@@ -84,6 +87,7 @@ class LLM:
         runtime: Runtime | None = None,
         device: Device | str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        tokens: int = 1,
     ) -> LLM:
         """
         Read a model and put its weights on a device.
@@ -94,10 +98,13 @@ class LLM:
             device: where it runs, open or by its id (``"cpu"``, ``"rocm:0"``); the configured one
                 when None.
             progress: called with (bytes loaded, bytes in all) after each tensor.
+            tokens: what a sequence on it will have at least: that they fit is checked with
+                the weights, before these are read.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
             DeviceNotFoundError: there is no such device; lists those there are.
+            OutOfMemoryError: it takes more memory than is free.
         """
         start = time.perf_counter()
         runtime = runtime or default_runtime()
@@ -117,6 +124,7 @@ class LLM:
             ours: theirs[column]
             for ours, theirs in ARCHITECTURES[config.architecture].names.items()
         }
+        _expect_room(path.name, source, names, config, device, tokens)
         layers = Layers(source, names, device, _counter(source, progress))
         model = Llama(config, layers)
         seconds = time.perf_counter() - start
@@ -202,8 +210,16 @@ class LLM:
         return self._generate(ids, params, max_tokens, stops, context)
 
     def engine(self, context: int | None = None) -> Engine:
-        """An empty sequence on this model."""
-        return Engine(self.model, context)
+        """An empty sequence on this model, as long as the model's context when None."""
+        return Engine(self.model, self._limit(context))
+
+    def _limit(self, context: int | None) -> int:
+        """Tokens that a sequence may have; says so where the model was made for fewer."""
+        longest = self.config.context_length
+        if context is not None and context > longest:
+            reason = f"{self.path.name} was trained for no more"
+            events.CONTEXT_CUT.emit(asked=context, used=longest, reason=reason)
+        return longest if context is None else min(context, longest)
 
     def _generate(
         self,
@@ -213,10 +229,9 @@ class LLM:
         stops: Sequence[str],
         context: int | None,
     ) -> Generation:
-        limit = self.config.context_length if context is None else context
         return Generation(
             # No more memory than this answer may need.
-            self.engine(min(limit, len(ids) + max(max_tokens, 1))),
+            self.engine(min(self._limit(context), len(ids) + max(max_tokens, 1))),
             self.tokenizer,
             ids,
             params=params,
@@ -224,6 +239,23 @@ class LLM:
             stops=stops,
             path=self.path,
         )
+
+
+def _expect_room(
+    name: str,
+    source: GGUFFile | SafetensorsFolder,
+    names: Mapping[str, str],
+    config: ModelConfig,
+    device: Device,
+    tokens: int,
+) -> None:
+    """Check that weights and a sequence of so many tokens fit, before any are read."""
+    embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
+    weights = weight_bytes(source, embedding, output, device)
+    device.expect_room(weights, name, "take a smaller model, or one with fewer bits a weight")
+    tokens = min(tokens, config.context_length)
+    needed = weights + sequence_bytes(config, tokens, device.threads)
+    device.expect_room(needed, f"{name} with a context of {tokens} tokens", SHORTER)
 
 
 def _counter(

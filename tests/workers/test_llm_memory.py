@@ -1,0 +1,141 @@
+"""What a language model takes in memory is known, and refused, before it is taken."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import gguf
+import pytest
+from structlog.testing import capture_logs
+
+from propolis import Config
+from propolis import Runtime
+from propolis.cli import main
+from propolis.cpu import CpuMemory
+from propolis.errors import OutOfMemoryError
+from propolis_workers.llm import LLM
+from propolis_workers.llm.engine import Engine
+from propolis_workers.llm.kv_cache import KVCache
+from propolis_workers.llm.layers import Layers
+from propolis_workers.llm.memory import sequence_bytes
+from propolis_workers.llm.memory import weight_bytes
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Return a function that sets what is free from now on."""
+    return lambda nbytes: monkeypatch.setattr(CpuMemory, "available", lambda _: nbytes)
+
+
+@pytest.fixture(scope="module")
+def long(tiny, tmp_path_factory):
+    """The tiny model in blocks of 8 bits, trained for long texts as it were."""
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return tiny.gguf(path, metadata={"llama.context_length": 1 << 28}, stored=kind)
+
+
+@pytest.fixture(scope="module")
+def loaded(long):
+    """The same, loaded by a runtime of its own."""
+    return LLM.load(long, runtime=Runtime.start(Config(plugins=[])))
+
+
+@pytest.mark.parametrize(("capacity", "tokens"), [(300, 290), (1000, 990), (3000, 2990)])
+def test_sequence(loaded, capacity, tokens):
+    """Within a factor of two the estimate is what a full context allocates."""
+    device = loaded.model.device
+    LLM.engine(loaded, 100).prefill([1] * 90)  # what is made once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        engine = loaded.engine(capacity)
+        engine.prefill([1] * tokens)
+        engine.decode(1)
+        measured = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    estimate = sequence_bytes(loaded.config, capacity, device.threads)
+    assert 0.5 < estimate / measured < 2
+
+
+def test_weights(loaded):
+    """So is that of the weights: the file's bytes, and four for each element once prepared."""
+    device, tensors = loaded.model.device, loaded.source.tensors
+    (prepared,) = device.table.placement.as_dict()["prepared_weights"]
+    vectors = sum(4 * t.shape[0] for t in tensors.values() if len(t.shape) == 1)
+    stored = sum(t.nbytes for t in tensors.values() if len(t.shape) == 2)
+    estimate = weight_bytes(loaded.source, "token_embd.weight", "output.weight", device)
+    assert vectors + stored + prepared["nbytes_after"] == estimate
+
+
+def test_tied_embedding(loaded):
+    """An embedding that is the output too is prepared besides."""
+    device, tensors = loaded.model.device, loaded.source.tensors
+    apart = weight_bytes(loaded.source, "token_embd.weight", "output.weight", device)
+    tied = weight_bytes(loaded.source, "token_embd.weight", "none", device)
+    rows, width = tensors["token_embd.weight"].shape
+    assert rows * width * 4 + tensors["token_embd.weight"].nbytes == tied - apart
+
+
+def test_weights_that_do_not_fit(long, free, monkeypatch):
+    """A model larger than what is free is refused, and none of it is read."""
+    monkeypatch.delattr(Layers, "__init__")
+    free(50_000)
+    with pytest.raises(
+        OutOfMemoryError, match=r"^long.gguf needs 0.\d\d MB of memory, and 0.05 MB"
+    ):
+        LLM.load(long)
+
+
+def test_context_that_does_not_fit(loaded, free, monkeypatch):
+    """So is a context, before its keys and values are allocated."""
+    monkeypatch.delattr(KVCache, "__init__")
+    free(1_000_000_000)
+    with pytest.raises(OutOfMemoryError, match=r"^a context of 100000000 tokens needs 236\.80 GB"):
+        Engine(loaded.model, 100_000_000)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("chat", "--context", "100000000"),
+        ("generate", "x", "--context", "100000000", "-n", "99999999"),
+    ],
+)
+def test_command(long, free, monkeypatch, capsys, command):
+    """The command line says so in one line, before it reads any weight."""
+    monkeypatch.delattr(Layers, "__init__")
+    free(1_000_000_000)
+    with pytest.raises(SystemExit) as caught:
+        main(["llm", *command, "-m", str(long)])
+    out, err = capsys.readouterr()
+    assert (3, "") == (caught.value.code, out)
+    (line,) = err.splitlines()
+    assert line.startswith("error: long.gguf with a context of ")
+    assert "and 1.00 GB are free on cpu: give a smaller --context" in line
+
+
+@pytest.mark.parametrize("ask", ["chat", "engine"])
+def test_context_beyond_training(llm, ask):
+    """A context that is longer than the model's is cut to that, and it is said."""
+    longest = llm.config.context_length
+    with capture_logs() as logs:
+        if ask == "engine":
+            assert longest == llm.engine(longest + 1).capacity
+        else:
+            llm.chat([{"role": "user", "content": "the"}], context=longest + 1)
+    (event,) = logs
+    assert ("context.cut", longest + 1, longest) == (event["event"], event["asked"], event["used"])
+
+
+def test_usual_contexts(llm):
+    """Of what nobody asked for nothing is said."""
+    from propolis_workers.llm.conversation import Conversation
+
+    with capture_logs() as logs:
+        llm.engine(llm.config.context_length)
+        llm.engine()
+        Conversation(llm)
+    assert [] == logs

@@ -1,0 +1,80 @@
+"""What a language model takes in memory, known before any of it is taken."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import dtypes
+from propolis import ops
+
+
+if TYPE_CHECKING:
+    from propolis import Device
+    from propolis import DType
+    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.weights import WeightSource
+
+# Tokens of a prompt at a time: matrices large enough for BLAS, activations small
+# enough for the cache.
+CHUNK: Final = 512
+
+_F32: Final = 4
+# Queries whose scores an implementation on the CPU holds at once, in each thread.
+_SCORED: Final = 128
+
+
+def weight_bytes(source: WeightSource, embedding: str, output: str, device: Device) -> int:
+    """
+    Bytes of a model's weights once they are on a device and prepared.
+
+    Args:
+        source: the file; nothing but its header is read.
+        embedding: its name of the embedding, which stays as it is.
+        output: its name of the output; where it has none, the embedding is that too.
+        device: whose implementations prepare the weights.
+    """
+    each: dict[DType, float] = {}
+    total = 0.0
+    tied = output not in source.tensors
+    for name, info in source.tensors.items():
+        numel = math.prod(info.shape)
+        if name == embedding:
+            total += info.nbytes
+            if not tied:
+                continue
+        if not info.dtype.is_block:
+            total += numel * _F32
+            continue
+        if info.dtype not in each:
+            key = ops.qmatmul.key(dtypes.f32, info.dtype)
+            each[info.dtype] = device.table.weights.expected(ops.qmatmul, key, info.dtype)
+        total += numel * each[info.dtype]
+    return int(total)
+
+
+def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
+    """
+    Bytes that a sequence takes beside the weights.
+
+    Keys and values of all its tokens, the tables of rotations, and what a chunk of the prompt
+    needs in between; all in f32.
+
+    Args:
+        config: the model's numbers.
+        capacity: tokens that the sequence may have.
+        threads: that compute attention at once.
+    """
+    kv_width = config.kv_heads * config.head_dim
+    cache = 2 * config.layers * kv_width * capacity
+    rope = config.rope_dim * min(2 * capacity, config.context_length)
+    heads = config.heads * config.head_dim
+    widest = max(3 * config.ffn_width, 2 * (heads + 2 * kv_width) + 2 * heads)
+    chunk = min(CHUNK, capacity)
+    scores = threads * min(_SCORED, chunk) * (config.heads // config.kv_heads) * capacity
+    passing = chunk * (4 * config.width + widest) + 2 * config.vocab_size
+    return _F32 * (cache + rope + passing + scores)
+
+
+__all__ = ["CHUNK", "sequence_bytes", "weight_bytes"]
