@@ -61,8 +61,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(propolis, make, case):
-    """What cannot be used is refused in one line that says why, and nothing is written."""
+def test_bad_input(propolis, make, monkeypatch, case):
+    """
+    What cannot be used is refused in one line that says why, before any weight is read.
+
+    Nothing is written.
+    """
+    monkeypatch.delattr("propolis_workers.sd.pipeline.StableDiffusion.load")
     Path("notes.txt").write_text("no image")
     Path("old.pt").write_bytes(b"PK\3\4")
     Path("folder.png").mkdir()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from propolis.config import Config
     from propolis_workers.sd.images import Pixels
+    from propolis_workers.sd.lora import LoRA
+    from propolis_workers.sd.params import GenerateParams
     from propolis_workers.sd.pipeline import StableDiffusion
     from propolis_workers.sd.recipe import Recipe
     from propolis_workers.sd.result import Images
@@ -121,9 +123,7 @@ def generate(
     recipe = stored.changed(options).sealed()
     recipe.expect_apart(path)
     params, loras = recipe.params(), recipe.open_loras()
-    model = _load(ctx, config, recipe, quiet=as_json)
-    for lora, strength in loras:
-        model.apply_lora(lora, strength)
+    model = _load(ctx, config, recipe, params, loras, quiet=as_json)
     with _previews(path, preview) as write_preview, steps_bar(quiet=as_json) as bar:
 
         def after_step(done: int, steps: int, draw: Callable[[], Pixels]) -> None:
@@ -169,20 +169,37 @@ def _require_packages() -> None:
         raise UsageError(msg)
 
 
-def _load(ctx: click.Context, config: Config, recipe: Recipe, *, quiet: bool) -> StableDiffusion:
-    """The model, with a progress bar while its weights are read."""
+def _load(
+    ctx: click.Context,
+    config: Config,
+    recipe: Recipe,
+    params: GenerateParams,
+    loras: list[tuple[LoRA, float]],
+    *,
+    quiet: bool,
+) -> StableDiffusion:
+    """The model with its LoRAs, with a progress bar while its weights are read."""
     from propolis.dtypes import parse_dtype  # noqa: PLC0415  (not for --help)
     from propolis.runtime import Runtime  # noqa: PLC0415
     from propolis_workers.sd.models import packaged_model  # noqa: PLC0415
     from propolis_workers.sd.pipeline import StableDiffusion  # noqa: PLC0415
 
     path = Path(recipe.model).expanduser() if recipe.model else packaged_model()
+    dtype = parse_dtype(recipe.dtype)
+    rehearsal = StableDiffusion.rehearsed(path, dtype)
+    for lora, strength in loras:
+        rehearsal.apply_lora(lora, strength)
+    rehearsal.model.planned(params)
     runtime = Runtime.start(config)
-    sum_up(ctx, runtime.device(config.device), quiet=quiet)
+    device = runtime.device(config.device)
+    sum_up(ctx, device, quiet=quiet)
+    rehearsal.expect_loadable(device, params)
     with loading_bar(quiet=quiet) as progress:
         model = StableDiffusion.load(
-            path, runtime=runtime, dtype=parse_dtype(recipe.dtype), progress=progress
+            path, runtime=runtime, dtype=dtype, progress=progress, rehearsal=rehearsal
         )
+    for lora, strength in loras:
+        model.apply_lora(lora, strength)
     if not quiet:
         note = f"loaded {model.name} ({recipe.dtype}) in {model.load_seconds:.1f} s"
         click.echo(f"{note} on {model.device.id}", err=True)

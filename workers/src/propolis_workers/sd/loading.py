@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from typing import Final
 from typing import TypeVar
 
 from propolis import dtypes
-from propolis import events
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.files import read_json
@@ -95,7 +93,6 @@ def load_components(
         UnsupportedModelError: the weights are pickles, or a component is of a kind that
             the worker does not run.
     """
-    began = time.perf_counter()
     folder = Path(folder)
     index = _index(folder)
     for name in ("unet", "vae", "scheduler"):
@@ -119,7 +116,7 @@ def load_components(
             raise ModelError(msg)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     loader = _Loader(folder, device, dtype, [*encoders, "unet", "vae"], progress)
-    loaded = Components(
+    return Components(
         folder=folder,
         text_encoders=tuple(loader.text_encoder(name) for name in encoders),
         tokenizer_folders=tuple(tokenizers),
@@ -129,9 +126,6 @@ def load_components(
         model_index=index,
         modules=loader.modules,
     )
-    seconds = round(time.perf_counter() - began, 3)
-    events.MODEL_LOADED.emit(model=folder.name, device=device.id, seconds=seconds)
-    return loaded
 
 
 def _index(folder: Path) -> dict[str, Any]:

@@ -21,11 +21,13 @@ import numpy as np
 from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
+from propolis import events
 from propolis import ops
 from propolis.errors import ArgumentTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis.rehearsal import RehearsalDevice
 from propolis_workers.arguments import shown
 from propolis_workers.sd.denoising import Guide
 from propolis_workers.sd.denoising import Known
@@ -43,6 +45,7 @@ from propolis_workers.sd.models import is_packaged
 from propolis_workers.sd.noise import Noise
 from propolis_workers.sd.params import GenerateParams
 from propolis_workers.sd.params import resolved
+from propolis_workers.sd.rehearsal import Rehearsal
 from propolis_workers.sd.result import Images
 from propolis_workers.sd.schedulers import make_scheduler
 from propolis_workers.sd.text import TextEncoder
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis import Runtime
+    from propolis_workers.sd.denoising import AfterStep
     from propolis_workers.sd.images import Pixels
     from propolis_workers.sd.loading import Components
     from propolis_workers.sd.lora import LoRA
@@ -87,9 +91,12 @@ class StableDiffusion:
         device: Device,
         dtype: DType,
         load_seconds: float = 0.0,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         """
         Put a pipeline together.
+
+        With a rehearsal, what does not fit into memory is refused before it is taken.
 
         Raises:
             ModelError: a tokenizer is missing or damaged.
@@ -100,6 +107,9 @@ class StableDiffusion:
         self.device = device
         self.dtype = dtype
         self.load_seconds = load_seconds
+        self._rehearsal = rehearsal
+        if rehearsal is not None:
+            components.vae.expect_room = rehearsal.expect_decodable
         self.adapters = Adapters(components.modules)
         unet, vae = components.unet.config, components.vae.config
         channels = vae.latent_channels
@@ -126,6 +136,7 @@ class StableDiffusion:
         device: Device | str | None = None,
         dtype: DType = dtypes.f32,
         progress: Callable[[int, int], None] | None = None,
+        rehearsal: Rehearsal | None = None,
     ) -> StableDiffusion:
         """
         Read a model and put its weights on a device.
@@ -137,18 +148,35 @@ class StableDiffusion:
                 when None.
             dtype: of weights and activations; steps are in f32 always.
             progress: called with (bytes loaded, bytes in all) after each tensor.
+            rehearsal: the model's, where there is one already.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
             DeviceNotFoundError: there is no such device; lists those there are.
+            OutOfMemoryError: its weights take more memory than is free.
         """
         start = time.perf_counter()
         runtime = runtime or default_runtime()
         device = runtime.device(device)
         path = Path(path) if path else find_model(runtime.config)
+        rehearsal = rehearsal or cls.rehearsed(path, dtype)
+        rehearsal.expect_loadable(device)
         components = load_components(path, device, dtype, progress=progress)
         seconds = time.perf_counter() - start
-        return cls(path, components, device, dtype, seconds)
+        events.MODEL_LOADED.emit(model=path.name, device=device.id, seconds=round(seconds, 3))
+        return cls(path, components, device, dtype, seconds, rehearsal)
+
+    @classmethod
+    def rehearsed(cls, path: str | Path, dtype: DType = dtypes.f32) -> Rehearsal:
+        """
+        What loading a model and drawing would take; reads its settings and no weights.
+
+        Raises:
+            ModelError: the model cannot be used; the message says why and what to do.
+        """
+        device, path = RehearsalDevice(), Path(path)
+        twin = cls(path, load_components(path, device, dtype), device, dtype)
+        return Rehearsal(twin, device.memory)
 
     @property
     def name(self) -> str:
@@ -206,10 +234,10 @@ class StableDiffusion:
         if tiled not in get_args(Tiled):
             msg = f"tiled is {shown(tiled)}; supported: {', '.join(get_args(Tiled))}"
             raise UsageError(msg)
-        params, plan, replaced = self._planned(params)
+        params, plan, replaced = self.planned(params)
+        if self._rehearsal is not None:
+            self._rehearsal.expect_drawable(self.device, params)
         clock = _Clock()
-        guide, cut = self._guide(params)
-        clock.lap("text")
         vae = self.components.vae
 
         def after_step(done: int, clean: Callable[[], Tensor]) -> None:
@@ -217,23 +245,12 @@ class StableDiffusion:
                 progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
 
         try:
-            noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
-            latents, known, beside = self._start(params, plan, noise)
-            clock.lap("image")
-            latents = denoise(
-                self.components.unet,
-                plan,
-                latents,
-                guide,
-                noise,
-                known=known,
-                beside=beside,
-                after_step=after_step,
-            )
+            latents, cut = self._steps(params, plan, noise, after_step, clock)
         except (OutOfMemoryError, MemoryError) as error:
-            size = f"{params.batch} of {params.width}x{params.height} pixels"
-            msg = f"{self.device.id} has too little memory to draw {size}: {error}; make smaller "
-            msg += "images, or fewer at once; --dtype f16 takes half of the memory"
+            msg = (
+                f"{self.device.id} has too little memory to draw {self.size_of(params)}: {error}; "
+            )
+            msg += "make smaller images, or fewer at once; --dtype f16 takes half of the memory"
             raise OutOfMemoryError(msg) from error
         clock.lap("steps")
         # One after the other: what all at once would take is often more than there is.
@@ -255,8 +272,41 @@ class StableDiffusion:
             clock.seconds,
         )
 
-    def _planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
-        """The parameters with nothing left open, the steps, and the scheduler that is missing."""
+    def take_steps(self, params: GenerateParams, after_step: AfterStep) -> None:
+        """Draw what a rehearsal needs: text and steps.  Parameters have nothing left open."""
+        self._steps(params, self.planned(params)[1], None, after_step, _Clock())
+
+    def _steps(
+        self,
+        params: GenerateParams,
+        plan: Plan,
+        noise: Noise | None,
+        after_step: AfterStep,
+        clock: _Clock,
+    ) -> tuple[Tensor, dict[str, str]]:
+        """Latents, and what of the texts was cut."""
+        guide, cut = self._guide(params)
+        clock.lap("text")
+        noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
+        latents, known, beside = self._start(params, plan, noise)
+        clock.lap("image")
+        unet = self.components.unet
+        latents = denoise(
+            unet, plan, latents, guide, noise, known=known, beside=beside, after_step=after_step
+        )
+        return latents, cut
+
+    def size_of(self, params: GenerateParams) -> str:
+        """How much is drawn, for messages; sizes are resolved."""
+        return f"{params.batch} of {params.width}x{params.height} pixels"
+
+    def planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
+        """
+        The parameters with nothing left open, the steps, and the scheduler that is missing.
+
+        Raises:
+            UsageError: a parameter cannot be; says what was given and what can.
+        """
         if self._paints_into and params.task != "inpaint":
             msg = f"{self.name} paints into images: give an image and a mask"
             raise UsageError(msg)

@@ -68,6 +68,8 @@ class AutoencoderKL:
         config: its settings.
         tile: latent pixels along the side of the tiles of the last decode; 0 where it was
             done at once.
+        expect_room: raises OutOfMemoryError where latents cannot be decoded at once; None
+            where nobody knows.
     """
 
     def __init__(self, config: VAEConfig, weights: Weights) -> None:
@@ -79,6 +81,7 @@ class AutoencoderKL:
         """
         self.config = config
         self.tile = 0
+        self.expect_room: Callable[[Tensor], None] | None = None
         self._dtype = weights.dtype
         self.encoder = _encoder(config, weights)
         self.decoder = _decoder(config, weights)
@@ -141,6 +144,8 @@ class AutoencoderKL:
         return y
 
     def _decode(self, z: Tensor) -> Tensor:
+        if self.expect_room is not None:
+            self.expect_room(z)
         return _run(self.decoder, z)
 
     def _cast(self, x: Tensor) -> Tensor:
