@@ -44,6 +44,38 @@ def main() -> None:
             if name != "propolis" and figure in theirs:
                 line += f"   {name} {theirs[figure]:.2f}, ratio {ours[figure] / theirs[figure]:.2f}"
         print(line)
+    for busy in (0, 1, 2):
+        rates: dict[str, list[dict[str, float]]] = {"0": [], "1": []}
+        for _ in range(ROUNDS):
+            for threads, figures in rates.items():
+                figures.append(child(__file__, "beside", str(busy), threads))
+        default, one = (medians(figures)["decode"] for figures in rates.values())
+        print(
+            f"decode beside {busy} busy processes: {default:.2f} tokens/s, with one thread "
+            f"{one:.2f}, ratio {default / one:.2f} (target >= 1)"
+        )
+
+
+def _beside(busy: str, threads: str) -> dict[str, float]:
+    """Tokens a second while other processes keep cores busy."""
+    from propolis import Config
+    from propolis import Runtime
+    from propolis_workers.llm import LLM
+
+    engine = LLM.load(runtime=Runtime.start(Config(threads=int(threads)))).engine(128)
+    engine.prefill(_prompt()[:8])
+    engine.decode(1)
+    others = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(int(busy))]
+    try:
+        time.sleep(0.5)  # until they run
+        start = time.perf_counter()
+        for token in _prompt()[: DECODED // 2]:
+            engine.decode(token)
+        return {"decode": DECODED // 2 / (time.perf_counter() - start)}
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def _propolis() -> dict[str, float]:
@@ -118,6 +150,8 @@ def _figures(prefill: float, decode: float) -> dict[str, float]:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps({"propolis": _propolis, "transformers": _transformers}[sys.argv[1]]()))
+        contender, *arguments = sys.argv[1:]
+        functions = {"propolis": _propolis, "transformers": _transformers, "beside": _beside}
+        print(json.dumps(functions[contender](*arguments)))
     else:
         main()

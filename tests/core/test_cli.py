@@ -6,6 +6,7 @@ import click
 import pytest
 
 from propolis import __version__
+from propolis import default_runtime
 from propolis.cli import cli as group
 
 
@@ -85,7 +86,10 @@ def test_devices(cli, site, sources):
     site.plugin("toy", sources.toy_device)
     lines = cli("devices").out.splitlines()
     assert any(line.split()[:4] == ["toy:0", "Toy", "One", "toy1"] for line in lines)
-    toy = json.loads(cli("devices", "--json").out)[1]
+    assert lines[-1].startswith("threads on the cpu: ")
+    assert lines[-1].endswith(", one per core that this process may use")
+    cpu, toy = json.loads(cli("devices", "--json").out)
+    assert cpu["threads"] == default_runtime().cpu.threads
     assert toy == {
         "id": "toy:0",
         "name": "Toy One",

@@ -15,9 +15,11 @@ from propolis import ops
 from propolis_cpu_ref import ops_quantized
 from propolis_cpu_ref import plugin
 from propolis_cpu_ref._threads import _blas
+from propolis_cpu_ref._threads import _Trial
 from propolis_cpu_ref._threads import grain
 from propolis_cpu_ref._threads import over_rows
 from propolis_cpu_ref._threads import share
+from propolis_cpu_ref._threads import with_help
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -151,6 +153,162 @@ def test_errors_of_items_arrive(failing):
         share(2, range(1000), work)
     assert len(later) <= 998
     assert before == blas_threads()
+
+
+@pytest.fixture
+def asking(monkeypatch):
+    """Helpers are asked, however it went lately."""
+    monkeypatch.setattr(_Trial, "helped", lambda _: True)
+
+
+PARTS = [slice(0, 3), slice(3, 4), slice(4, 10), slice(10, 11)]
+
+
+def columns(part):
+    """Two rows of numbers that no other columns have."""
+    return np.stack([np.arange(part.start, part.stop), np.arange(-part.stop, -part.start)])
+
+
+WHOLE = columns(slice(0, 11))
+WHOLE[1] = np.concatenate([columns(part)[1] for part in PARTS])
+
+
+@pytest.mark.usefixtures("asking")
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_help_fills_every_part(threads):
+    """All columns are there when the call returns, and BLAS has its threads back."""
+    before = blas_threads()
+    for _ in range(20):
+        out = np.full((2, 11), 99)
+        with_help(threads, out, PARTS, columns)
+        np.testing.assert_array_equal(WHOLE, out)
+    assert before == blas_threads()
+
+
+@pytest.mark.usefixtures("asking")
+def test_help_is_taken():
+    """Caller and helper work side by side, each with one BLAS thread."""
+    together = threading.Barrier(2, timeout=30)
+    seen = {}
+
+    def work(part):
+        if part in (PARTS[0], PARTS[-1]):  # where each of them begins
+            together.wait()
+        seen[part.start] = threading.current_thread().name, set(blas_threads())
+        return columns(part)
+
+    out = np.zeros((2, 11), int)
+    with_help(2, out, PARTS, work)
+    np.testing.assert_array_equal(WHOLE, out)
+    assert seen[0] == (threading.current_thread().name, {1})
+    assert seen[10][0].startswith("propolis-cpu-ref-help")
+    assert seen[10][1] == {1}
+
+
+@pytest.mark.usefixtures("asking")
+def test_nobody_waits_for_a_helper_that_sleeps():
+    """What a helper holds is done by the caller; what it brings later is written nowhere."""
+    begun, awake, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work(part):
+        if threading.current_thread().name.startswith("propolis-cpu-ref-help"):
+            begun.set()
+            awake.wait(30)
+            ended.set()
+            return columns(part) + 1000
+        begun.wait(30)
+        return columns(part)
+
+    out = np.zeros((2, 11), int)
+    with_help(2, out, PARTS, work)
+    np.testing.assert_array_equal(WHOLE, out)
+    assert not ended.is_set()
+    awake.set()
+    assert ended.wait(30)
+    test_help_fills_every_part(2)  # it is there for the next call, done with the last one
+    np.testing.assert_array_equal(WHOLE, out)
+
+
+@pytest.mark.usefixtures("asking")
+def test_errors_of_helpers_are_the_callers():
+    """What fails for a helper is done again by the caller: its error is the one that arrives."""
+    together = threading.Barrier(2, timeout=30)
+    failing = True
+
+    def work(part):
+        helper = threading.current_thread().name.startswith("propolis-cpu-ref-help")
+        if part in (PARTS[0], PARTS[-1]) and (helper or part is PARTS[0]):
+            together.wait()
+        if helper or (failing and part is PARTS[-1]):
+            msg = "here"
+            raise ValueError(msg)
+        return columns(part)
+
+    before = blas_threads()
+    out = np.zeros((2, 11), int)
+    with pytest.raises(ValueError, match="here"):
+        with_help(2, out, PARTS, work)
+    failing = False
+    with_help(2, out, PARTS, work)
+    np.testing.assert_array_equal(WHOLE, out)
+    assert before == blas_threads()
+
+
+@pytest.mark.usefixtures("asking")
+def test_helpers_have_the_callers_error_state():
+    """What the caller asked numpy to ignore is ignored by helpers too."""
+    together = threading.Barrier(2, timeout=30)
+    seen = []
+
+    def work(part):
+        if part in (PARTS[0], PARTS[-1]):
+            together.wait()
+            seen.append(np.geterr()["over"])
+        return columns(part)
+
+    with np.errstate(all="ignore"):
+        with_help(2, np.zeros((2, 11), int), PARTS, work)
+    assert ["ignore", "ignore"] == seen
+
+
+def test_the_faster_way_is_taken():
+    """Help is asked for while that is faster, and the other way is tried now and then."""
+    trial = _Trial()
+    costs = {True: 1.0, False: 2.0}
+
+    def ways(calls):
+        taken = []
+        for _ in range(calls):
+            taken.append(trial.helped())
+            trial.took(costs[taken[-1]], helped=taken[-1])
+        return taken
+
+    assert ways(64).count(True) == 62
+    costs[True] = 9.0  # others want the cores
+    assert ways(64)[-30:].count(True) <= 1
+    costs[True] = 0.5
+    assert ways(4000)[-64:].count(True) == 62
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows(with_threads, draw, rows):
+    """A product of few rows is right on any number of threads, and the same each time."""
+    x, w, shift = (
+        draw(s, dtypes.f32, i) for i, s in enumerate([(rows, 700), (1500, 700), (1500,)])
+    )
+    truth = x.astype(np.float64) @ w.T.astype(np.float64) + shift
+    for threads in (1, 2, 3):
+        results = {
+            with_threads(
+                threads,
+                lambda: ops.linear(*map(Tensor.from_numpy, (x, w, shift))).numpy().tobytes(),
+            )
+            for _ in range(5)
+        }
+        (raw,) = results
+        np.testing.assert_allclose(
+            np.frombuffer(raw, "f4").reshape(truth.shape), truth, rtol=1e-4, atol=1e-3
+        )
 
 
 def test_numpy_error_state_is_the_callers():

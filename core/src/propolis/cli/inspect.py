@@ -60,12 +60,16 @@ def devices(ctx: click.Context, as_json: bool) -> None:
     """List the devices of this machine that plugins can use."""
     from propolis.runtime import Runtime  # noqa: PLC0415
 
-    found = Runtime.start(settings(ctx)).devices()
+    config = settings(ctx)
+    runtime = Runtime.start(config)
+    found = runtime.devices()
+    threads = runtime.cpu.threads
     if as_json:
         print_json(
             [
                 {
                     **p.extra,
+                    **({"threads": threads} if p.kind == "cpu" else {}),
                     "id": p.id,
                     "name": p.name,
                     "arch": p.arch,
@@ -82,6 +86,8 @@ def devices(ctx: click.Context, as_json: bool) -> None:
             for p in found
         ),
     )
+    why = "the setting `threads`" if config.threads else "one per core that this process may use"
+    click.echo(f"threads on the cpu: {threads}, {why}")
 
 
 @click.command()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextlib import suppress
 from contextvars import copy_context
 from functools import cache
 from itertools import pairwise
+from queue import Empty
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 from typing import TypeVar
 
 
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterable
     from collections.abc import Iterator
+    from collections.abc import Sequence
+
+    import numpy as np
 
 Item = TypeVar("Item")
 
@@ -63,10 +72,13 @@ def share(threads: int, items: Iterable[Item], work: Callable[[Iterator[Item]], 
     """
     left = deque(items)
     count = min(threads, len(left))
-    if count < 2 or not _blas():
+    if not _blas():
         work(_taken(left))
         return
     with _serial_blas():
+        if count < 2:
+            work(_taken(left))
+            return
         pool = _pool(threads)
         others = [pool.submit(copy_context().run, work, _taken(left)) for _ in range(count - 1)]
         try:
@@ -77,6 +89,157 @@ def share(threads: int, items: Iterable[Item], work: Callable[[Iterator[Item]], 
                 other.exception()  # waits: no thread is left behind that writes to an output
         for other in others:
             other.result()
+
+
+def with_help(
+    threads: int,
+    out: np.ndarray,
+    parts: Sequence[slice],
+    work: Callable[[slice], np.ndarray],
+    size: int = 1,
+) -> None:
+    """
+    ``out[:, part] = work(part)`` for all parts, waiting for nobody who is not at work.
+
+    For calls of some tenths of a millisecond, of which a decode step has a hundred: where
+    another program has the core, a thread that is waited for comes back some milliseconds
+    later, each time.  Here the caller begins at once and helpers join when they are awake;
+    they work in memory of their own, and what one has not handed in shortly after all else
+    is done, the caller does itself.  Where it has lately been faster alone, it asks nobody.
+    The parts are the same whoever does them, and so are the bits.  Meanwhile BLAS uses one
+    thread a call; nothing spins.
+
+    Args:
+        threads: how many may run at once.
+        out: rows of results.
+        parts: columns of ``out``, in order.
+        work: gives some columns, and may be asked for the same ones twice.
+        size: how much work that is, to compare calls.
+    """
+    with _serial_blas():
+        alone = threads < 2 or len(parts) < 2 or not _blas()
+        helped = not alone and _trial.helped()
+        start = time.perf_counter()
+        if helped:
+            _Shared(out, parts, work).run(threads - 1)
+        else:
+            for part in parts:
+                out[:, part] = work(part)
+        if not alone:
+            _trial.took((time.perf_counter() - start) / max(size, 1), helped=helped)
+
+
+class _Trial:
+    """
+    Whether help makes calls faster, as it does where cores are idle, by trying both.
+
+    Threads share it without a lock: at worst a figure is lost.
+    """
+
+    EVERY: Final = 32  # calls, of which one is done the way that was slower
+    WEIGHT: Final = 1 / 16  # of the latest call in an average
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds: dict[bool, float] = {}  # a unit of work, with help and without
+
+    def helped(self) -> bool:
+        """How to do the next call."""
+        self.calls += 1
+        usual = self.seconds.get(True, 0.0) <= self.seconds.get(False, math.inf)
+        return usual != (self.calls % self.EVERY == 0)
+
+    def took(self, seconds: float, *, helped: bool) -> None:
+        """Learn from a call."""
+        before = self.seconds.get(helped, seconds)
+        self.seconds[helped] = before + self.WEIGHT * (seconds - before)
+
+
+_trial = _Trial()
+
+
+class _Shared:
+    """One call of :func:`with_help`."""
+
+    def __init__(
+        self, out: np.ndarray, parts: Sequence[slice], work: Callable[[slice], np.ndarray]
+    ) -> None:
+        self.out = out
+        self.work = work
+        self.context = copy_context()  # with numpy's error state
+        self.left = deque(enumerate(parts))
+        self.open = dict(self.left)  # parts that nobody has handed in
+        self.closed = False
+        self.lock = threading.Lock()
+        self.done = threading.Event()
+
+    def run(self, helpers: int) -> None:
+        """The caller's side."""
+        try:
+            self._run(helpers)
+        finally:
+            with self.lock:
+                self.closed = True
+        for part in self.open.values():
+            self.out[:, part] = self.work(part)
+
+    def _run(self, helpers: int) -> None:
+        start, own = time.perf_counter(), 0
+        _call_helpers(self, helpers)
+        for number, part in _taken(self.left):
+            self.out[:, part] = self.work(part)
+            own += 1
+            with self.lock:
+                del self.open[number]
+        if self.open:
+            # As long as a part takes: then doing it costs no more than waiting did.
+            self.done.wait((time.perf_counter() - start) / max(own, 1))
+
+    def help(self) -> None:
+        """A helper's side: from the other end, and into ``out`` only while that is awaited."""
+        while not self.closed:
+            try:
+                number, part = self.left.pop()
+            except IndexError:
+                return
+            result = self.work(part)
+            with self.lock:
+                if self.closed:
+                    return
+                self.out[:, part] = result
+                del self.open[number]
+                if not self.open:
+                    self.done.set()
+
+
+def _help(calls: SimpleQueue[_Shared]) -> None:
+    """A helper's life.  What fails here fails again for the caller, who says so."""
+    while True:
+        call = calls.get()
+        with suppress(Exception):
+            call.context.copy().run(call.help)
+        del call  # lets the arrays go while it waits
+
+
+def _call_helpers(call: _Shared, count: int) -> None:
+    """Wake as many helpers; one that has not come for an earlier call comes for this one."""
+    calls = _helpers(os.getpid(), count)
+    with suppress(Empty):
+        while True:
+            calls.get_nowait()
+    for _ in range(count):
+        calls.put(call)
+
+
+@cache
+def _helpers(pid: int, count: int) -> SimpleQueue[_Shared]:
+    """Threads that wait for calls; of this process, since a fork has none."""
+    del pid
+    calls: SimpleQueue[_Shared] = SimpleQueue()
+    for number in range(count):
+        name = f"propolis-cpu-ref-help-{number}"
+        threading.Thread(target=_help, args=(calls,), name=name, daemon=True).start()
+    return calls
 
 
 def _taken(left: deque[Item]) -> Iterator[Item]:

@@ -15,6 +15,7 @@ from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._threads import share
+from propolis_cpu_ref._threads import with_help
 
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 # piece costs more than BLAS's own threads do.
 ROWS = 1024
 
-# Rows that are no matrix yet: reading the weights is all the work, and BLAS's own threads
-# do that as well.
+# Rows that are no matrix yet: reading the weights is all the work.
 FEW = 16
+
+# Bytes of weights that one thread reads meanwhile, at least: a tenth of a millisecond.
+READ = 1 << 20
 
 # Products of one call that are worth handing work over to threads.
 SHARED = 1 << 22
@@ -66,8 +69,9 @@ def times_transposed(
     """
     count = math.prod(out.shape[:-1])
     if count < FEW:  # as when decoding, where every microsecond of a call counts
-        y = out.reshape(count, out.shape[-1])
-        np.matmul(x.reshape(count, x.shape[-1]), w.T, out=y)
+        y, rows = out.reshape(count, out.shape[-1]), x.reshape(count, x.shape[-1])
+        parts = _split(len(w), max(1, min(4 * threads, w.nbytes // READ)))
+        with_help(threads, y, parts, lambda part: rows @ w[part].T, w.size)
         if bias is not None:
             y += bias
         return
@@ -93,8 +97,13 @@ def _parts(threads: int, rows: int, w: np.ndarray) -> list[tuple[slice, slice]]:
     if rows >= threads * ROWS:
         return [(slice(n, n + ROWS), slice(0, outputs)) for n in range(0, rows, ROWS)]
     count = threads if rows * w.size >= SHARED else 1
+    return [(slice(0, rows), part) for part in _split(outputs, count)]
+
+
+def _split(outputs: int, count: int) -> list[slice]:
+    """So many parts of about one size."""
     bounds = [outputs * n // count for n in range(count + 1)]
-    return [(slice(0, rows), slice(*pair)) for pair in pairwise(bounds)]
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def _matrices(x: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
