@@ -34,7 +34,7 @@ def test_conformance(simulate, warp) -> None:
     said = simulate("-c", program, "conformance", "rocm_kernels", "--quick", *only, warp=warp)
     judged, passed = re.search(r"(\d+) op x dtype: (\d+) passed", said).groups()
     assert judged == passed
-    assert int(passed) > 100
+    assert int(passed) > 80
     assert f"warp {warp}" in simulate(*script("print(device)"), warp=warp)
 
 
