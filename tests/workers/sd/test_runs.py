@@ -53,7 +53,7 @@ class Given:
 def ours(sd, case):
     """What we draw."""
     params = GenerateParams(**runs.full(case))
-    shape = sd._shape(sd._planned(params)[0])
+    shape = sd._shape(sd.planned(params)[0])
     return sd.generate(params, noise=Given(case, shape))
 
 
