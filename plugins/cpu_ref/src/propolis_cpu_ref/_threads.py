@@ -138,6 +138,7 @@ class _Trial:
 
     EVERY: Final = 32  # calls, of which one is done the way that was slower
     WEIGHT: Final = 1 / 16  # of the latest call in an average
+    WORTH: Final = 0.85  # of the time alone: less is no noise, and idle cores give half
 
     def __init__(self) -> None:
         self.calls = 0
@@ -146,7 +147,7 @@ class _Trial:
     def helped(self) -> bool:
         """How to do the next call."""
         self.calls += 1
-        usual = self.seconds.get(True, 0.0) <= self.seconds.get(False, math.inf)
+        usual = self.seconds.get(True, 0.0) <= self.WORTH * self.seconds.get(False, math.inf)
         return usual != (self.calls % self.EVERY == 0)
 
     def took(self, seconds: float, *, helped: bool) -> None:
