@@ -46,7 +46,7 @@ demo: $(RUN) ## Answer a question and draw an image with real models on this mac
 	$(BIN)/propolis llm generate "What is the capital of France?"
 	@mkdir -p build
 	$(BIN)/propolis sd generate "a red circle to the left of a blue square on a white background" \
-		--seed 1 -o $(CURDIR)/build/demo.png
+		--seed 1 -o "$(CURDIR)/build/demo.png"
 
 readme-image: $(RUN) ## Draw the image of the README anew
 	$(BIN)/python tools/readme_image.py
@@ -76,8 +76,8 @@ conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator
 	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
 
 conformance-%:
-	export ROCM_PATH=$(CURDIR)/build/hipsim/host HIPSIM_WARP=$* \
-		XDG_CACHE_HOME=$(CURDIR)/build/cache PROPOLIS_REQUIRE_ROCM=1; \
+	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \
+		XDG_CACHE_HOME="$(CURDIR)/build/cache" PROPOLIS_REQUIRE_ROCM=1; \
 	$(BIN)/propolis conformance rocm_kernels --timeout 300 && $(PYTEST) -q $(ON_DEVICE)
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
