@@ -340,7 +340,8 @@ def test_who_hung_is_waited_for_again_only_by_who_says_so(ask, monkeypatch):
 
 def test_a_longer_timeout_asks_a_hanging_probe_again(ask):
     """Who raises probe_timeout gets another answer than the remembered one."""
-    source = "import time\ndef propolis_probe(): time.sleep(1); return ProbeResult(True)"
+    wait = patience(1)
+    source = f"import time\ndef propolis_probe(): time.sleep({wait}); return ProbeResult(True)"
     assert not ask(source, timeout=0.3).ok
     assert ask(None, timeout=60.0).ok
 

@@ -102,6 +102,20 @@ class Environment:
         program = self.folder / "venv/bin" / command[0]
         return call(program, *command[1:], env=self.variables, cwd=self.folder)
 
+    def doctor(self) -> str:
+        """What `propolis doctor` says, whatever it finds."""
+        command = [self.folder / "venv/bin/propolis", "doctor"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.variables,
+            cwd=self.folder,
+        )
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        return done.stdout
+
     def refuse(self, *command: str | Path) -> str:
         """What a command that must fail says."""
         program = self.folder / "venv/bin" / command[0]
