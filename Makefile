@@ -66,8 +66,8 @@ test-all: $(ORACLES) hipsim ## All that make test leaves out; with COVERAGE=1 ho
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
-	$(BIN)/python -m coverage report --fail-under=90 --include="plugins/rocm_*/src/*"
-	$(BIN)/python -m coverage report --fail-under=90 --include="workers/src/*"
+	$(BIN)/python -m coverage report --fail-under=85 --include="plugins/rocm_*/src/*"
+	$(BIN)/python -m coverage report --fail-under=88 --include="workers/src/*"
 endif
 
 oracles: $(ORACLES) ## Install torch, transformers and diffusers, to compare with
