@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 MODEL_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard models/*/pyproject.toml))
-DISTRIBUTIONS := core $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
+DISTRIBUTIONS := core conformance $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
 PAGES := docs/*.md docs/plugins/*.md
@@ -65,7 +65,7 @@ test-all: $(ORACLES) hipsim ## All that make test leaves out; with COVERAGE=1 ho
 	@$(MAKE) --no-print-directory conformance
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,plugins/cpu_ref/src/*"
+	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,conformance/src/*,plugins/cpu_ref/src/*"
 	$(BIN)/python -m coverage report --fail-under=85 --include="plugins/rocm_*/src/*"
 	$(BIN)/python -m coverage report --fail-under=88 --include="workers/src/*"
 endif

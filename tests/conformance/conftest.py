@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 import textwrap
 
 import pytest
+from fakes import cli
+from fakes import cpu
+from fakes import fakes
+from fakes import private_settings
+from fakes import python
+from fakes import runtime
+from fakes import site
+from fakes import sources
+from fakes import unvetted
 from patience import patience
 
-from propolis import runtime
-from propolis.conformance import Request
-from propolis.conformance import run
+from propolis import runtime as runtimes
 from propolis.runtime import set_default_runtime
+from propolis_conformance import Request
+from propolis_conformance import run
 
+
+__all__ = [
+    "cli",
+    "cpu",
+    "fakes",
+    "private_settings",
+    "python",
+    "runtime",
+    "site",
+    "sources",
+    "unvetted",
+]
 
 HEAD = """
 import numpy as np
@@ -25,16 +45,6 @@ F32 = {dtypes.f32}
 def propolis_plugin():
     return PluginInfo("wrong", api=1, description="wrong on purpose")
 """
-
-
-@pytest.fixture(autouse=True)
-def private_settings(tmp_path, monkeypatch):
-    """No test reads, or writes, what belongs to the person who runs it."""
-    for name in list(os.environ):
-        if name.startswith("PROPOLIS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
 
 
 def put(folder, source, patch):
@@ -68,12 +78,12 @@ def judged_here(install, monkeypatch):
     """As ``judged``, in this process: for faults that do not end it."""
 
     def judge(source, *, quick=True):
-        from propolis.conformance.judge import Plan
-        from propolis.conformance.judge import judge
-        from propolis.conformance.subject import Subject
+        from propolis_conformance.judge import Plan
+        from propolis_conformance.judge import judge
+        from propolis_conformance.subject import Subject
 
         install(source)
-        before = runtime._default
+        before = runtimes._default
         gc.collect()
         gc.freeze()  # cases collect garbage, and what other tests left is none of theirs
         try:

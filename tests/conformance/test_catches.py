@@ -128,8 +128,8 @@ def runs(pid):
 
 def test_one_abort_is_not_the_end(install):
     """Units after one that killed its process are judged all the same."""
-    from propolis.conformance import Request
-    from propolis.conformance import run
+    from propolis_conformance import Request
+    from propolis_conformance import run
 
     source = add("import os\nif out.dtype is dtypes.f32: os.abort()\n" + RIGHT)
     install(source.replace("dtypes=F32", "dtypes={dtypes.f64, dtypes.f32, dtypes.i32}"))
@@ -183,7 +183,7 @@ def test_errors(judged_here):
 # Ops that write into a target: what each does is right, and then a body follows.
 TARGETS = """
 from propolis.errors import OpError
-from propolis.conformance.truths import FORMULAS
+from propolis_conformance.truths import FORMULAS
 def into(target, *arrays):
     check = arrays[0] if OP.startswith("scatter") else arrays[-1]
     size = target.shape[-1] if OP.startswith("scatter") else target.shape[1]

@@ -7,7 +7,7 @@ import pytest
 
 # Right but for one line: the suite's own formulas, in f32, behind the op's signature.
 PLUGIN = """
-from propolis.conformance.truths import FORMULAS
+from propolis_conformance.truths import FORMULAS
 from propolis.errors import OpError
 def check(ids, low, high):
     if ids.size and ((ids < low) | (ids > high)).any():
@@ -257,8 +257,8 @@ def kv_append(cache, x, positions, /):
 @pytest.mark.parametrize("quick", [True, False])
 def test_two_dtypes_at_once(install, quick):
     """A full run tries combinations of dtypes that a quick one leaves out."""
-    from propolis.conformance import Request
-    from propolis.conformance import run
+    from propolis_conformance import Request
+    from propolis_conformance import run
 
     kinds = "{'cache': {dtypes.f32, dtypes.i16}, 'positions': {dtypes.i32, dtypes.i64}}"
     install(plugin("kv_append", DOUBLE, kinds))

@@ -11,18 +11,18 @@ from propolis import DeviceProperties
 from propolis import dtypes
 from propolis.cli import main
 from propolis.config import Config
-from propolis.conformance.judge import Result
-from propolis.conformance.keys import compact
-from propolis.conformance.keys import keys
-from propolis.conformance.matrix import collect
-from propolis.conformance.matrix_page import markdown
-from propolis.conformance.report import FORMAT
-from propolis.conformance.report import JudgedDevice
-from propolis.conformance.report import JudgedPlugin
-from propolis.conformance.report import Report
 from propolis.described import DescribedDevice
 from propolis.errors import DeviceError
 from propolis.ops import catalogue
+from propolis_conformance.judge import Result
+from propolis_conformance.keys import compact
+from propolis_conformance.keys import keys
+from propolis_conformance.matrix import collect
+from propolis_conformance.matrix_page import markdown
+from propolis_conformance.report import FORMAT
+from propolis_conformance.report import JudgedDevice
+from propolis_conformance.report import JudgedPlugin
+from propolis_conformance.report import Report
 
 
 ABSENT = """
@@ -260,7 +260,7 @@ def test_command_misused(install, options, capsys, tmp_path, monkeypatch):
 
 def test_reports_survive_writing(tmp_path):
     """What was written is what is read."""
-    from propolis.conformance.report import load
+    from propolis_conformance.report import load
 
     before = report(Result("add[f32]", "failed", 3, check="values", message="off", truth=["f64"]))
     file = tmp_path / "r.json"

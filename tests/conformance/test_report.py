@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from propolis.cli import main
-from propolis.conformance.facts import without_places
-from propolis.conformance.report import load
-from propolis.conformance.report_page import markdown
 from propolis.errors import UsageError
+from propolis_conformance.facts import without_places
+from propolis_conformance.report import load
+from propolis_conformance.report_page import markdown
 
 
 BROKEN = """

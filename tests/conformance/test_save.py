@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from propolis.cli import main
-from propolis.conformance import Request
-from propolis.conformance import run
-from propolis.drift import load
+from propolis_conformance import Request
+from propolis_conformance import run
+from propolis_conformance.drift import load
 
 
 WRONG = """

@@ -9,15 +9,15 @@ import time
 import pytest
 from patience import patience
 
-from propolis.conformance import Request
-from propolis.conformance import cases
-from propolis.conformance import judge
-from propolis.conformance import run
-from propolis.conformance.lay import Lay
-from propolis.conformance.lay import named
-from propolis.conformance.pool import scale_of
-from propolis.conformance.recipes import RECIPES
 from propolis.errors import PluginError
+from propolis_conformance import Request
+from propolis_conformance import cases
+from propolis_conformance import judge
+from propolis_conformance import run
+from propolis_conformance.lay import Lay
+from propolis_conformance.lay import named
+from propolis_conformance.pool import scale_of
+from propolis_conformance.recipes import RECIPES
 
 
 ADD = """
@@ -77,10 +77,10 @@ def test_without_hypothesis(judged_here, monkeypatch):
 
 def test_import_is_light():
     """Neither core nor the suite loads Hypothesis before a full run."""
-    code = "import sys, propolis, propolis.conformance as c; c.Request; print(sorted(sys.modules))"
+    code = "import sys, propolis, propolis_conformance as c; c.Request; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'hypothesis'" not in done.stdout
-    assert "'propolis.conformance.pool'" in done.stdout
+    assert "'propolis_conformance.pool'" in done.stdout
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ import pytest
 from patience import patience
 
 from propolis.cli import main
-from propolis.conformance import Request
-from propolis.conformance import Result
-from propolis.conformance import expect
-from propolis.conformance import run
-from propolis.conformance.recipes import RECIPES
 from propolis.errors import UsageError
 from propolis.ops import catalogue
+from propolis_conformance import Request
+from propolis_conformance import Result
+from propolis_conformance import expect
+from propolis_conformance import run
+from propolis_conformance.recipes import RECIPES
 
 
 SUBSET = ("add", "rms_norm", "matmul", "embedding", "kv_append", "dequantize")
@@ -64,9 +64,9 @@ def test_every_op_has_a_recipe():
 
 def test_every_recipe_is_valid():
     """No set of attributes is one that the op refuses: it would be skipped in silence."""
-    from propolis.conformance.cases import cases
-    from propolis.conformance.checks import Bench
-    from propolis.conformance.subject import Subject
+    from propolis_conformance.cases import cases
+    from propolis_conformance.checks import Bench
+    from propolis_conformance.subject import Subject
 
     subject = Subject("cpu_ref", "cpu")
     for unit in {unit.spec.name: unit for unit in subject.units}.values():
@@ -78,9 +78,9 @@ def test_every_recipe_is_valid():
 
 def test_no_recipe_is_reported(install, monkeypatch):
     """An op that the suite cannot draw arguments for is never a pass."""
-    from propolis.conformance.judge import Plan
-    from propolis.conformance.judge import judge
-    from propolis.conformance.subject import Subject
+    from propolis_conformance.judge import Plan
+    from propolis_conformance.judge import judge
+    from propolis_conformance.subject import Subject
 
     install(WRONG)
     monkeypatch.delitem(RECIPES, "add")
@@ -167,9 +167,9 @@ def test_usage(args, said, capsys):
 
 def test_pytest_plugin(tmp_path):
     """One test an op and dtype, under pytest."""
-    plugin = "propolis.conformance.pytest_plugin"
+    plugin = "propolis_conformance.pytest_plugin"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
-    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
+    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis_conformance"]
     command += ["--propolis-plugin=cpu_ref", "-k", "silu_mul"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=patience(120), cwd=tmp_path
@@ -187,9 +187,9 @@ def test_pytest_plugin(tmp_path):
 )
 def test_pytest_plugin_without_a_plugin(option, said, tmp_path):
     """An author reads one sentence, and none of our frames."""
-    plugin = "propolis.conformance.pytest_plugin"
+    plugin = "propolis_conformance.pytest_plugin"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin]
-    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis.conformance"]
+    command += ["-c/dev/null", "--import-mode=importlib", "--pyargs", "propolis_conformance"]
     done = subprocess.run(
         [*command, *option],
         capture_output=True,

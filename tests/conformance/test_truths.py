@@ -7,14 +7,14 @@ import pytest
 
 from propolis import dtypes
 from propolis import ops
-from propolis.conformance.compare import difference
-from propolis.conformance.rounding import rounded
-from propolis.conformance.subject import Subject
-from propolis.conformance.truth import NUMPY
-from propolis.conformance.truths import FORMULAS
-from propolis.conformance.truths.drawn import philox
 from propolis.ops._tolerance import RELATIVE
 from propolis.ops._tolerance import ROUNDED
+from propolis_conformance.compare import difference
+from propolis_conformance.rounding import rounded
+from propolis_conformance.subject import Subject
+from propolis_conformance.truth import NUMPY
+from propolis_conformance.truths import FORMULAS
+from propolis_conformance.truths.drawn import philox
 
 
 # What the reference alone defines; see truth.py.
@@ -28,8 +28,8 @@ def test_every_op_has_a_truth():
 
 def test_who_says_so():
     """The report tells where the reference is its own judge: the K formats' quantisation."""
-    from propolis.conformance.judge import Plan
-    from propolis.conformance.judge import judge
+    from propolis_conformance.judge import Plan
+    from propolis_conformance.judge import judge
 
     subject = Subject("cpu_ref", "cpu")
     units = {unit.name: unit for unit in subject.units}

@@ -11,7 +11,7 @@ from decimal import localcontext
 import numpy as np
 import pytest
 
-from propolis.conformance.truths import FORMULAS
+from propolis_conformance.truths import FORMULAS
 
 
 # Where f64's own exponential ends, where f32's does, and what f64 has at either end.

@@ -255,7 +255,7 @@ def close(nearest):
     def check(op, truth, actual, tolerance=None):
         dtype = dtypes.from_numpy(actual.dtype)
         # Sums that cancel are judged as loosely as everything else here; strictly in
-        # propolis.conformance, which knows the magnitude of their terms.
+        # propolis_conformance, which knows the magnitude of their terms.
         known = DEFAULT_TOLERANCE if op.magnitude else op.tolerance
         rtol, atol = tolerance or known[dtype]
         assert np.shape(truth) == actual.shape

@@ -10,10 +10,10 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.conformance.compare import difference
-from propolis.conformance.truths import FORMULAS
 from propolis.ops._tolerance import RELATIVE
 from propolis.ops._tolerance import allowed_error
+from propolis_conformance.compare import difference
+from propolis_conformance.truths import FORMULAS
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]

@@ -14,7 +14,7 @@ from propolis import __version__
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 NAMED = set(re.findall(r"^\| `(propolis(?:\[\w+\])?)` \|", README, re.MULTILINE))
-CORE = {"propolis", "propolis-core", "propolis-cpu-ref"}
+CORE = {"propolis", "propolis-core", "propolis-conformance", "propolis-cpu-ref"}
 SOFTMAX = """
 import numpy as np
 from propolis import Tensor, ops

@@ -1,4 +1,4 @@
-"""A stranger's plugin, installed beside core and the CPU reference, and nothing else of ours."""
+"""A stranger's plugin, installed beside core, its suite and the CPU reference alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(*cpu.table.placement.lines(), sep="\\n")
 def env(fresh):
     """The environment with the plugin's wheel, which the installed command scaffolded."""
     made = fresh()
-    made.install("propolis-core", "propolis-cpu-ref", "pytest")
+    made.install("propolis-core", "propolis-conformance", "propolis-cpu-ref", "pytest")
     made.run("propolis", "new-plugin", "hive-add")
     wheel = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "."]
     # By the interpreter that has a build backend; the environment has none.
@@ -46,7 +46,8 @@ def env(fresh):
 def test_only_these_are_installed(env) -> None:
     """Neither workers nor the meta-distribution are there: nobody can be leaning on them."""
     ours = {name for name in env.distributions() if "propolis" in name or "hive" in name}
-    assert {"propolis-core", "propolis-cpu-ref", "hive-add"} == ours
+    parts = {"propolis-core", "propolis-conformance", "propolis-cpu-ref"}
+    assert parts | {"hive-add"} == ours
 
 
 def test_discovery(env) -> None:
@@ -106,7 +107,7 @@ def test_a_foreign_project(env, loaded) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_foreign.py").write_text(FOREIGN.format(loaded=loaded))
-    asked = ["-p", "propolis.conformance.pytest_plugin"] if loaded else []
+    asked = ["-p", "propolis_conformance.pytest_plugin"] if loaded else []
     said = env.run("python", "-m", "pytest", "-p", "no:cacheprovider", *asked, "foreign")
     assert "2 passed" in said
 

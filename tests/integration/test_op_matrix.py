@@ -10,12 +10,12 @@ import pytest
 from propolis import __version__
 from propolis.cli import main
 from propolis.config import Config
-from propolis.conformance.keys import keys
-from propolis.conformance.keys import label_of
-from propolis.conformance.matrix import collect
-from propolis.conformance.report import load
-from propolis.conformance.report_page import markdown
 from propolis.ops import catalogue
+from propolis_conformance.keys import keys
+from propolis_conformance.keys import label_of
+from propolis_conformance.matrix import collect
+from propolis_conformance.report import load
+from propolis_conformance.report_page import markdown
 
 
 ROOT = Path(__file__).parents[2]

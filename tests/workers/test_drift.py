@@ -15,9 +15,9 @@ from propolis import dtypes
 from propolis.cli import main
 from propolis.config import Config
 from propolis.dispatch import DispatchTable
-from propolis.drift import Drift
-from propolis.drift.facts import oracle
 from propolis.runtime import Runtime
+from propolis_conformance.drift import Drift
+from propolis_conformance.drift.facts import oracle
 from propolis_workers.llm import LLM
 from propolis_workers.llm.drift import run
 

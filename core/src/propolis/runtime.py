@@ -13,6 +13,9 @@ import difflib
 import threading
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
+
+import importlib_metadata
 
 from propolis import events
 from propolis.config import Config
@@ -25,6 +28,7 @@ from propolis.dispatch.metrics import Metrics
 from propolis.dispatch.rules import Rules
 from propolis.dispatch.table import DispatchTable
 from propolis.errors import ArgumentTypeError
+from propolis.errors import ConfigError
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import PluginError
@@ -36,12 +40,17 @@ from propolis.plugins.quarantine_file import QuarantineFile
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
 
     from propolis.plugins.vetting import Reprobe
     from propolis.records import DeviceProvider
     from propolis.records import OpImpl
     from propolis.records import Provenance
+
+
+OBSERVERS: Final = "propolis.observers"
+"""Entry points of what looks at calls, by the setting that asks for it."""
 
 
 class Runtime:
@@ -180,9 +189,8 @@ class Runtime:
             self.metrics,
         )
         if self.config.save_failing_calls is not None:
-            from propolis.drift.failing import Saver  # noqa: PLC0415  (conformance, when asked)
-
-            device.table.save = Saver(device, self.config.save_failing_calls)
+            saver = _observer("save_failing_calls")
+            device.table.save = saver(device, self.config.save_failing_calls)
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):
@@ -238,6 +246,21 @@ class Runtime:
         for kind in [kind for kind, (owner, _) in providers.items() if owner == source]:
             del providers[kind]
         self.plugins.reject(source.plugin, reason, exception)
+
+
+def _observer(setting: str) -> Callable[..., Any]:
+    """
+    What looks at calls where a setting asks for it: another distribution's, by entry point.
+
+    Raises:
+        ConfigError: none is installed.
+    """
+    for entry in importlib_metadata.entry_points(group=OBSERVERS, name=setting):
+        found: Callable[..., Any] = entry.load()
+        return found
+    msg = f"{setting} is set, and nothing that does it is installed: pip install "
+    msg += f"propolis-conformance, or leave {setting} out"
+    raise ConfigError(msg)
 
 
 def _describes(properties: object, kind: str) -> bool:

@@ -40,17 +40,13 @@ from propolis.cli._common import print_table
 from propolis.cli._common import settings
 from propolis.cli._lines import JsonLines
 from propolis.cli._lines import json_lines
-from propolis.cli.conformance import conformance
 from propolis.cli.doctor import doctor
 from propolis.cli.inspect import devices
 from propolis.cli.inspect import explain
 from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.cli.lock import lock
-from propolis.cli.new_plugin import new_plugin
-from propolis.cli.op_matrix import op_matrix
 from propolis.cli.quarantine import quarantine
-from propolis.cli.replay import replay
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.plugins.loader import describe
@@ -168,17 +164,13 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
 
 
 for _command in (
-    conformance,
     devices,
     doctor,
     explain,
     lock,
-    new_plugin,
-    op_matrix,
     ops,
     plugins,
     quarantine,
-    replay,
 ):
     cli.add_command(_command)
 

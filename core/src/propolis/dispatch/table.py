@@ -53,7 +53,7 @@ class DispatchTable:
         rules: the user's decisions.
         quarantine: implementations that raised.
         save: keeps the call at which an implementation raised (see
-            :class:`propolis.drift.failing.Saver`); None where the settings do not ask.
+            :class:`propolis_conformance.drift.failing.Saver`); None where the settings do not ask.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
         weights: those that implementations prepared.

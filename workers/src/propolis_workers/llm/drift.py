@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence
 
-    from propolis.drift import Drift
+    from propolis_conformance.drift import Drift
     from propolis_workers.llm.llama import Llama
     from propolis_workers.llm.session import LLM
 

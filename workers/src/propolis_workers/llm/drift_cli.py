@@ -16,8 +16,8 @@ from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
-    from propolis.drift import Drift
-    from propolis.drift.watch import Cell
+    from propolis_conformance.drift import Drift
+    from propolis_conformance.drift.watch import Cell
 
 PROMPT = "What is the capital of France?"
 # The other measures are in --json: this fits a terminal of 100 columns.
@@ -73,8 +73,8 @@ def drift(
     op and of each layer is printed.
     """
     # Not for --help.
-    from propolis.drift import Drift  # noqa: PLC0415
-    from propolis.drift.facts import oracle  # noqa: PLC0415
+    from propolis_conformance.drift import Drift  # noqa: PLC0415
+    from propolis_conformance.drift.facts import oracle  # noqa: PLC0415
     from propolis_workers.llm.cli import load  # noqa: PLC0415
     from propolis_workers.llm.drift import run  # noqa: PLC0415
 
@@ -169,8 +169,8 @@ def _errors(cell: Cell) -> tuple[str, ...]:
 
 def _save(watch: Drift, folder: Path) -> dict[str, str]:
     """The worst call of each op, in files of the folder."""
-    from propolis.drift.file import free_path  # noqa: PLC0415
-    from propolis.drift.file import save  # noqa: PLC0415
+    from propolis_conformance.drift.file import free_path  # noqa: PLC0415
+    from propolis_conformance.drift.file import save  # noqa: PLC0415
 
     saved = {}
     for op, (_, call) in sorted(watch.worst.items()):

@@ -1,0 +1,183 @@
+"""Which cases an implementation is judged on: sizes, layouts, values, attributes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from propolis_conformance.inputs import draw
+from propolis_conformance.inputs import forget
+from propolis_conformance.inputs import kinds_of
+from propolis_conformance.inputs import scaled
+from propolis_conformance.lay import NAMES
+from propolis_conformance.lay import Lay
+from propolis_conformance.lay import named
+from propolis_conformance.recipes import RECIPES
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Mapping
+
+    from propolis.dtypes import DType
+    from propolis.ops._spec import OpSpec
+    from propolis_conformance.inputs import Recipe
+    from propolis_conformance.inputs import Value
+
+_ODD = (3, 5, 2, 7)
+_TAIL: Final = 131
+"""One row of this is more than a wave of 64 and two of 32, and no multiple of either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """
+    One call, reproducible from what is written here.
+
+    Attributes:
+        recipe: how its arguments are drawn.
+        sizes: of each dimension letter.
+        attributes: the arguments that are not tensors.
+        layout: how inputs lie in memory: ``contiguous``, or one of ``lay.NAMES``, or
+            ``aliased`` where inputs of one shape are one tensor.
+        values: ``normal``, ``positive``, ``large``, ``ties`` (few numbers,
+            halves), ``denormal``, ``extreme`` (the largest finite), ``wide`` (of every
+            size, and where exponentials overflow and vanish), or ``special`` (NaN,
+            infinities).
+        seed: of the generator.
+        lays: of the tensors that lie otherwise than ``layout`` says.
+    """
+
+    recipe: Recipe
+    sizes: Mapping[str, int]
+    attributes: Mapping[str, Any]
+    layout: str = "contiguous"
+    values: str = "normal"
+    seed: int = 0
+    lays: Mapping[str, Lay] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shapes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        given = "".join(f" {name}={value!r}" for name, value in self.attributes.items())
+        apart = "".join(f" {name}{lay}" for name, lay in self.lays.items())
+        named = ",".join(n for n in self.recipe.tensors if self.attributes.get(n, ...) is not None)
+        how = f"layout={self.layout}{apart} values={self.values} seed={self.seed}"
+        return f"{shapes}{given} {how} tensors={named}"
+
+    def draw(self, spec: OpSpec, key: tuple[DType, ...]) -> dict[str, Value]:
+        """Its tensors, by parameter name."""
+        rng = np.random.default_rng(self.seed)
+        kinds = kinds_of(spec, self.recipe, key)
+        sizes = scaled(self.recipe, kinds, self.sizes)
+        drawn: dict[str, Value] = {}
+        for name, tensor in self.recipe.tensors.items():
+            if self.attributes.get(name, ...) is None:
+                continue
+            drawn[name] = draw(tensor, kinds[name], sizes, self.values, rng)
+        caches = [n for n, t in self.recipe.tensors.items() if t.domain == "cache"]
+        forget(drawn, (name for name in caches if name in drawn))
+        return drawn
+
+    def lay(self, name: str, rank: int, *, target: bool) -> Lay:
+        """
+        How one tensor lies.
+
+        Args:
+            name: its parameter.
+            rank: its dimensions.
+            target: whether it is written, so that no element may be reached twice.
+        """
+        lay = self.lays.get(name)
+        if lay is None:
+            lay = named(self.layout, rank)
+        # What depends on other tensors' rows cannot be the same in all of them.
+        if lay.repeat and (
+            target or self.recipe.tensors[name].domain.partition(":")[0] in ("cache", "starts")
+        ):
+            return replace(lay, repeat=False)
+        return lay
+
+
+def cases(recipes: tuple[Recipe, ...], seed: int, *, scale: float = 1.0) -> Iterator[Case]:
+    """
+    The cases of an op that everybody is judged on, those that say most first.
+
+    Args:
+        recipes: the op's.
+        seed: of all.
+        scale: of the sizes that are large for a reason; below 1 for slow devices.
+    """
+    for recipe in recipes:
+        odd = sizes_of(recipe)
+        base = Case(recipe, odd, recipe.attributes[0], seed=seed)
+        for attributes in recipe.attributes:
+            yield replace(base, attributes=attributes)
+        yield replace(base, sizes=dict.fromkeys(odd, 1))
+        last = next(iter(recipe.tensors.values())).dims.split()[-1][0]
+        if last in odd:
+            yield replace(base, sizes={**odd, last: max(17, int(_TAIL * scale))})
+        for name in [n for n in odd if n not in recipe.nonempty]:
+            yield replace(base, sizes={**odd, name: 0})
+        for layout in NAMES:
+            yield replace(base, layout=layout)
+        if len(recipe.tensors) > 1:
+            yield replace(base, layout="aliased")
+        yield from _values(recipe, base, seed)
+        if recipe.extreme and last in odd:  # enough that any two sizes meet
+            yield replace(base, sizes={**odd, last: max(17, int(_TAIL * scale))}, values="wide")
+        if recipe.deep:
+            deep = {n: max(min(size, 8), int(size * scale)) for n, size in recipe.deep.items()}
+            yield replace(base, sizes={**odd, **deep}, values="positive")
+
+
+def _values(recipe: Recipe, base: Case, seed: int) -> Iterator[Case]:
+    yield replace(base, values="large")
+    if recipe.denormal:
+        yield replace(base, values="denormal")
+    if recipe.ties:
+        for attributes in recipe.attributes:
+            yield replace(base, attributes=attributes, values="ties")
+    if recipe.extreme:
+        yield replace(base, values="extreme")
+    if recipe.special:
+        for attributes in recipe.attributes:
+            yield replace(base, attributes=attributes, values="special")
+        yield replace(base, values="special", layout="permuted", seed=seed + 1)
+
+
+def sizes_of(recipe: Recipe) -> dict[str, int]:
+    """A small odd size for each letter."""
+    numbered = {name: _ODD[i % len(_ODD)] for i, name in enumerate(recipe.dims)}
+    return {**numbered, **recipe.sizes}
+
+
+def encode(case: Case, op: str) -> dict[str, Any]:
+    """A case as JSON: recipe and attributes by their number."""
+    return {
+        "recipe": RECIPES[op].index(case.recipe),
+        "attributes": case.recipe.attributes.index(case.attributes),
+        "sizes": dict(case.sizes),
+        "layout": case.layout,
+        "values": case.values,
+        "seed": case.seed,
+        "lays": {name: asdict(lay) for name, lay in case.lays.items()},
+    }
+
+
+def decode(said: Mapping[str, Any], op: str) -> Case:
+    """The case that :func:`encode` wrote."""
+    recipe = RECIPES[op][said["recipe"]]
+    lays = {}
+    for name, lay in said["lays"].items():
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in lay.items()}
+        lays[name] = Lay(**fields)
+    attributes = recipe.attributes[said["attributes"]]
+    rest = (said["layout"], said["values"], said["seed"], lays)
+    return Case(recipe, said["sizes"], attributes, *rest)

@@ -1,0 +1,318 @@
+"""
+Recipes: how to draw valid arguments of an op, as data.
+
+A recipe names each tensor's dimensions by letters, as einsum does: equal letters are
+equal sizes.  Sizes, layouts and values are chosen elsewhere, so one recipe serves
+every variant.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from propolis import dtypes
+from propolis_conformance.compare import LARGEST
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis.ops._spec import OpSpec
+
+Sizes = Mapping[str, int]
+
+LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0}
+
+# Domains that are not numbers to compute with but places.
+INDICES = frozenset({"index", "distinct", "masked", "length", "starts"})
+
+# Bytes at which the f16 scales of each block format lie: random bits there would be NaN.
+_SCALES = {
+    "q4_0": (0,),
+    "q4_1": (0, 2),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q8_0": (0,),
+    "q8_1": (0, 2),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class T:
+    """
+    One tensor of a recipe.
+
+    Attributes:
+        dims: its dimensions: ``"b t h*2 n+1 8"`` is sizes b and t, twice h, one more than
+            n, and 8.
+        dtype: a name, or of another parameter (``"=x"``); empty for the dispatch key's
+            or, where the op does not dispatch on it, the first parameter's.
+        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``mask``, -inf
+            among values; ``cache``, NaN where ``kv_len`` says that nothing was written yet;
+            ``index:v``, in [0, v); ``distinct:v``, and no two in a row equal; ``masked:v``,
+            some the largest of their dtype; ``length:v``, in [0, v]; ``starts:v``,
+            ascending from 0 to v.
+    """
+
+    dims: str
+    dtype: str = ""
+    domain: str = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """
+    How to draw arguments of an op.
+
+    Attributes:
+        tensors: by parameter name, in signature order.
+        attributes: sets of the other arguments, each tried; a tensor's name with
+            None leaves that tensor out.
+        sizes: of dimensions that need certain sizes.
+        deep: sizes for a long sum, which narrow accumulators get wrong.
+        nonempty: dimensions that are never empty.
+        overwrites: a mutating op that writes every element of its target.
+        special: whether NaN and infinities mean something in its inputs.
+        denormal: whether numbers below the normal range mean something in its inputs.
+        ties: an order or a choice, which equal elements put to the test.
+        extreme: element by element, so that the largest finite numbers have one answer, and
+            so have numbers of very different sizes together.
+    """
+
+    tensors: Mapping[str, T]
+    attributes: tuple[Mapping[str, Any], ...] = ({},)
+    sizes: Sizes = field(default_factory=dict)
+    deep: Sizes = field(default_factory=dict)
+    nonempty: str = ""
+    overwrites: bool = False
+    special: bool = True
+    denormal: bool = True
+    ties: bool = False
+    extreme: bool = False
+
+    @property
+    def dims(self) -> list[str]:
+        """The letters, in order of appearance."""
+        names = re.findall("[a-z]", " ".join(t.dims for t in self.tensors.values()))
+        return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """
+    A drawn tensor in host memory.
+
+    Attributes:
+        array: the elements; of a block format the bytes, the last dimension counted so.
+        dtype: the element type.
+        shape: in elements.
+    """
+
+    array: np.ndarray
+    dtype: DType
+    shape: Shape
+
+    @property
+    def wide(self) -> np.ndarray:
+        """The elements in f64, or exact integers as they are."""
+        if not self.dtype.is_float:
+            return self.array
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            return self.array.astype(np.float64)
+
+
+def size_of(token: str, sizes: Sizes) -> int:
+    """What ``"h*2"``, ``"n*g"``, ``"b+1"`` or ``"8"`` stands for."""
+    product, _, more = token.partition("+")
+    size = math.prod(int(t) if t.isdigit() else sizes[t] for t in product.split("*"))
+    return size + int(more or 0)
+
+
+def shape_of(tensor: T, sizes: Sizes, block: int = 1) -> Shape:
+    """The shape that the letters stand for."""
+    shape = [size_of(token, sizes) for token in tensor.dims.split()]
+    if block > 1 and shape[-1] % block:
+        shape[-1] *= block
+    return tuple(shape)
+
+
+def kinds_of(spec: OpSpec, recipe: Recipe, key: tuple[DType, ...]) -> dict[str, DType]:
+    """The dtype of each tensor for a dispatch key."""
+    chosen = dict(zip(spec.dtypes, key, strict=True))
+    kinds: dict[str, DType] = {}
+    for name, tensor in recipe.tensors.items():
+        if tensor.dtype.startswith("="):
+            kinds[name] = chosen[tensor.dtype[1:]]
+        elif tensor.dtype:
+            kinds[name] = dtypes.parse_dtype(tensor.dtype)
+        else:
+            kinds[name] = chosen.get(name, key[0])
+    return kinds
+
+
+def scaled(recipe: Recipe, kinds: Mapping[str, DType], sizes: Sizes) -> dict[str, int]:
+    """Sizes with the rows of block formats made whole blocks, for all who share the letter."""
+    grown = dict(sizes)
+    for name, tensor in recipe.tensors.items():
+        letter = tensor.dims.split()[-1].partition("*")[0] if tensor.dims else ""
+        block = kinds[name].block_size
+        if block > 1 and grown.get(letter, 0) % block:
+            grown[letter] *= block
+    return grown
+
+
+def draw(
+    tensor: T,
+    dtype: DType,
+    sizes: Sizes,
+    values: str,
+    rng: np.random.Generator,
+) -> Value:
+    """Random elements of one tensor."""
+    shape = shape_of(tensor, sizes, dtype.block_size)
+    domain, _, bound = tensor.domain.partition(":")
+    if dtype.is_block:
+        return Value(_blocks(shape, dtype, rng), dtype, shape)
+    if domain in INDICES:
+        return Value(_indices(domain, shape, size_of(bound, sizes), dtype, rng), dtype, shape)
+    if dtype.is_integer:
+        return Value(_integers(shape, dtype, values, rng), dtype, shape)
+    if domain == "positive" or values == "positive":
+        return Value(np.asarray(rng.uniform(0, 1, shape)).astype(dtype.numpy), dtype, shape)
+    numbers = _floats(shape, dtype, "normal" if domain == "finite" else values, rng)
+    if domain == "mask":
+        numbers = np.where(rng.uniform(size=shape) < 0.3, -np.inf, numbers)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Value(np.asarray(numbers).astype(dtype.numpy), dtype, shape)
+
+
+def _floats(
+    shape: Shape, dtype: DType, values: str, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    numbers = np.asarray(rng.normal(0, 1, shape))
+    if values == "large":
+        return numbers * LARGE[dtype.name]
+    if values == "ties":
+        return np.asarray(rng.integers(-5, 6, shape) / 2)
+    if values == "denormal":
+        # Whole multiples of the last place there is, some of them within normal range.
+        info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+        places = rng.integers(-(3 << info.nmant), 3 << info.nmant, shape)
+        return np.asarray(places * float(info.smallest_subnormal))
+    if values == "wide":
+        return _wide(shape, dtype, rng)
+    odd = {
+        "special": [np.nan, np.inf, -np.inf, 0.0, -0.0],
+        "extreme": [LARGEST[dtype.name], -LARGEST[dtype.name]],
+    }.get(values)
+    if odd is not None and numbers.size:
+        chosen = rng.uniform(size=shape) < 0.2
+        numbers = np.where(chosen, rng.choice(np.array(odd), shape), numbers)
+    return numbers
+
+
+def _wide(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Half of any size that the dtype has, half about where the exponentials of f32 or f64 end."""
+    info = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    least, most = math.log2(info.smallest_subnormal), math.log2(LARGEST[dtype.name])
+    numbers = rng.choice([-1.0, 1.0], shape) * np.exp2(rng.uniform(least, most, shape))
+    end = 2 * math.log(LARGEST["f64" if dtype is dtypes.f64 else "f32"])
+    return np.where(rng.uniform(size=shape) < 0.5, numbers, rng.uniform(-end, end, shape))
+
+
+def _integers(
+    shape: Shape, dtype: DType, values: str, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    info = np.iinfo(dtype.numpy)
+    if values == "large":
+        return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+    if values == "ties":
+        return rng.integers(0, 3, shape, dtype.numpy)
+    if values == "wide":
+        drawn = rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+        return np.asarray(drawn >> rng.integers(0, info.bits, shape, dtype.numpy))
+    if values in ("special", "extreme"):
+        corners = np.array([info.min, info.max, 0, 1, max(info.min, -1)], dtype.numpy)
+        return np.asarray(rng.choice(corners, shape))
+    return rng.integers(max(info.min, -50), 50, shape, dtype.numpy)
+
+
+def _indices(
+    domain: str, shape: Shape, bound: int, dtype: DType, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    if domain == "length":
+        return np.asarray(rng.integers(0, bound, shape, endpoint=True)).astype(dtype.numpy)
+    if domain == "starts":
+        if shape[0] == 1 and bound:
+            msg = f"no sequence to hold {bound} rows"
+            raise ValueError(msg)
+        inner = np.sort(rng.integers(0, bound, max(shape[0] - 2, 0), endpoint=True))
+        return np.array([0, *inner, bound] if shape[0] > 1 else [0], dtype.numpy)
+    if domain in ("index", "masked"):
+        if bound < 1 and 0 not in shape and domain == "index":
+            msg = "no index is below 0"
+            raise ValueError(msg)
+        # Below what stands for "masked", in dtypes as narrow as u8.
+        top = min(max(bound, 1), np.iinfo(dtype.numpy).max)
+        ids = np.asarray(rng.integers(0, top, shape)).astype(dtype.numpy)
+        if domain == "masked":
+            absent = rng.uniform(size=shape) < (0.25 if bound else 1)
+            ids = np.where(absent, np.iinfo(dtype.numpy).max, ids).astype(dtype.numpy)
+        return ids
+    # One order for each row, so that no place is written twice.
+    count = shape[-1] if shape else 1
+    if count > bound:
+        msg = f"{count} distinct indices below {bound}"
+        raise ValueError(msg)
+    rows = [rng.permutation(bound)[:count] for _ in range(int(np.prod(shape[:-1])))]
+    return np.asarray(rows).reshape(shape).astype(dtype.numpy)
+
+
+def forget(drawn: dict[str, Value], names: Iterable[str]) -> None:
+    """Make NaN of what caches hold beyond ``kv_len``: memory that nobody wrote yet."""
+    if "kv_len" not in drawn:
+        return
+    lengths = drawn["kv_len"].array
+    for name in names:
+        value = drawn[name]
+        array, written = value.array.copy(), np.zeros(value.shape[:2], bool)
+        if "block_table" in drawn:
+            table, page = drawn["block_table"].array, value.shape[1]
+            for s, length in enumerate(lengths):
+                for j in range(int(length)):
+                    written[table[s, j // page], j % page] = True
+        else:
+            written |= np.arange(value.shape[1]) < lengths[:, None]
+        array[~written] = np.nan
+        drawn[name] = replace(value, array=array)
+
+
+def _blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Random quants under scales that are small numbers."""
+    count = int(np.prod(shape)) // dtype.block_size
+    raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
+    if dtype is dtypes.q8_k:
+        raw[:, :4] = rng.normal(0, 0.1, (count, 1)).astype(np.float32).view(np.uint8)
+        sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).sum(2, dtype=np.int16)
+        raw[:, 260:] = sums.view(np.uint8).reshape(count, 32)
+    for start in _SCALES.get(dtype.name, ()):
+        scale = rng.normal(0, 0.1, (count, 1)).astype(np.float16)
+        raw[:, start : start + 2] = scale.view(np.uint8)
+    return raw.reshape(*shape[:-1], dtype.nbytes(shape[-1]))
