@@ -7,8 +7,8 @@ import pytest
 
 from propolis import dtypes
 from propolis import ops
-from propolis.ops._tolerance import RELATIVE
-from propolis.ops._tolerance import ROUNDED
+from propolis.opspec.tolerance import RELATIVE
+from propolis.opspec.tolerance import ROUNDED
 from propolis_conformance.compare import difference
 from propolis_conformance.rounding import rounded
 from propolis_conformance.subject import Subject

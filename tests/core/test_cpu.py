@@ -13,12 +13,12 @@ from propolis import ops
 from propolis.cpu import POOLED_FROM
 from propolis.cpu import CpuDevice
 from propolis.cpu import CpuMemory
-from propolis.cpu import CpuStorage
 from propolis.cpu import cpu_properties
 from propolis.errors import DTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import ShapeError
 from propolis.layout import Layout
+from propolis.storage import CpuStorage
 
 
 LARGE = 256 * 1024
@@ -91,7 +91,7 @@ def test_memory_that_a_view_shows_is_never_recycled(look):
 
 def test_the_pool_is_bounded(memory, monkeypatch):
     """Buffers beyond the limit go back to the system."""
-    monkeypatch.setattr("propolis.cpu.POOL_LIMIT", 2 * LARGE)
+    monkeypatch.setattr("propolis.storage.POOL_LIMIT", 2 * LARGE)
     storages = [memory.allocate(LARGE) for _ in range(5)]
     del storages
     assert memory._pool.nbytes == 2 * LARGE

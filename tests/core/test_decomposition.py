@@ -59,7 +59,7 @@ def test_the_parts_take_the_ops_dtypes(fakes):
     adder = fakes.impl("add", dtypes={dtypes.f16})
     table = fakes.device(fakes.impl("matmul"), adder).table
     assert not table.trace(ops.linear, dtypes.f32).on_device
-    assert table.trace(ops.linear, dtypes.f16).is_split
+    assert table.trace(ops.linear, dtypes.f16).is_decomposed
 
 
 def test_it_stands_below_the_candidates(fakes):
@@ -93,36 +93,36 @@ def test_the_cpu_may_decompose_too(fakes, cpu):
 
 def test_decompositions_that_go_round_end(fakes, monkeypatch):
     """Two ops, each decomposed into the other, are served by neither."""
-    from propolis.ops._spec import Decomposition
+    from propolis.opspec.spec import Decomposition
 
     def unreachable(*_args, **_kwargs):
         pytest.fail("it must not run")
 
     there = Decomposition(unreachable, lambda a: {ops.mul: (a,)})
     back = Decomposition(unreachable, lambda a: {ops.add: (a,)})
-    monkeypatch.setattr(ops.add, "decomposed", there)
-    monkeypatch.setattr(ops.mul, "decomposed", back)
+    monkeypatch.setattr(ops.add, "decomposition", there)
+    monkeypatch.setattr(ops.mul, "decomposition", back)
     assert not fakes.device().table.trace(ops.add, dtypes.f32).on_device
 
 
 def test_a_part_that_does_not_take_the_dtype(fakes, monkeypatch):
     """The part's own error is the reason."""
-    from propolis.ops._spec import Decomposition
+    from propolis.opspec.spec import Decomposition
 
     odd = Decomposition(print, lambda _a: {ops.softmax: (dtypes.i32,)})
-    monkeypatch.setattr(ops.add, "decomposed", odd)
-    split = fakes.device().table.trace(ops.add, dtypes.f32).split
+    monkeypatch.setattr(ops.add, "decomposition", odd)
+    split = fakes.device().table.trace(ops.add, dtypes.f32).parts
     assert split.refusal.startswith("softmax: x is i32")
 
 
-@pytest.mark.parametrize("spec", [s for s in ops.catalogue().values() if s.decomposed])
+@pytest.mark.parametrize("spec", [s for s in ops.catalogue().values() if s.decomposition])
 def test_every_decomposition_of_the_catalogue_fits_its_op(spec, fakes):
     """Its function takes what an implementation takes; every key has parts with legal keys."""
-    check_impl(fakes.impl(spec.name, spec.decomposed.fn), Provenance("p", "d", "1"))
+    check_impl(fakes.impl(spec.name, spec.decomposition.fn), Provenance("p", "d", "1"))
     first, *rest = spec.dtypes
     for kind in spec.dtypes[first]:
         kinds = (kind, *(next(iter(spec.dtypes[p])) for p in rest))
-        for part, wanted in spec.decomposed.parts(*kinds).items():
+        for part, wanted in spec.decomposition.parts(*kinds).items():
             part.key(*wanted)
 
 

@@ -7,8 +7,8 @@ from propolis.errors import ConfigError
 from propolis.plugins import Candidate
 from propolis.plugins import discover
 from propolis.plugins.discovery import duplicates
-from propolis.plugins.discovery import normalize
 from propolis.plugins.discovery import policy
+from propolis.wording import plugin_name
 
 
 def candidate(name, distribution=None):
@@ -65,9 +65,9 @@ def test_duplicates():
     assert duplicates(INSTALLED) == {}
 
 
-def test_normalize():
+def test_plugin_name():
     """Case, dashes and blanks do not tell names apart."""
-    assert normalize(" Rocm-HIP ") == "rocm_hip"
+    assert plugin_name(" Rocm-HIP ") == "rocm_hip"
 
 
 def refused(**settings):

@@ -5,13 +5,16 @@ import doctest
 import pytest
 
 import propolis
-import propolis.graph
+import propolis.dispatch.capture
 import propolis.runtime
+import propolis.wording
 from propolis import hookspecs
 
 
 @pytest.mark.parametrize(
-    "module", [hookspecs, propolis.graph, propolis.runtime], ids=lambda m: m.__name__
+    "module",
+    [hookspecs, propolis.dispatch.capture, propolis.runtime, propolis.wording],
+    ids=lambda m: m.__name__,
 )
 def test_examples_run(module):
     """The examples in docstrings do what they show."""

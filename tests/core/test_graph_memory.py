@@ -11,7 +11,7 @@ from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
 from propolis import ops
-from propolis.dispatch.site import Stock
+from propolis.dispatch.capture import Scratch
 
 
 def on(device, values):
@@ -56,11 +56,11 @@ def frugal(monkeypatch):
             msg = f"allocates {nbytes} bytes"
             raise AssertionError(msg)
 
-        buffers = [id(b) for b in graph.stock.buffers]
+        buffers = [id(b) for b in graph.scratch.buffers]
         with monkeypatch.context() as patch:
             patch.setattr(device.memory, "allocate", refuse)
             graph.replay()
-        assert [id(b) for b in graph.stock.buffers] == buffers
+        assert [id(b) for b in graph.scratch.buffers] == buffers
 
     return replay
 
@@ -141,7 +141,7 @@ def test_a_fallback_to_the_cpu(fakes, frugal):
     with capture(device) as graph:
         y = ops.add(x, x.transpose(0, 1))
         z = ops.mul(y, x)
-    held = sum(buffer.nbytes for buffer in graph.stock.buffers)
+    held = sum(buffer.nbytes for buffer in graph.scratch.buffers)
     assert held == 3 * x.nbytes
     x.assign(np.float32([[0, 1], [2, 3]]))
     frugal(device, graph)
@@ -169,7 +169,7 @@ def test_constants_of_a_decomposition_stay(fakes, frugal, monkeypatch):
         two = on(x.device, [2, 2])
         ops.mul.into(out, ops.add(x, x), two)
 
-    monkeypatch.setattr(ops.sqr, "decomposed", ops.sqr.decomposed._replace(fn=sqr))
+    monkeypatch.setattr(ops.sqr, "decomposition", ops.sqr.decomposition._replace(fn=sqr))
     x = on(device, [1, 2])
     with capture(device) as graph:
         results = [ops.sqr(x), ops.sqr(x)]
@@ -230,15 +230,15 @@ def test_two_threads_may_capture_one_device(fakes):
     assert device.table.bound is device.table.plain
 
 
-def test_a_stock_reuses_the_smallest_that_fits(fakes):
+def test_scratch_memory_reuses_the_smallest_that_fits(fakes):
     """Blocks in use by the same call are not taken twice."""
-    device, stock = fakes.device(), Stock()
+    device, scratch = fakes.device(), Scratch()
     large, small = (device.empty((n,), dtypes.f32) for n in (64, 8))
-    stock.take_over([large, small], [large, small])
-    assert len(stock.blocks) == 2
+    scratch.take_over([large, small], [large, small])
+    assert len(scratch.blocks) == 2
     again = [device.empty((n,), dtypes.f32) for n in (4, 16)]
-    stock.take_over(again, again)
+    scratch.take_over(again, again)
     assert [t.storage for t in again] == [small.storage, large.storage]
     more = device.empty((4,), dtypes.f32)
-    stock.take_over([more], [more, *again])
-    assert len(stock.blocks) == 3
+    scratch.take_over([more], [more, *again])
+    assert len(scratch.blocks) == 3

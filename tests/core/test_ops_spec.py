@@ -11,10 +11,10 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
-from propolis.ops._docs import completed
-from propolis.ops._docs import parameter_docs
-from propolis.ops._infer import broadcast
-from propolis.ops._spec import DEFAULT_TOLERANCE
+from propolis.opspec.docstrings import completed
+from propolis.opspec.docstrings import parameter_docs
+from propolis.opspec.infer import broadcast
+from propolis.opspec.spec import DEFAULT_TOLERANCE
 
 
 def tensor(cpu, *shape, dtype=dtypes.f32):

@@ -17,7 +17,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.errors import OpError
 from propolis.ops import catalogue
-from propolis.ops._check import _touches
+from propolis.opspec.check import _touches
 
 
 def of(cpu, *shape, dtype=np.float32):
@@ -101,7 +101,7 @@ ELEMENTWISE = [
     if spec.elementwise
     for position in range(len(spec._tensors))
     for split in (False, True)
-    if spec.decomposed or not split
+    if spec.decomposition or not split
 ]
 EXTRA = {"powf": (0.5,), "clamp": (1.5, 3.0), "affine": (2.0, 1.0), "cast": (dtypes.i32,)}
 

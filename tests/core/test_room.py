@@ -9,8 +9,8 @@ from propolis import Runtime
 from propolis import dtypes
 from propolis.cpu import CpuDevice
 from propolis.cpu import CpuMemory
-from propolis.device import Memory
 from propolis.errors import OutOfMemoryError
+from propolis.storage import Memory
 from propolis.testing import FakeDevice
 
 

@@ -15,10 +15,10 @@ from propolis import Layout
 from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
-from propolis.cpu import CpuStorage
-from propolis.ops._spec import DEFAULT_TOLERANCE
-from propolis.ops._spec import EXACT
+from propolis.opspec.spec import DEFAULT_TOLERANCE
+from propolis.opspec.spec import EXACT
 from propolis.runtime import set_default_runtime
+from propolis.storage import CpuStorage
 
 
 # Bits of precision, exponent of the least normal number, largest finite number.

@@ -40,7 +40,7 @@ def close(name: str, expected: Tensor, actual: Tensor) -> None:
 
 def test_every_decomposition_is_tested() -> None:
     """No op has a decomposition that this file leaves out."""
-    decomposed = {name for name, spec in ops.catalogue().items() if spec.decomposed}
+    decomposed = {name for name, spec in ops.catalogue().items() if spec.decomposition}
     assert {*CALLS, "qmatmul"} == decomposed
 
 
@@ -54,7 +54,7 @@ def test_decomposed_is_the_same(name: str, dtype: dtypes.DType) -> None:
     expected = spec(*args, **attributes)
     outs = expected if isinstance(expected, tuple) else (expected,)
     places = [out.device.empty(out.shape, out.dtype) for out in outs]
-    spec.decomposed.fn(*places, *args, **attributes)
+    spec.decomposition.fn(*places, *args, **attributes)
     for out, place in zip(outs, places, strict=True):
         close(name, out, place)
 
@@ -66,5 +66,5 @@ def test_decomposed_qmatmul(kind: dtypes.DType) -> None:
     w = ops.quantize(Tensor.from_numpy(rng.normal(size=(5, 512)).astype(np.float32)), kind)
     x = Tensor.from_numpy(rng.normal(size=(3, 512)).astype(np.float32))
     out = x.device.empty((3, 5), dtypes.f32)
-    ops.qmatmul.decomposed.fn(out, x, w)
+    ops.qmatmul.decomposition.fn(out, x, w)
     np.testing.assert_allclose(out.numpy(), ops.qmatmul(x, w).numpy(), rtol=1e-5, atol=1e-4)

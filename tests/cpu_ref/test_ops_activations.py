@@ -10,8 +10,8 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.ops._tolerance import RELATIVE
-from propolis.ops._tolerance import allowed_error
+from propolis.opspec.tolerance import RELATIVE
+from propolis.opspec.tolerance import allowed_error
 from propolis_conformance.compare import difference
 from propolis_conformance.truths import FORMULAS
 

@@ -13,7 +13,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
-from propolis.ops._spec import DEFAULT_TOLERANCE
+from propolis.opspec.spec import DEFAULT_TOLERANCE
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]

@@ -11,7 +11,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.ops._spec import DEFAULT_TOLERANCE
+from propolis.opspec.spec import DEFAULT_TOLERANCE
 
 
 def load_torch():

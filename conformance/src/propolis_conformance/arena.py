@@ -14,9 +14,9 @@ from propolis_conformance.lay import Lay
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis.tensor import Device
     from propolis_conformance.inputs import Value
 
 # A multiple of every alignment that kernels ask for.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from propolis.dtypes import DType
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import OpSpec
     from propolis_conformance.inputs import Recipe
     from propolis_conformance.inputs import Value
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from propolis.dispatch import DispatchTable
 from propolis.errors import DispatchError
 from propolis.errors import OpError
 from propolis.errors import PropolisError
@@ -328,7 +329,7 @@ def _check_prepared(bench: Bench, case: Case, expected: Truth) -> None:
         plain = place(device, value, lay)  # one of its own: preparing may let its memory go
         key = bench.unit.spec.key(*bench.unit.key)
         try:
-            ready = device.table.prepare(bench.unit.spec, key, plain.tensor)
+            ready = DispatchTable.of(device).prepare(bench.unit.spec, key, plain.tensor)
             outs = bench.outputs(POISONS[0])
             bench.call(outs, {name: ready})
             for i, (out, (_, dtype)) in enumerate(zip(outs, bench.metas, strict=True)):

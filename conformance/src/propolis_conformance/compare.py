@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 
 from propolis import dtypes
-from propolis.ops._spec import EXACT
+from propolis.opspec.spec import EXACT
 from propolis_conformance.rounding import rounded
 
 
 if TYPE_CHECKING:
     from propolis.dtypes import DType
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import OpSpec
 
 Array = np.ndarray[Any, Any]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from propolis.dtypes import DType
     from propolis.layout import Shape
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import OpSpec
 
 Sizes = Mapping[str, int]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from propolis.dtypes import DType
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import OpSpec
 
 
 _FEW = 6

@@ -16,14 +16,14 @@ from typing import Final
 from typing import Literal
 
 from propolis.described import DescribedDevice
-from propolis.device import DeviceProperties
 from propolis.dispatch.table import DispatchTable
 from propolis.errors import PluginError
 from propolis.ops import catalogue
 from propolis.plugins.contract import check_impl
 from propolis.plugins.loader import PluginHost
-from propolis.plugins.loader import describe
 from propolis.records import OpImpl
+from propolis.storage import DeviceProperties
+from propolis.wording import describe
 from propolis_conformance.keys import keys
 from propolis_conformance.keys import label_of
 

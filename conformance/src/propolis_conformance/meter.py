@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
 
-    from propolis.device import Device
     from propolis.records import OpImpl
+    from propolis.tensor import Device
 
 
 class Meter:

@@ -24,9 +24,9 @@ from propolis_conformance.inputs import size_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis.tensor import Device
     from propolis_conformance.cases import Case
     from propolis_conformance.checks import Bench
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis.graph import capture
+from propolis.dispatch.capture import capture
 from propolis_conformance.checks import POISONS
 from propolis_conformance.checks import CheckFailedError
 from propolis_conformance.meter import replaced
@@ -18,7 +18,7 @@ from propolis_conformance.meter import replaced
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from propolis.device import Device
+    from propolis.tensor import Device
     from propolis_conformance.arena import Placed
     from propolis_conformance.checks import Bench
 

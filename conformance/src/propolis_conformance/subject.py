@@ -25,11 +25,11 @@ from propolis_conformance.recipes import RECIPES
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
     from propolis.dtypes import DType
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
+    from propolis.tensor import Device
 
 REFERENCE = "cpu_ref"
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Mapping
 
-    from propolis.device import Device
     from propolis.dtypes import DType
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import OpSpec
+    from propolis.tensor import Device
     from propolis_conformance.inputs import Value
 
 Array = np.ndarray[Any, Any]

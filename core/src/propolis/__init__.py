@@ -12,10 +12,7 @@ from typing import Any
 from propolis import dtypes
 from propolis import errors
 from propolis import ops
-from propolis.device import Device
-from propolis.device import DeviceProperties
-from propolis.device import Memory
-from propolis.device import Storage
+from propolis._version import __version__ as __version__
 from propolis.dtypes import DType
 from propolis.hookspecs import hookimpl
 from propolis.layout import Layout
@@ -29,23 +26,26 @@ from propolis.records import Prepared
 from propolis.records import Priority
 from propolis.records import ProbeResult
 from propolis.records import Provenance
+from propolis.storage import DeviceProperties
+from propolis.storage import Memory
+from propolis.storage import Storage
+from propolis.tensor import Device
 from propolis.tensor import Tensor
+from propolis.tensor import set_default_device as _set_default_device
 
 
 if TYPE_CHECKING:
     from propolis.config import Config
-    from propolis.graph import capture
+    from propolis.dispatch.capture import capture
     from propolis.runtime import Runtime
     from propolis.runtime import default_runtime
-
-__version__ = "0.1.0"
 
 # Settings and plugin loading bring pydantic and structlog; `import propolis` waits
 # for neither.
 _LAZY = {
     "Config": "propolis.config",
     "Runtime": "propolis.runtime",
-    "capture": "propolis.graph",
+    "capture": "propolis.dispatch.capture",
     "default_runtime": "propolis.runtime",
 }
 
@@ -58,6 +58,14 @@ def __getattr__(name: str) -> Any:
 
     return getattr(importlib.import_module(_LAZY[name]), name)
 
+
+def _cpu() -> Device:
+    from propolis.runtime import default_runtime  # noqa: PLC0415  (see _LAZY)
+
+    return default_runtime().cpu
+
+
+_set_default_device(_cpu)
 
 __all__ = [
     "API_LEVEL",

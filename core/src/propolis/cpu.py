@@ -4,121 +4,40 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from propolis.device import Device
-from propolis.device import DeviceProperties
-from propolis.device import Memory
 from propolis.errors import OutOfMemoryError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
 from propolis.host import free_memory
 from propolis.host import usable_cores
 from propolis.layout import Layout
+from propolis.storage import BufferPool
+from propolis.storage import CpuStorage
+from propolis.storage import DeviceProperties
+from propolis.storage import Memory
+from propolis.tensor import Device
 from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
-    from propolis.device import Storage
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis.storage import Storage
 
 
 # Below this, malloc reuses memory by itself; above, it gives pages back to the
 # system and faults them in again, which cost 20 % of a prefill.
 POOLED_FROM = 64 * 1024
-POOL_LIMIT = 512 * 1024 * 1024
-
-
-class CpuStorage:
-    """Host bytes, held by a contiguous numpy array of any dtype."""
-
-    __slots__ = ("_pool", "buffer")
-
-    def __init__(self, buffer: np.ndarray, pool: _Pool | None = None) -> None:
-        self.buffer = buffer
-        self._pool = pool
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.buffer.nbytes
-
-    @property
-    def ptr(self) -> int:
-        """Address of the first byte."""
-        return self.buffer.ctypes.data
-
-    @property
-    def bytes(self) -> np.ndarray:
-        """The same memory as a 1-D uint8 array."""
-        return self.buffer.reshape(-1).view(np.uint8)
-
-    def __del__(self) -> None:
-        # Two references, this object's and the call's: no view outlives the storage.
-        if self._pool is not None and sys.getrefcount(self.buffer) == 2:
-            self._pool.give(self.buffer)
-
-
-class SharedStorage(CpuStorage):
-    """Host bytes that came as a numpy array, so that other storages may hold them too."""
-
-    __slots__ = ()
-
-
-class _Pool:
-    """
-    Freed buffers by size, ready for the next tensor; at most ``POOL_LIMIT`` bytes.
-
-    Attributes:
-        nbytes: how many it holds.
-
-    Buffers come back in ``__del__``, which may run in any thread and in the middle of
-    these methods, so nobody ever waits for the lock: whoever finds it taken leaves
-    the pool alone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: dict[int, list[np.ndarray]] = {}
-        self.nbytes = 0
-
-    def take(self, nbytes: int) -> np.ndarray:
-        """An uninitialised 1-D uint8 array of at least ``nbytes`` bytes."""
-        # Sizes in steps of an eighth of a power of two: one buffer serves its neighbours.
-        step = 1 << max(0, nbytes.bit_length() - 4)
-        size = -(-nbytes // step) * step
-        if self._lock.acquire(blocking=False):
-            try:
-                free = self._free.get(size)
-                if free:
-                    self.nbytes -= size
-                    return free.pop()
-            finally:
-                self._lock.release()
-        return np.empty(size, np.uint8)
-
-    def give(self, buffer: np.ndarray) -> None:
-        """Keep a buffer that nobody refers to any more."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self.nbytes + buffer.nbytes <= POOL_LIMIT:
-                self.nbytes += buffer.nbytes
-                self._free.setdefault(buffer.nbytes, []).append(buffer)
-        finally:
-            self._lock.release()
 
 
 class CpuMemory(Memory):
     """Host memory through numpy's allocator; large buffers are reused."""
 
     def __init__(self) -> None:
-        self._pool = _Pool()
+        self._pool = BufferPool()
 
     def allocate(self, nbytes: int) -> Storage:
         """Uninitialised host memory, of ``nbytes`` bytes or somewhat more."""

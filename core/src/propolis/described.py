@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propolis.device import Device
-from propolis.device import Memory
 from propolis.errors import DeviceError
 from propolis.host import usable_cores
+from propolis.storage import Memory
+from propolis.tensor import Device
 
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from propolis.device import DeviceProperties
-    from propolis.device import Storage
+    from propolis.storage import DeviceProperties
+    from propolis.storage import Storage
 
 
 class DescribedMemory(Memory):

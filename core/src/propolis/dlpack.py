@@ -13,6 +13,7 @@ import ctypes
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import Protocol
 
 import numpy as np
 
@@ -22,7 +23,32 @@ from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
-    from propolis.tensor import Tensor
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+
+
+class Exported(Protocol):
+    """A tensor, as far as it is seen here."""
+
+    device: Any
+    dtype: DType
+    storage: Any
+
+    @property
+    def shape(self) -> Shape:
+        """In elements."""
+
+    @property
+    def strides(self) -> Shape:
+        """In elements."""
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first element."""
+
+    def numpy(self) -> np.ndarray:
+        """A view on the CPU, a copy from other devices."""
+
 
 _CPU: Final = (1, 0)
 _DEVICES: Final = {"cpu": 1, "rocm": 10}
@@ -100,7 +126,7 @@ _pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_
 )
 
 
-def device_of(tensor: Tensor) -> tuple[int, int]:
+def device_of(tensor: Exported) -> tuple[int, int]:
     """
     DLPack's device type and index.
 
@@ -120,7 +146,7 @@ def device_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def exported(
-    tensor: Tensor,
+    tensor: Exported,
     stream: int | None,
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
@@ -149,9 +175,7 @@ def exported(
             array = array.copy()
     else:
         if copy:
-            from propolis import ops  # noqa: PLC0415  (ops imports tensor)
-
-            tensor = ops.copy(tensor)
+            tensor = tensor.device.table.copy(tensor)
         if stream != -1:
             # Waiting here is right for any stream that the consumer may use.
             tensor.device.synchronize()
@@ -283,7 +307,7 @@ class _Capsule:
 class _Elsewhere:
     """Memory of a device as numpy sees memory, which it never reads: it keeps it alive."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Exported) -> None:
         self._storage = tensor.storage
         carrier, size = f"<u{tensor.dtype.block_bytes}", tensor.dtype.block_bytes
         self.__array_interface__ = {

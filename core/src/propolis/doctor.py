@@ -20,18 +20,18 @@ from typing import get_args
 
 import importlib_metadata
 
-from propolis import __version__
+from propolis._version import __version__
 from propolis.errors import PropolisError
-from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
 from propolis.plugins.discovery import identity
 from propolis.plugins.discovery import policy
-from propolis.plugins.loader import describe
 from propolis.plugins.quarantine_file import QuarantineFile
+from propolis.records import ESSENTIAL
 from propolis.records import CheckResult
 from propolis.records import CheckStatus
 from propolis.records import DoctorCheck
+from propolis.wording import describe
 
 
 if TYPE_CHECKING:

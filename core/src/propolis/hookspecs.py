@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis.config import Config
-    from propolis.device import Device
-    from propolis.device import Memory
     from propolis.records import DeviceProvider
     from propolis.records import DoctorCheck
     from propolis.records import OpImpl
     from propolis.records import PluginInfo
     from propolis.records import ProbeResult
+    from propolis.storage import Memory
+    from propolis.tensor import Device
 
 
 PROJECT = "propolis"

@@ -244,3 +244,10 @@ def _solve_shape(given: Shape, numel: int, shape: Shape) -> Shape:
         msg = f"reshape: shape {given} ({numel} elements) cannot become {shape}"
         raise ShapeError(msg)
     return shape
+
+
+def keeps_blocks(layout: Layout, block: int) -> bool:
+    """Whether rows stay whole: unit stride and whole blocks along the last dimension."""
+    if not layout.shape or layout.shape[-1] % block or layout.offset % block:
+        return False
+    return layout.strides[-1] == 1 and all(s % block == 0 for s in layout.strides[:-1])

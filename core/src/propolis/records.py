@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Mapping
 
-    from propolis.device import Device
-    from propolis.device import DeviceProperties
     from propolis.dtypes import DType
+    from propolis.storage import DeviceProperties
+    from propolis.tensor import Device
     from propolis.tensor import Tensor
 
 
@@ -28,6 +28,13 @@ API_LEVEL: Final = 1
 
 OLDEST_API_LEVEL: Final = 1
 """The oldest level whose plugins this version of core still loads."""
+
+
+ESSENTIAL: Final = {"cpu_ref": "propolis-cpu-ref"}
+"""The plugin of the rung below all others, which must be there whatever is allowed or denied.
+
+It is known by distribution too, so that no stranger can take its name.
+"""
 
 
 class Priority:

@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Final
 
-from propolis.device import Device
-from propolis.device import DeviceProperties
-from propolis.device import Memory
 from propolis.dispatch.table import DispatchTable
 from propolis.ops import catalogue
 from propolis.records import OpImpl
 from propolis.records import Provenance
+from propolis.storage import DeviceProperties
+from propolis.storage import Memory
+from propolis.tensor import Device
 
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from propolis.device import Storage
+    from propolis.storage import Storage
 
 _KIND: Final = "rehearsal"
 

@@ -19,7 +19,7 @@ from propolis.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.device import Storage
+    from propolis.storage import Storage
 
 
 class Released(Tensor):

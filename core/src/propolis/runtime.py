@@ -9,7 +9,6 @@ The life of a worker: load plugins, open devices, resolve tables.
 
 from __future__ import annotations
 
-import difflib
 import threading
 from typing import TYPE_CHECKING
 from typing import Any
@@ -20,9 +19,6 @@ import importlib_metadata
 from propolis import events
 from propolis.config import Config
 from propolis.cpu import CpuDevice
-from propolis.device import Device
-from propolis.device import DeviceProperties
-from propolis.device import Memory
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.metrics import Metrics
 from propolis.dispatch.rules import Rules
@@ -35,8 +31,12 @@ from propolis.errors import PluginError
 from propolis.errors import PropolisError
 from propolis.plugins.contract import check_impls
 from propolis.plugins.loader import PluginHost
-from propolis.plugins.loader import describe
 from propolis.plugins.quarantine_file import QuarantineFile
+from propolis.storage import DeviceProperties
+from propolis.storage import Memory
+from propolis.tensor import Device
+from propolis.wording import describe
+from propolis.wording import did_you_mean
 
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ class Runtime:
             known = [p.id for p in self.devices()]
             provider = self._device_providers().get(kind)
             if provider is None or wanted not in known:
-                near = difflib.get_close_matches(wanted, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else self._why_absent()
+                hint = did_you_mean(wanted, known, most=1) or self._why_absent()
                 msg = f"no device {name!r}; present: {', '.join(known)}; {hint}"
                 raise DeviceNotFoundError(msg)
             device = _open(wanted, int(index or 0), *provider)
@@ -179,7 +178,7 @@ class Runtime:
     def _resolve(self, device: Device) -> None:
         device.checks_memory = self.config.memory_check
         impls = self._impls(device)
-        device.table = DispatchTable(
+        table = device.table = DispatchTable(
             device,
             impls,
             self.cpu,
@@ -190,7 +189,7 @@ class Runtime:
         )
         if self.config.save_failing_calls is not None:
             saver = _observer("save_failing_calls")
-            device.table.save = saver(device, self.config.save_failing_calls)
+            table.intercept(saver(device, self.config.save_failing_calls))
 
     def _impls(self, device: Device) -> Iterator[OpImpl]:
         for source, impls in self.plugins.each("propolis_ops", device=device):

@@ -1,32 +1,181 @@
 """
-Tensors: storage + layout + dtype, on one device.
+Tensors, and the devices that they are on: each knows the other, so they stand together.
 
-A tensor computes nothing itself: its views are changes of layout, and everything
-else is an op of :mod:`propolis.ops`.
+A tensor is storage + layout + dtype on one device.  It computes nothing itself: its views are
+changes of layout, and everything else is an op of :mod:`propolis.ops`.  A plugin that brings
+hardware subclasses :class:`Device` and :class:`~propolis.storage.Memory`; the CPU's, in
+:mod:`propolis.cpu`, are the shortest example.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import ParamSpec
+from typing import Protocol
 
 import numpy as np
 
 from propolis import dlpack
 from propolis import dtypes
+from propolis import inflight
 from propolis.errors import DTypeError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import ShapeError
+from propolis.errors import UsageError
 from propolis.layout import Layout
+from propolis.layout import keeps_blocks
 from propolis.layout import normalize_dim
+from propolis.liveness import Living
+from propolis.storage import CpuStorage
+from propolis.storage import DeviceProperties
+from propolis.storage import SharedStorage
+from propolis.storage import flat_base
+from propolis.wording import size_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from propolis.device import Device
-    from propolis.device import Storage
     from propolis.dtypes import DType
+    from propolis.inflight import Launch
     from propolis.layout import Shape
+    from propolis.storage import Memory
+    from propolis.storage import Storage
+
+
+P = ParamSpec("P")
+
+
+class Dispatch(Protocol):
+    """What devices, tensors and ops ask of a device's dispatch table."""
+
+    @property
+    def bound(self) -> Mapping[str, Mapping[Any, Callable[..., None]]]:
+        """What calls look up: op -> dispatch key -> what runs it."""
+
+    def bind(self, spec: Any, key: Any) -> Callable[..., None]:
+        """What runs the op for this key, once nothing in ``bound`` does."""
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A contiguous copy, by the op ``copy``."""
+
+    def set_apart(self, spec: Any, key: Any, inputs: Sequence[Tensor]) -> Mapping[int, Tensor]:
+        """Copies of inputs that a call writes over, by ``id``; none where it may do so."""
+
+    def rebind(self) -> None:
+        """Look again at who serves what."""
+
+
+class Device(Living):
+    """
+    One piece of hardware.  It owns its memory and, once resolved, its dispatch table.
+
+    Attributes:
+        properties: what the hardware says of itself.
+        memory: its allocator and copies.
+        table: who serves each op here, a :class:`propolis.dispatch.DispatchTable`; set by the
+            runtime that opened the device.
+        threads: host threads that implementations may use for one call.
+        checks_memory: whether :meth:`expect_room` refuses anything.
+        launched: ran the last call, which the device may still be at; None after a wait.
+    """
+
+    table: Dispatch
+    launched: Launch | None = None
+
+    def __init__(self, properties: DeviceProperties, memory: Memory) -> None:
+        super().__init__(properties.id)
+        self.properties = properties
+        self.memory = memory
+        self.kind = properties.kind
+        self.threads = 1
+        self.checks_memory = True
+
+    def empty(self, shape: Shape, dtype: DType) -> Tensor:
+        """
+        A contiguous tensor with undefined elements.
+
+        Raises:
+            ShapeError: a size is negative or no whole number.
+            DTypeError: a row is not a whole number of blocks.
+            OutOfMemoryError: the device has too little free memory.
+            DeviceLostError: the device failed for good.
+        """
+        layout = Layout.contiguous(shape)
+        dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
+        storage = self.guarded(self.memory.allocate, dtype.nbytes(layout.numel))
+        return Tensor(storage, layout, dtype, self)
+
+    def expect_room(self, nbytes: int, what: str, remedy: str) -> None:
+        """
+        Check that so much memory can still be had, before any of it is taken.
+
+        A kernel that promises more memory than it has ends the process later, without a
+        word; what is known beforehand to be too much is better refused.
+
+        Args:
+            nbytes: bytes that are about to be taken.
+            what: what for, as a message begins: ``"a context of 8192 tokens"``.
+            remedy: what to do where it does not fit.
+
+        Raises:
+            OutOfMemoryError: it does not fit; the message has both numbers.
+        """
+        if not self.checks_memory:
+            return
+        free = self.guarded(self.memory.available)
+        if free is not None and nbytes > free:
+            msg = (
+                f"{what} needs {size_of(nbytes)} of memory, and {size_of(free)} are free on "
+                f"{self.id}: {remedy}; PROPOLIS_MEMORY_CHECK=0 tries all the same"
+            )
+            raise OutOfMemoryError(msg)
+
+    def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
+        """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
+        self.guarded(self.memory.copy_in, target, offset, source)
+
+    def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
+        """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
+        self._wait(self.memory.copy_out, target, source, offset)
+
+    def synchronize(self) -> None:
+        """Return once all work queued on the device is done."""
+        self._wait(self.memory.synchronize)
+
+    def _wait(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call what returns when the device is done with what was launched."""
+        launched = self.launched
+        if launched is None or self.kind == "cpu":
+            self.guarded(call, *args, **kwargs)
+        else:
+            self.guarded(inflight.after(launched), call, *args, **kwargs)
+            self.launched = None
+
+    def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:  # noqa: ARG002
+        """
+        Make one launch of many, where the device has graphs of its own.
+
+        Core asks this of calls that it has captured and that all run here by
+        implementations which are capture-safe: called again, they queue work and do
+        nothing else.  What is returned queues the same work at once and keeps what it
+        needs alive; None, the default, leaves the calls to be repeated one by one.
+
+        Raises:
+            DeviceLostError: the device failed for good.
+        """
+        return None
+
+    def on_lost(self) -> None:
+        """Let every op be resolved anew, so that each call meets the error."""
+        if hasattr(self, "table"):  # it may be lost while it is being opened
+            self.table.rebind()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"
 
 
 class Tensor:
@@ -116,17 +265,15 @@ class Tensor:
         if not isinstance(array, np.ndarray):
             msg = f"from_numpy: a {type(array).__name__} is no numpy array: np.asarray makes one"
             raise DTypeError(msg)
-        device = device or _default_cpu()
+        device = device or _default_device()
         dtype = dtypes.from_numpy(array.dtype)
         if device.kind != "cpu":
             return _upload(np.ascontiguousarray(array), array.shape, dtype, device)
         size = array.itemsize
         if any(s < 0 or s % size for s in array.strides):
             array = np.ascontiguousarray(array)
-        from propolis.cpu import SharedStorage  # noqa: PLC0415  (cpu imports tensor)
-
         strides = tuple(s // size for s in array.strides)
-        storage = SharedStorage(_flat_base(array))
+        storage = SharedStorage(flat_base(array))
         return cls(storage, Layout(array.shape, strides), dtype, device, array)
 
     @classmethod
@@ -157,7 +304,7 @@ class Tensor:
                 f"1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
             )
             raise DTypeError(msg)
-        device = device or _default_cpu()
+        device = device or _default_device()
         layout = Layout.contiguous(shape)
         row = dtype.nbytes(shape[-1] if shape else 1)
         expected = layout.numel // max(shape[-1] if shape else 1, 1) * row
@@ -166,8 +313,6 @@ class Tensor:
             raise ShapeError(msg)
         if device.kind != "cpu":
             return _upload(raw, shape, dtype, device)
-        from propolis.cpu import SharedStorage  # noqa: PLC0415
-
         return cls(SharedStorage(raw), layout, dtype, device)
 
     @property
@@ -185,8 +330,6 @@ class Tensor:
         return self._array
 
     def _view(self) -> np.ndarray:
-        from propolis.cpu import CpuStorage  # noqa: PLC0415
-
         storage, layout, dtype = self.storage, self.layout, self.dtype
         if not isinstance(storage, CpuStorage):
             msg = f"{self!r} has no host memory: use .numpy() for a copy of it"
@@ -386,9 +529,7 @@ class Tensor:
         """This tensor when it is contiguous, else a row-major copy (op ``copy``)."""
         if self.layout.is_contiguous:
             return self
-        from propolis import ops  # noqa: PLC0415  (ops imports tensor)
-
-        return ops.copy(self)
+        return self.device.table.copy(self)
 
     def with_packed(self, packed: Mapping[object, object]) -> Tensor:
         """The same tensor, carrying what an implementation prepared of it."""
@@ -398,7 +539,7 @@ class Tensor:
 
     def _with_layout(self, layout: Layout) -> Tensor:
         block = self.dtype.block_size
-        if block > 1 and not _keeps_blocks(layout, block):
+        if block > 1 and not keeps_blocks(layout, block):
             msg = (
                 f"a view of {self!r} with shape {layout.shape}, strides {layout.strides} and "
                 f"offset {layout.offset} would cut blocks of {block} elements; "
@@ -408,35 +549,24 @@ class Tensor:
         return Tensor(self.storage, layout, self.dtype, self.device)
 
 
-def _keeps_blocks(layout: Layout, block: int) -> bool:
-    """Whether rows stay whole: unit stride and whole blocks along the last dimension."""
-    if not layout.shape or layout.shape[-1] % block or layout.offset % block:
-        return False
-    return layout.strides[-1] == 1 and all(s % block == 0 for s in layout.strides[:-1])
-
-
 def _upload(array: np.ndarray, shape: Shape, dtype: DType, device: Device) -> Tensor:
     tensor = device.empty(shape, dtype)
     device.copy_in(tensor.storage, 0, array.reshape(-1).view(np.uint8))
     return tensor
 
 
-def _flat_base(array: np.ndarray) -> np.ndarray:
-    """The memory that ``array`` reaches, from its first element on, as one 1-D array."""
-    if array.flags.c_contiguous:
-        return array
-    size = array.itemsize
-    strides = tuple(s // size for s in array.strides)
-    extent = Layout(array.shape, strides).extent
-    return np.lib.stride_tricks.as_strided(
-        array, (extent,), (size,), writeable=array.flags.writeable
-    )
+def _no_default() -> Device:
+    msg = "no default device is set: give one"
+    raise UsageError(msg)
 
 
-def _default_cpu() -> Device:
-    from propolis.runtime import default_runtime  # noqa: PLC0415  (runtime imports tensor)
-
-    return default_runtime().cpu
+_default_device: Callable[[], Device] = _no_default
 
 
-__all__ = ["Tensor"]
+def set_default_device(factory: Callable[[], Device]) -> None:
+    """Let ``factory`` give the device of tensors that are made without one."""
+    global _default_device  # noqa: PLW0603  (one per process is its meaning)
+    _default_device = factory
+
+
+__all__ = ["Device", "Dispatch", "Tensor", "set_default_device"]

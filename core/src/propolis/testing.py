@@ -28,17 +28,17 @@ from typing import Final
 
 import numpy as np
 
-from propolis.cpu import CpuStorage
-from propolis.device import Device
-from propolis.device import DeviceProperties
-from propolis.device import Memory
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
+from propolis.storage import CpuStorage
+from propolis.storage import DeviceProperties
+from propolis.storage import Memory
+from propolis.tensor import Device
 
 
 if TYPE_CHECKING:
-    from propolis.device import Storage
+    from propolis.storage import Storage
     from propolis.tensor import Tensor
 
 POISON: Final = 0xA5

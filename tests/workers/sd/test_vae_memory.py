@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from propolis import default_runtime
 from propolis.cpu import CpuMemory
-from propolis.cpu import CpuStorage
 from propolis.errors import ModelError
 from propolis.errors import OutOfMemoryError
+from propolis.storage import CpuStorage
 
 
 class _Counted(CpuStorage):

@@ -13,8 +13,8 @@ from typing import Final
 
 import click
 
-from propolis.dispatch.placement import servers
-from propolis.plugins.discovery import ESSENTIAL
+from propolis.dispatch.table import servers
+from propolis.records import ESSENTIAL
 
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
 
 
@@ -97,7 +98,7 @@ def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
     """
 
     def end() -> None:
-        placement = device.table.placement
+        placement = DispatchTable.of(device).placement
         if not placement.is_empty and not (quiet and sys.exc_info()[0] is None):
             for line in placement.lines():
                 click.echo(line, err=True)

@@ -89,6 +89,7 @@ def judged(
         alive: told where it runs and who is to run it, and after each run whether it goes on
             ``running``.
     """
+    from propolis.dispatch import DispatchTable  # noqa: PLC0415
     from propolis.runtime import Runtime  # noqa: PLC0415
     from propolis_conformance.drift import replay as run  # noqa: PLC0415  (not for --help)
 
@@ -97,7 +98,7 @@ def judged(
     present = {properties.id for properties in runtime.devices()}
     chosen = device or (saved if saved in present else config.device)
     target = runtime.device(chosen)
-    winner = target.table.trace(call.spec, call.spec.key(*call.kinds)).winner
+    winner = DispatchTable.of(target).trace(call.spec, call.spec.key(*call.kinds)).winner
     alive(
         running=True,
         device=chosen,

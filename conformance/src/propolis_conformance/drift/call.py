@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from propolis.cpu import CpuStorage
 from propolis.layout import Layout
 from propolis.ops import catalogue
+from propolis.storage import CpuStorage
 from propolis.tensor import Tensor
 from propolis_conformance.inputs import Value
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence
 
-    from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.ops import OpSpec
+    from propolis.tensor import Device
 
 # Elements: whole blocks of every format, and more than any kernel asks for as alignment.
 _ALIGNMENT: Final = 256

@@ -10,13 +10,13 @@ from typing import Any
 from propolis.cpu import CpuDevice
 from propolis.dispatch.table import DispatchTable
 from propolis.plugins.contract import check_impl
-from propolis.plugins.discovery import ESSENTIAL
+from propolis.records import ESSENTIAL
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
     from propolis.records import Provenance
     from propolis.runtime import Runtime
+    from propolis.tensor import Device
 
 
 def facts(device: Device, source: Provenance | None) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from typing import Any
 
 from propolis import events
-from propolis.plugins.loader import describe
+from propolis.dispatch import Handler
+from propolis.wording import describe
 from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.file import free_path
@@ -17,51 +17,36 @@ from propolis_conformance.drift.file import save
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from propolis.device import Device
-    from propolis.ops import OpSpec
+    from propolis import dispatch
     from propolis.records import OpImpl
+    from propolis.tensor import Device
 
 
-class Saver:
+class Saver(Handler):
     """Writes calls of one device into a folder."""
 
     def __init__(self, device: Device, folder: Path) -> None:
         self.device = device
         self.folder = folder
 
-    def __call__(
-        self,
-        spec: OpSpec,
-        impl: OpImpl,
-        exc: BaseException,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        intact: bool,
+    def failed(
+        self, call: dispatch.Call, impl: OpImpl, error: BaseException, *, intact: bool
     ) -> None:
-        """
-        Write a call; where that fails it is logged, as the call itself is to go on.
-
-        Args:
-            spec: the op.
-            impl: who raised.
-            exc: what.
-            args: destinations and arguments, as implementations receive them.
-            kwargs: the keyword arguments.
-            intact: whether the inputs are as they were before the call.
-        """
+        """Write a call; where that fails it is logged, as the call itself is to go on."""
+        op = call.spec.name
         plugin = impl.provenance.plugin if impl.provenance is not None else "?"
         try:
             found = facts(self.device, impl.provenance)
-            found |= {"by": str(impl.provenance), "failure": f"raised {describe(exc)}"}
+            found |= {"by": str(impl.provenance), "failure": f"raised {describe(error)}"}
             if not intact:
                 found["inputs"] = "as the failing call left them"
-            call = replace(Call.of(spec, args, kwargs), facts=found)
-            path = free_path(self.folder, spec.name, plugin)
-            save(call, path)
-        except Exception as error:  # noqa: BLE001  (a full disk must not end a run)
-            events.CALL_NOT_SAVED.emit(op=spec.name, plugin=plugin, reason=describe(error))
+            saved = replace(Call.of(call.spec, call.args, call.attributes), facts=found)
+            path = free_path(self.folder, op, plugin)
+            save(saved, path)
+        except Exception as exc:  # noqa: BLE001  (a full disk must not end a run)
+            events.CALL_NOT_SAVED.emit(op=op, plugin=plugin, reason=describe(exc))
             return
-        events.CALL_SAVED.emit(op=spec.name, plugin=plugin, path=str(path))
+        events.CALL_SAVED.emit(op=op, plugin=plugin, path=str(path))
 
 
 __all__ = ["Saver"]

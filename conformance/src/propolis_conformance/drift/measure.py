@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from propolis.ops._spec import EXACT
+from propolis.opspec.spec import EXACT
 from propolis_conformance.compare import deviation
 from propolis_conformance.compare import difference
 from propolis_conformance.recipes import RECIPES
@@ -19,9 +19,9 @@ from propolis_conformance.truth import truth
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.ops import OpSpec
+    from propolis.tensor import Device
     from propolis_conformance.drift.call import Call
     from propolis_conformance.truth import Truth
 

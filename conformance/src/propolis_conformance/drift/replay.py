@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from propolis.dispatch.shadow import server
-from propolis.dispatch.shadow import shadowed
+from propolis.dispatch import DispatchTable
+from propolis.dispatch import Handler
 from propolis.errors import DeviceLostError
-from propolis.plugins.loader import describe
+from propolis.wording import describe
 from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
 from propolis_conformance.drift.call import destinations
@@ -29,10 +29,10 @@ from propolis_conformance.truth import arranged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.device import Device
+    from propolis import dispatch
     from propolis.ops import OpSpec
-    from propolis.ops._spec import Key
     from propolis.runtime import Runtime
+    from propolis.tensor import Device
     from propolis.tensor import Tensor
     from propolis_conformance.drift.measure import Errors
 
@@ -86,7 +86,8 @@ def replay(
         DispatchError: nobody runs the op for these dtypes.
     """
     spec, noted = call.spec, Raised()
-    device.table.quarantine = runtime.cpu.table.quarantine = noted
+    for table in map(DispatchTable.of, (device, runtime.cpu)):
+        table.quarantine = noted
     found = Replay(call)
     runs: list[Call] = []
     for poison in _POISONS:
@@ -94,7 +95,7 @@ def replay(
         before = {name: HostTensor.of(tensor) for name, tensor in tensors.items()}
         seen = _Seen(device)
         try:
-            with shadowed(device, seen):
+            with seen.table.watch(seen, "replay"):
                 outputs = _run(call, tensors, device, poison)
             device.synchronize()
         except DeviceLostError:
@@ -125,27 +126,22 @@ def replay(
     return found
 
 
-class _Seen:
+class _Seen(Handler):
     """Who ran the call itself; what it calls in turn is not asked about."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self.table = DispatchTable.of(device)
         self.reached = False
         self.by = ""
         self.source: Any = None
 
-    def __call__(
-        self,
-        spec: OpSpec,
-        key: Key,
-        run: Callable[..., None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def run(self, call: dispatch.Call, proceed: Callable[[], None]) -> None:
+        """Run it, and ask afterwards."""
         inner, self.reached = self.reached, True
-        run(*args, **kwargs)
+        proceed()
         if not inner:
-            self.by, self.source = server(self.device.table, spec, key, args, kwargs)
+            server = self.table.server(call)
+            self.by, self.source = str(server), server.provenance
 
 
 def _placed(call: Call, device: Device) -> dict[str, Tensor]:
@@ -156,7 +152,7 @@ def _placed(call: Call, device: Device) -> dict[str, Tensor]:
         twin = call.shared.get(name)
         tensors[name] = tensors[twin] if twin else tensor.to(device)
         if name in call.prepared and not twin:
-            tensors[name] = device.table.prepare(call.spec, key, tensors[name])
+            tensors[name] = DispatchTable.of(device).prepare(call.spec, key, tensors[name])
     return tensors
 
 

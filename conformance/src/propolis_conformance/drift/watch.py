@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from propolis.dispatch.shadow import server
-from propolis.dispatch.shadow import shadowed
+from propolis.dispatch import DispatchTable
+from propolis.dispatch import Handler
 from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
-from propolis_conformance.drift.call import destinations
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.measure import Errors
 from propolis_conformance.drift.measure import compared
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Iterator
 
-    from propolis.device import Device
-    from propolis.ops import OpSpec
-    from propolis.ops._spec import Key
+    from propolis import dispatch
+    from propolis.opspec.spec import Key
+    from propolis.tensor import Device
 
 
 @dataclass(slots=True)
@@ -114,8 +113,13 @@ class Drift:
 
     @contextmanager
     def watching(self) -> Iterator[Drift]:
-        """Judge what runs inside the ``with`` block; raises as ``dispatch.shadow``."""
-        with shadowed(self.device, self._watch):
+        """
+        Judge what this thread runs inside the ``with`` block.
+
+        Raises:
+            DispatchError: its calls are captured or shadowed already.
+        """
+        with DispatchTable.of(self.device).watch(_Judging(self), "shadow"):
             yield self
 
     @property
@@ -134,40 +138,34 @@ class Drift:
             layers[layer].append((op, cell))
         return {layer: _joined(cells) for layer, cells in layers.items()}
 
-    def _watch(
-        self,
-        spec: OpSpec,
-        key: Key,
-        run: Callable[..., None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        layer = self.layer
+    def judge(self, call: dispatch.Call, proceed: Callable[[], None]) -> None:
+        """Run a call, and judge it where it is in the sample."""
+        layer, spec, key = self.layer, call.spec, call.key
         cell = self.cells[spec.name, layer]
         cell.calls += 1
-        shapes = tuple(value.shape for value in args if hasattr(value, "shape"))
+        shapes = tuple(value.shape for value in call.args if hasattr(value, "shape"))
         site, op = (spec.name, key, layer, shapes), (spec.name, key)
         known = site in self._seen and op not in self._wrong
         if known and self._rng.random() >= self.sample:
-            run(*args, **kwargs)
+            proceed()
             return
         self._seen.add(site)
-        call = Call.of(spec, args, kwargs)
-        run(*args, **kwargs)
+        saved = Call.of(spec, call.args, call.attributes)
+        proceed()
         self.device.synchronize()
-        by, source = server(self.device.table, spec, key, args, kwargs)
-        outputs = destinations(spec, args)
-        call = call.ended(outputs, **facts(self.device, source), by=by, layer=layer)
+        server = DispatchTable.of(self.device).server(call)
+        known_facts = facts(self.device, server.provenance)
+        saved = saved.ended(call.written, **known_facts, by=str(server), layer=layer)
         try:
-            truth = expectation(call, self.oracle)
+            truth = expectation(saved, self.oracle)
         except NoTruthError:
             cell.unknown += 1
             return
-        errors = compared(call, truth, self.oracle)
-        self._note(cell, call, errors)
+        errors = compared(saved, truth, self.oracle)
+        self._note(cell, saved, errors)
         if not errors.passed:
             self._wrong.add(op)
-            for output, right in zip(outputs, truth.outputs, strict=True):
+            for output, right in zip(call.written, truth.outputs, strict=True):
                 HostTensor.of(output).filled(right, self.oracle).copy_into(output)
 
     def _note(self, cell: Cell, call: Call, errors: Errors) -> None:
@@ -176,6 +174,14 @@ class Drift:
         known = self.worst.get(call.op)
         if known is None or rank(errors) > rank(known[0]):
             self.worst[call.op] = errors, call
+
+
+class _Judging(Handler):
+    def __init__(self, drift: Drift) -> None:
+        self._drift = drift
+
+    def run(self, call: dispatch.Call, proceed: Callable[[], None]) -> None:
+        self._drift.judge(call, proceed)
 
 
 def _joined(cells: Iterable[tuple[str, Cell]]) -> dict[str, Cell]:

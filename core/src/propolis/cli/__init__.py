@@ -31,8 +31,8 @@ from typing import NoReturn
 import click
 import importlib_metadata
 
-from propolis import __version__
 from propolis import events
+from propolis._version import __version__
 from propolis.cli._answer import to_standard_error
 from propolis.cli._common import json_option
 from propolis.cli._common import print_json
@@ -49,7 +49,7 @@ from propolis.cli.lock import lock
 from propolis.cli.quarantine import quarantine
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
-from propolis.plugins.loader import describe
+from propolis.wording import describe
 
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -14,6 +12,7 @@ from propolis.cli._common import print_json
 from propolis.cli._common import print_table
 from propolis.cli._common import settings
 from propolis.errors import OpError
+from propolis.wording import did_you_mean
 
 
 if TYPE_CHECKING:
@@ -96,11 +95,12 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
     """List the ops, and who serves each on a device, dtype by dtype."""
+    from propolis.dispatch import DispatchTable  # noqa: PLC0415
     from propolis.ops import catalogue  # noqa: PLC0415
     from propolis.runtime import Runtime  # noqa: PLC0415
 
     config = settings(ctx, device=device)
-    table = Runtime.start(config).device(config.device).table
+    table = DispatchTable.of(Runtime.start(config).device(config.device))
     rows = []
     for name, spec in sorted(catalogue().items()):
         first, *rest = spec.dtypes
@@ -110,7 +110,7 @@ def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
         }
         served: dict[str, list[str]] = {}
         for kind, trace in traces.items():
-            served.setdefault(_server(trace), []).append(kind.name)
+            served.setdefault(str(trace.server), []).append(kind.name)
         rows.append((name, spec, served))
     if as_json:
         print_json(
@@ -160,19 +160,19 @@ def explain(
     as_json: bool,
 ) -> None:
     """Show who serves OP, and why every other candidate does not."""
+    from propolis.dispatch import DispatchTable  # noqa: PLC0415
     from propolis.ops import catalogue  # noqa: PLC0415
     from propolis.runtime import Runtime  # noqa: PLC0415
 
     spec = catalogue().get(op)
     if spec is None:
-        near = difflib.get_close_matches(op, catalogue(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`propolis ops` lists them"
+        hint = did_you_mean(op, catalogue(), otherwise="`propolis ops` lists them")
         msg = f"there is no op {op!r}; {hint}"
         raise OpError(msg)
     key = spec.key(*_wanted_key(spec, dtype))
     config = settings(ctx, device=device)
     runtime = Runtime.start(config)
-    trace = runtime.device(config.device).table.trace(spec, key)
+    trace = DispatchTable.of(runtime.device(config.device)).trace(spec, key)
     absent = [r for r in runtime.plugins.reports if r.status != "loaded"]
     if as_json:
         print_json({**_trace(trace), "not_loaded": [_plugin(r) for r in absent]})
@@ -184,30 +184,20 @@ def explain(
 
 def _print_trace(trace: Trace, spec: OpSpec) -> None:
     kinds = ", ".join(f"{p}={d}" for p, d in zip(spec.dtypes, trace.key, strict=True))
-    click.echo(f"{trace.op} ({kinds}) on {trace.device}: {_server(trace)}")
+    click.echo(f"{trace.op} ({kinds}) on {trace.device}: {trace.server}")
     for verdict in trace.verdicts:
         who = f"{verdict.impl.provenance} {verdict.impl.variant}".rstrip()
         click.echo(f"  {verdict.status}: {who}: {verdict.reason}")
         if verdict.impl.notes and verdict.status == "winner":
             click.echo(f"          {verdict.impl.notes}")
-    if trace.split is not None:
-        why = trace.split.refusal or "every part is served here"
-        status = "rejected" if trace.split.refusal else "standby" if trace.winner else "winner"
-        click.echo(f"  {status}: decomposed into {trace.split}: {why}")
+    if trace.parts is not None:
+        why = trace.parts.refusal or "every part is served here"
+        status = "rejected" if trace.parts.refusal else "standby" if trace.winner else "winner"
+        click.echo(f"  {status}: decomposed into {trace.parts}: {why}")
     if not trace.verdicts:
         click.echo(f"  no loaded plugin implements {trace.op} for this kind of device")
     if trace.cpu is not None:
-        click.echo(f"  last rung, with copies: cpu: {_server(trace.cpu)}")
-
-
-def _server(trace: Trace) -> str:
-    if trace.winner is not None:
-        return str(trace.winner.provenance)
-    if trace.is_split:
-        return f"decomposed into {trace.split}"
-    if trace.cpu is not None and trace.cpu.on_device:
-        return f"the cpu: {_server(trace.cpu)}"
-    return "nobody"
+        click.echo(f"  last rung, with copies: cpu: {trace.cpu.server}")
 
 
 def _served(served: dict[str, list[str]]) -> str:
@@ -236,9 +226,14 @@ def _trace(trace: Trace) -> dict[str, Any]:
             }
             for v in trace.verdicts
         ],
-        "decomposed": asdict(trace.split) if trace.split else None,
+        "decomposed": _parts(trace),
         "cpu": _trace(trace.cpu) if trace.cpu else None,
     }
+
+
+def _parts(trace: Trace) -> dict[str, Any] | None:
+    parts = trace.parts
+    return None if parts is None else {"parts": parts.names, "refusal": parts.refusal}
 
 
 def _plugin(report: PluginReport) -> dict[str, Any]:

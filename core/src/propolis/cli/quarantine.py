@@ -49,10 +49,10 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
     """Let implementations back; all of them unless an option says which."""
     from propolis import events  # noqa: PLC0415
-    from propolis.plugins.discovery import normalize  # noqa: PLC0415
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415
+    from propolis.wording import plugin_name  # noqa: PLC0415
 
-    wanted = normalize(plugin) if plugin is not None else None
+    wanted = plugin_name(plugin) if plugin is not None else None
     file = QuarantineFile(settings(ctx).cache_dir)
     file.collect()
     gone = file.clear(wanted, op)

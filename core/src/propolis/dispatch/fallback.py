@@ -21,14 +21,15 @@ import numpy as np
 from propolis import events
 from propolis.errors import FallbackError
 from propolis.layout import Layout
+from propolis.storage import CpuStorage
 from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.device import Device
-    from propolis.ops._spec import OpSpec
+    from propolis.dispatch.call import Call
+    from propolis.tensor import Device
 
 
 Policy = Literal["allow", "warn", "error"]
@@ -122,12 +123,10 @@ class FallbackLog:
         return self.tallies.setdefault((op, reason), Tally()), reason, is_new
 
 
-def traffic(spec: OpSpec, cpu: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def traffic(call: Call, cpu: Device) -> int:
     """Bytes that a call copies to run on the CPU, there and back."""
-    read = (*args[spec.outputs :], *kwargs.values())
-    there = (v for v in read if isinstance(v, Tensor) and v.device is not cpu)
-    back = args[: max(spec.outputs, 1)]
-    return sum(map(_nbytes_reached, there)) + sum(map(_nbytes_reached, back))
+    there = (tensor for tensor in call.read if tensor.device is not cpu)
+    return sum(map(_nbytes_reached, there)) + sum(map(_nbytes_reached, call.written))
 
 
 class Mirrored:
@@ -139,34 +138,30 @@ class Mirrored:
 
     def __init__(
         self,
-        spec: OpSpec,
+        call: Call,
         cpu: Device,
         run: Callable[..., None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         buffer: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
         """
         Make the mirrors.
 
         Args:
-            spec: the op.
+            call: the call.
             cpu: the CPU.
             run: what serves the op there.
-            args: destinations and arguments, as implementations receive them.
-            kwargs: the keyword arguments.
             buffer: gives host memory for the mirror of that number and size; None for
                 fresh memory.
         """
         self._cpu = cpu
         self._buffer = buffer or (lambda _number, nbytes: np.empty(nbytes, np.uint8))
         self._pairs: list[tuple[Tensor, np.ndarray]] = []
-        host = [self._mirror(value) for value in args]
-        there = {name: self._mirror(value) for name, value in kwargs.items()}
+        host = [self._mirror(value) for value in call.args]
+        there = {name: self._mirror(value) for name, value in call.attributes.items()}
         self._run: Callable[[], None] = partial(run, *host, **there)
         # Of destinations that are rewritten whole, nothing is read.
-        self._read = self._pairs[spec.outputs :]
-        self._written = self._pairs[: max(spec.outputs, 1)]
+        self._read = self._pairs[len(call.outputs) :]
+        self._written = self._pairs[: len(call.written)]
 
     def __call__(self) -> None:
         """Copy the inputs there, run, and copy the results back."""
@@ -179,8 +174,6 @@ class Mirrored:
     def _mirror(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.device is self._cpu:
             return value
-        from propolis.cpu import CpuStorage  # noqa: PLC0415
-
         raw = self._buffer(len(self._pairs), _nbytes_reached(value))
         self._pairs.append((value, raw))
         layout = Layout(value.layout.shape, value.layout.strides)

@@ -10,31 +10,45 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Protocol
 
+from propolis.dispatch.base import Table
+from propolis.dispatch.call import Call
 from propolis.dispatch.fallback import Mirrored
 from propolis.dispatch.fallback import traffic
-from propolis.dispatch.quarantine import can_repeat
 from propolis.dispatch.quarantine import is_devices_own
 from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
+from propolis.dispatch.resolve import Server
 from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
 from propolis.inflight import Calls
-from propolis.plugins.loader import describe
 from propolis.tensor import Tensor
+from propolis.wording import describe
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.dispatch.resolve import Trace
-    from propolis.dispatch.site import Site
-    from propolis.dispatch.table import DispatchTable
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
+
+
+class Keeper(Protocol):
+    """Where a captured call keeps what it needs beside its arguments."""
+
+    def contiguous(self, place: int | str, value: Tensor) -> Tensor:
+        """A contiguous copy of a strided input, in memory that is kept."""
+
+    def decompose(self, fn: Callable[..., None], call: Call) -> None:
+        """Run the op's decomposition; its parts, once they were captured."""
+
+    def run_on_cpu(self, call: Call) -> None:
+        """Run the call on the CPU, over mirrors that are kept."""
 
 
 class Ladder:
@@ -43,20 +57,22 @@ class Ladder:
 
     Attributes:
         chain: the candidates on the device.
-        split: the op's decomposition, where its parts are served.
+        decomposition: the op's, where its parts are served.
         has_cpu: whether the CPU is the last rung.
-        site: the captured call it is for; None for all calls that are not.
-        named: what runs the candidates, by ``id``, where :meth:`walk` does.
+        keeper: of the captured call it is for; None for all calls that are not.
+        named: what runs the candidates, by ``id``, where :meth:`run` does.
     """
 
-    def __init__(self, table: DispatchTable, spec: OpSpec, key: Key, trace: Trace) -> None:
+    def __init__(self, table: Table, spec: OpSpec, key: Key, trace: Trace) -> None:
         self.table = table
         self.spec = spec
         self.key = key
         self.chain = trace.chain
-        self.split = spec.decomposed.fn if spec.decomposed and trace.is_split else None
+        known = spec.decomposition
+        self.decomposition = known.fn if known and trace.is_decomposed else None
+        self._parts = trace.parts
         self.has_cpu = trace.cpu is not None and trace.cpu.on_device
-        self.site: Site | None = None
+        self.keeper: Keeper | None = None
         self._rejections = trace.rejections
         self.named: dict[int, Calls] = {}
         self._refused: set[int] = set()
@@ -64,39 +80,49 @@ class Ladder:
         """Makes what :meth:`entry` gave look at quarantine and device again: captured
         graphs hold it, while new calls get another from the table."""
 
-    def at(self, site: Site) -> Ladder:
-        """The same for one captured call, which keeps its memory at ``site``."""
+    def at(self, keeper: Keeper) -> Ladder:
+        """The same for one captured call."""
         own = copy.copy(self)
-        own.site, own.retire, own.named = site, _nothing, {}
+        own.keeper, own.retire, own.named = keeper, _nothing, {}
         return own
 
     def entry(self) -> Callable[..., None]:
         """What the table binds: the cheapest callable that does all that is needed."""
         if not self.chain:
-            return self.walk if self.split is None else self._decompose
+            return self.run if self.decomposition is None else self._decompose
         first = self.chain[0]
         if first.supports is not None or not first.strided:
-            return self.walk
-        lower = len(self.chain) > 1 or self.split is not None or self.has_cpu
+            return self.run
+        lower = len(self.chain) > 1 or self.decomposition is not None or self.has_cpu
         on_cpu = self.table.device is self.table.cpu
         if on_cpu and (not lower or is_reference(first)):
             return first.fn  # nobody to take over, and no hardware to lose
         return self._guarded(first)
 
-    def server(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpImpl | None:
-        """The candidate that takes a call as things stand; None when a lower rung does."""
+    def server(self, call: Call) -> Server:
+        """
+        Who takes a call as things stand.
+
+        Asked after a call that ended, it is who ran it: what raised is out by then.
+        """
         for impl in self.chain:
-            barred = self.table.quarantine.reason(impl, self.key, self.table.device)
-            if (barred or refusal(self.spec, impl, args, kwargs)) is None:
-                return impl
-        return None
+            if self._refusal(impl, call) is None:
+                return Server(impl=impl)
+        if self.decomposition is not None:
+            return Server(parts=self._parts)
+        return Server(cpu=Table.of(self.table.cpu).server(call) if self.has_cpu else None)
+
+    def _refusal(self, impl: OpImpl, call: Call) -> str | None:
+        """Why the implementation does not run this call; None when it does."""
+        barred = self.table.quarantine.reason(impl, self.key, self.table.device)
+        return barred or refusal(impl, call)
 
     def _guarded(self, impl: OpImpl) -> Callable[..., None]:
-        calls, device, walk = self._named(impl), self.table.device, self.walk
+        calls, device, slow = self._named(impl), self.table.device, self.run
         second, third = calls.second, calls.third
 
         def instead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            walk(*args, **kwargs)
+            slow(*args, **kwargs)
 
         def run(*args: Any, **kwargs: Any) -> None:
             if (
@@ -113,14 +139,15 @@ class Ladder:
             except (Exception, SystemExit) as exc:
                 if launch is instead:
                     raise
-                failed = self._repeated(impl, exc, args, kwargs)
+                call = Call.of(self.spec, self.key, args, kwargs)
+                failed = self._repeated(impl, exc, call)
                 if failed is None:
                     return
-                self._failed(impl, failed, args, kwargs)
+                self._failed(impl, failed, call)
             else:
                 return
             # Outside of the handler, so that what a lower rung raises has its own context.
-            self._finish(args, kwargs, [(impl, failed)])
+            self._finish(call, [(impl, failed)])
 
         def retire() -> None:
             calls.retire(instead)
@@ -133,20 +160,15 @@ class Ladder:
         name = self.table.quarantine.name(impl, self.key, self.table.device)
         return Calls(impl.fn, name, *self.spec.taken)
 
-    def walk(self, *args: Any, **kwargs: Any) -> None:
+    def run(self, *args: Any, **kwargs: Any) -> None:
         """Run a call on the first rung that takes it."""
         self.table.device.expect_alive()
-        self._finish(args, kwargs, [])
+        self._finish(Call.of(self.spec, self.key, args, kwargs), [])
 
-    def _finish(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        failed: list[tuple[OpImpl, BaseException]],
-    ) -> None:
+    def _finish(self, call: Call, failed: list[tuple[OpImpl, BaseException]]) -> None:
         """Run a call that some have failed at already, and believe their faults if it runs."""
         try:
-            self._climb_down(args, kwargs, failed)
+            self._climb_down(call, failed)
         except DeviceLostError as exc:
             self.table.device.lost(exc)
             raise
@@ -162,16 +184,11 @@ class Ladder:
                 raise first from first.__cause__
             raise exc from first
         for impl, error in failed:
-            self._save(impl, error, args, kwargs)
+            self.table.failed(call, impl, error, intact=True)
             self._condemn(impl, error)
             error.__traceback__ = None  # its frames, and so itself, hold the call's tensors
 
-    def _climb_down(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        failed: list[tuple[OpImpl, BaseException]],
-    ) -> None:
+    def _climb_down(self, call: Call, failed: list[tuple[OpImpl, BaseException]]) -> None:
         spec, table = self.spec, self.table
         reasons = [f"{impl.provenance}: raised {describe(exc)}" for impl, exc in failed]
         tried = [impl for impl, _ in failed]
@@ -180,38 +197,40 @@ class Ladder:
                 continue
             started = False
             try:
-                reason = table.quarantine.reason(impl, self.key, table.device)
-                reason = reason or refusal(spec, impl, args, kwargs)
+                reason = self._refusal(impl, call)
                 if reason is None:
                     started = True
-                    self._run(impl, args, kwargs)
+                    self._let(impl, call)
                     return
             except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code; sorted out there)
-                error = self._repeated(impl, exc, args, kwargs) if started else exc
+                error = self._repeated(impl, exc, call) if started else exc
                 if error is None:
                     return
-                self._failed(impl, error, args, kwargs, started=started)
+                self._failed(impl, error, call, started=started)
                 failed.append((impl, error))
                 reason = f"raised {describe(error)}"
             reasons.append(f"{impl.provenance}: {reason}")
-        if self.split is not None:
-            self._decompose(*args, **kwargs)
+        if self.decomposition is not None:
+            self._decompose(*call.args, **call.attributes)
             return
         why = "; ".join(reasons) or self._rejections
         if not self.has_cpu:
             msg = f"{spec.name}: every candidate on {table.device.id} declined: {why}"
             raise NoImplementationError(msg)
-        table.fallbacks.admit(
-            spec.name, table.device.id, why, traffic(spec, table.cpu, args, kwargs)
-        )
-        self._run_on_cpu(args, kwargs)
+        table.fallbacks.admit(spec.name, table.device.id, why, traffic(call, table.cpu))
+        if self.keeper is not None:
+            self.keeper.run_on_cpu(call)
+        else:
+            Mirrored(call, table.cpu, Table.of(table.cpu).bind_part(spec, self.key))()
 
-    def _run(self, impl: OpImpl, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _let(self, impl: OpImpl, call: Call) -> None:
+        """Let the implementation do the call."""
+        args, kwargs = call.args, call.attributes
         if not impl.strided:
-            first = max(self.spec.outputs, 1)
-            read = (self._packed(i, value) for i, value in enumerate(args[first:]))
-            args = (*args[:first], *read)
-            kwargs = {name: self._packed(name, value) for name, value in kwargs.items()}
+            first = len(call.written)
+            read = (self._contiguous(i, value) for i, value in enumerate(args[first:]))
+            args = (*call.written, *read)
+            kwargs = {name: self._contiguous(name, value) for name, value in kwargs.items()}
         calls = self.named.get(id(impl))
         if calls is None:
             calls = self.named[id(impl)] = self._named(impl)
@@ -219,38 +238,27 @@ class Ladder:
         self.table.device.launched = launch
         launch(args, kwargs)
 
-    def _packed(self, place: int | str, value: Any) -> Any:
+    def _contiguous(self, place: int | str, value: Any) -> Any:
         """A contiguous copy of a strided tensor, counted; other values as they are."""
         if not isinstance(value, Tensor) or value.is_contiguous:
             return value
         self.table.placement.strided_copies += 1
-        return value.contiguous() if self.site is None else self.site.packed(place, value)
+        return value.contiguous() if self.keeper is None else self.keeper.contiguous(place, value)
 
     def _decompose(self, *args: Any, **kwargs: Any) -> None:
-        assert self.split is not None  # noqa: S101  (who calls has looked)
-        if self.site is None:
-            self.split(*args, **kwargs)
+        assert self.decomposition is not None  # noqa: S101  (who calls has looked)
+        if self.keeper is None:
+            self.decomposition(*args, **kwargs)
         else:
-            self.site.decompose(self.split, args, kwargs)
+            call = Call.of(self.spec, self.key, args, kwargs)
+            self.keeper.decompose(self.decomposition, call)
 
-    def _run_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        spec, cpu, site = self.spec, self.table.cpu, self.site
-        if site is None:
-            Mirrored(spec, cpu, cpu.table.bind(spec, self.key), args, kwargs)()
-            return
-        if site.mirrored is None:
-            run = cpu.table.bind_at(site.on(cpu), spec, self.key)
-            site.mirrored = Mirrored(spec, cpu, run, args, kwargs, site.stock.host)
-        site.mirrored()
-
-    def _repeated(
-        self, impl: OpImpl, exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> BaseException | None:
+    def _repeated(self, impl: OpImpl, exc: BaseException, call: Call) -> BaseException | None:
         """What the call raises when a device that refused it is asked again; None: it ran."""
-        if not is_devices_own(exc) or not can_repeat(self.spec, args, kwargs):
+        if not is_devices_own(exc) or not call.can_repeat:
             return exc
         try:
-            self._run(impl, args, kwargs)
+            self._let(impl, call)
         except (Exception, SystemExit) as again:  # noqa: BLE001  (a stranger's code)
             return again
         if id(impl) not in self._refused:
@@ -260,13 +268,7 @@ class Ladder:
         return None
 
     def _failed(
-        self,
-        impl: OpImpl,
-        exc: BaseException,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        started: bool = True,
+        self, impl: OpImpl, exc: BaseException, call: Call, *, started: bool = True
     ) -> None:
         """
         Return when another rung may repeat the call; else raise what the caller must see.
@@ -278,11 +280,11 @@ class Ladder:
             self.table.device.lost(exc)
         if not is_fault(exc) or is_reference(impl):
             raise self._shown(impl, exc)
-        if not started or can_repeat(self.spec, args, kwargs):
+        if not started or call.can_repeat:
             return
-        if len(self.chain) == 1 and self.split is None and not self.has_cpu:
+        if len(self.chain) == 1 and self.decomposition is None and not self.has_cpu:
             raise self._shown(impl, exc)
-        self._save(impl, exc, args, kwargs, intact=False)
+        self.table.failed(call, impl, exc, intact=False)
         if is_devices_own(exc) and id(impl) not in self._refused:
             self._refused.add(id(impl))  # once is no proof, and this call was the only one
             then = "it is asked again for the next one"
@@ -307,28 +309,13 @@ class Ladder:
         error.__cause__ = exc
         return error
 
-    def _save(
-        self,
-        impl: OpImpl,
-        exc: BaseException,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        intact: bool = True,
-    ) -> None:
-        """Keep the call in a file, where the settings ask for it."""
-        if self.table.save is not None:
-            self.table.save(self.spec, impl, exc, args, kwargs, intact)
 
-
-def refusal(
-    spec: OpSpec, impl: OpImpl, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
+def refusal(impl: OpImpl, call: Call) -> str | None:
     """Why the implementation declines this call; None when it takes it."""
-    for target in () if impl.strided else args[: max(spec.outputs, 1)]:
+    for target in () if impl.strided else call.written:
         if not target.is_contiguous:
             return f"it takes no strided destination, this one has strides {target.strides}"
-    reason = impl.supports(*args[spec.outputs :], **kwargs) if impl.supports else None
+    reason = call.refused_by(impl)
     if reason is not None and not isinstance(reason, str):
         msg = (
             f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; it must return "
@@ -342,4 +329,4 @@ def _nothing() -> None:
     """What there is to retire of an entry that looks at everything anew."""
 
 
-__all__ = ["Ladder", "refusal"]
+__all__ = ["Keeper", "Ladder", "refusal"]

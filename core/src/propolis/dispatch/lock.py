@@ -11,28 +11,30 @@ import itertools
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis import __version__
 from propolis import dtypes
-from propolis.ops import catalogue
+from propolis._version import __version__
+from propolis.dispatch.base import Table
+from propolis.opspec.spec import catalogue
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Mapping
 
-    from propolis.device import Device
-    from propolis.dispatch.resolve import Trace
+    from propolis.dispatch.resolve import Server
+    from propolis.tensor import Device
 
 FORMAT = 1
 
 
 def lock(device: Device) -> dict[str, Any]:
     """The document for one device, in a fixed order."""
+    owner = Table.of(device)
     table: dict[str, dict[str, Any]] = {}
     for name, spec in sorted(catalogue().items()):
         orders = ([d for d in dtypes.ALL if d in kinds] for kinds in spec.dtypes.values())
         table[name] = {
-            ",".join(d.name for d in kinds): _server(device.table.trace(spec, spec.key(*kinds)))
+            ",".join(d.name for d in kinds): _facts(owner.trace(spec, spec.key(*kinds)).server)
             for kinds in itertools.product(*orders)
         }
     return {
@@ -70,17 +72,15 @@ def describe(server: Any) -> str:
     return f"{who} priority {server.get('priority')}"
 
 
-def _server(trace: Trace) -> Any:
-    if trace.winner is not None:
-        source = trace.winner.provenance
+def _facts(server: Server) -> Any:
+    if server.impl is not None:
+        source = server.impl.provenance
         return {
             "plugin": source.plugin if source else None,
             "distribution": source.distribution if source else None,
             "version": source.version if source else None,
-            "priority": trace.winner.priority,
+            "priority": server.impl.priority,
         }
-    if trace.split is not None and trace.is_split:
-        return {"decomposed": list(trace.split.parts)}
-    if trace.cpu is not None and trace.cpu.on_device:
-        return {"cpu": _server(trace.cpu)}
-    return None
+    if server.parts is not None:
+        return {"decomposed": list(server.parts.names)}
+    return {"cpu": _facts(server.cpu)} if server.cpu is not None else None

@@ -1,8 +1,8 @@
 """
 What each op costs, by plugin: calls, bytes and seconds.
 
-Only a table that is made with metrics holds functions that measure; in any other the
-plugins' own are bound, so that metrics cost nothing where nobody asked for them.
+Only a table that is made with metrics hands its calls to who measures them, so that metrics
+cost nothing where nobody asked for them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis.dispatch.call import Handler
 from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Collection
     from collections.abc import Mapping
 
-    from propolis.device import Device
+    from propolis.dispatch.call import Call
+    from propolis.dispatch.resolve import Server
     from propolis.records import OpImpl
+    from propolis.tensor import Device
 
 
 # Tensors of which a call touches as many elements as its other tensors have, and not all:
@@ -40,11 +44,11 @@ LOOKED_INTO: Final[Mapping[str, Collection[int]]] = {
 }
 
 
-def traffic(impl: OpImpl, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def traffic(impl: OpImpl, call: Call) -> int:
     """Bytes that a call reads and writes, about: see :attr:`Cost.nbytes`."""
     tables = LOOKED_INTO.get(impl.op, ())
     whole, looked = [0], 0
-    for place, value in enumerate((*args, *kwargs.values())):
+    for place, value in enumerate((*call.args, *call.attributes.values())):
         if not isinstance(value, Tensor):
             continue
         if place in tables:
@@ -86,24 +90,17 @@ class Metrics:
         self.costs: dict[tuple[str, str, str], Cost] = {}
         self._lock = threading.Lock()
 
-    def measured(self, impl: OpImpl, device: Device) -> OpImpl:
-        """The same implementation, whose function is timed and counted."""
-        plugin = impl.provenance.plugin if impl.provenance else "?"
-        where = (impl.op, plugin, device.id)
-        fn = impl.fn
+    def of(self, device: Device, server: Callable[[Call], Server]) -> Handler:
+        """What measures the calls on a device; ``server`` says who took one."""
+        return _Measuring(self, device, server)
 
-        def run(*args: Any, **kwargs: Any) -> None:
-            started = perf_counter()
-            fn(*args, **kwargs)
-            seconds = perf_counter() - started
-            nbytes = traffic(impl, args, kwargs)
-            with self._lock:
-                cost = self.costs.setdefault(where, Cost())
-                cost.calls += 1
-                cost.nbytes += nbytes
-                cost.seconds += seconds
-
-        return dataclasses.replace(impl, fn=run)
+    def add(self, where: tuple[str, str, str], nbytes: int, seconds: float) -> None:
+        """Count a call."""
+        with self._lock:
+            cost = self.costs.setdefault(where, Cost())
+            cost.calls += 1
+            cost.nbytes += nbytes
+            cost.seconds += seconds
 
     def rows(self, fallbacks: dict[str, int]) -> list[dict[str, Any]]:
         """
@@ -122,3 +119,31 @@ class Metrics:
             where = {"op": op, "plugin": plugin, "device": device}
             rows.append({**where, **dataclasses.asdict(cost), "fallbacks": fell})
         return rows
+
+
+class _Measuring(Handler):
+    """Times the calls of one table that implementations take; parts of calls on their own."""
+
+    def __init__(self, metrics: Metrics, device: Device, server: Callable[[Call], Server]) -> None:
+        self._metrics = metrics
+        self._device = device
+        self._server = server
+
+    def run(self, call: Call, proceed: Callable[[], None]) -> None:
+        """Run a call, and count it for whoever ran it."""
+        outside, _nested.seconds = getattr(_nested, "seconds", 0.0), 0.0
+        started = perf_counter()
+        try:
+            proceed()
+        finally:
+            seconds = perf_counter() - started
+            own, _nested.seconds = seconds - _nested.seconds, outside + seconds
+        impl = self._server(call).impl
+        if impl is not None:  # what is decomposed, or falls to the CPU, is counted there
+            plugin = impl.provenance.plugin if impl.provenance else "?"
+            where = (call.spec.name, plugin, self._device.id)
+            self._metrics.add(where, traffic(impl, call), own)
+
+
+_nested = threading.local()
+"""Seconds of the calls that ran within the thread's current one."""

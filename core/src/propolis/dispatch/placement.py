@@ -15,11 +15,11 @@ from typing import Any
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
     from propolis.dispatch.fallback import FallbackLog
     from propolis.dispatch.metrics import Metrics
     from propolis.dispatch.resolve import Trace
     from propolis.records import OpImpl
+    from propolis.tensor import Device
     from propolis.tensor import Tensor
 
 
@@ -51,20 +51,20 @@ class Placement:
         self.strided_copies = 0
         self.in_place_copies = 0
         self._on_device: dict[str, set[str]] = {}
-        self._split: dict[str, str] = {}
+        self._decomposed: dict[str, str] = {}
         self._on_cpu: dict[str, str] = {}
         self._weights: dict[tuple[str, str, str], PreparedWeights] = defaultdict(PreparedWeights)
 
-    def record(self, trace: Trace) -> None:
+    def bound(self, trace: Trace) -> None:
         """Note who serves an op from now on."""
         if trace.winner is not None:
             self._on_device.setdefault(trace.op, set()).add(str(trace.winner.provenance))
-        elif trace.is_split:
-            self._split[trace.op] = str(trace.split)
+        elif trace.is_decomposed:
+            self._decomposed[trace.op] = str(trace.parts)
         else:
             self._on_cpu[trace.op] = trace.rejections
 
-    def record_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
+    def add_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
         """Note that an implementation prepared a weight: to so many bytes, and how."""
         self._weigh(impl, weight, nbytes, what, 1)
 
@@ -91,18 +91,18 @@ class Placement:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was bound, and no weight was prepared."""
-        return not (self._on_device or self._split or self._on_cpu or self._weights)
+        return not (self._on_device or self._decomposed or self._on_cpu or self._weights)
 
     def lines(self) -> list[str]:
         """The summary for people."""
-        served = self._on_device.keys() | self._split.keys()
+        served = self._on_device.keys() | self._decomposed.keys()
         here = served - self._on_cpu.keys()
         total = len(served | self._on_cpu.keys())
         who = ", ".join(self.servers) or "nobody"
         lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
-        if self._split:
-            split = (f"{op} (into {parts})" for op, parts in sorted(self._split.items()))
-            lines.append(f"placement: decomposed: {', '.join(split)}")
+        if self._decomposed:
+            into = (f"{op} (into {parts})" for op, parts in sorted(self._decomposed.items()))
+            lines.append(f"placement: decomposed: {', '.join(into)}")
         if self._on_cpu:
             ops = ", ".join(f"{op} ({why})" for op, why in sorted(self._on_cpu.items()))
             lines.append(f"placement: on the cpu instead: {ops}")
@@ -136,7 +136,7 @@ class Placement:
         return {
             "device": self.device.id,
             "ops": {op: sorted(who) for op, who in sorted(self._on_device.items())},
-            "decomposed": dict(sorted(self._split.items())),
+            "decomposed": dict(sorted(self._decomposed.items())),
             "cpu_instead": dict(sorted(self._on_cpu.items())),
             "prepared_weights": [
                 {
@@ -158,15 +158,6 @@ class Placement:
             ],
             **({"metrics": self._costs()} if self.metrics is not None else {}),
         }
-
-
-def servers(device: Device) -> list[str]:
-    """Who serves ops of a device, those included that serve what falls to the CPU."""
-    table = device.table
-    found = table.placement.servers
-    if table.placement.fallbacks.tallies:
-        found = sorted({*found, *table.cpu.table.placement.servers})
-    return found
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

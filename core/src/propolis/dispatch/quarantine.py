@@ -33,19 +33,16 @@ from propolis.errors import DeviceNotFoundError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
-from propolis.plugins.discovery import ESSENTIAL
-from propolis.released import storage_of
-from propolis.tensor import Tensor
+from propolis.records import ESSENTIAL
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.device import Device
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
     from propolis.records import OpImpl
     from propolis.records import Provenance
+    from propolis.tensor import Device
 
 
 GRAPHS: Final = "graph"
@@ -205,12 +202,3 @@ def is_devices_own(exc: BaseException) -> bool:
 def is_reference(impl: OpImpl) -> bool:
     """The CPU reference says what is right: nobody takes over from it, nothing hides its errors."""
     return impl.provenance is not None and impl.provenance.plugin in ESSENTIAL
-
-
-def can_repeat(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call that failed half way left its inputs as they were."""
-    if spec.mutates:
-        return False
-    written = [out.storage for out in args[: spec.outputs]]
-    read = (v for v in (*args[spec.outputs :], *kwargs.values()) if isinstance(v, Tensor))
-    return not any(storage_of(v) is storage for v in read for storage in written)

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence
 
-    from propolis.device import Device
     from propolis.dispatch.quarantine import Quarantine
     from propolis.dtypes import DType
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
+    from propolis.records import Provenance
+    from propolis.tensor import Device
 
 
 Status = Literal["winner", "standby", "rejected"]
@@ -40,20 +41,53 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Parts:
     """
-    An op's decomposition into other ops, on one device.
+    The ops that an op is decomposed into, on one device.
 
     Attributes:
-        parts: names of the ops.
-        refusal: why it cannot be used there; None when it can.
+        names: theirs.
+        refusal: why they cannot take its place there; None when they can.
     """
 
-    parts: tuple[str, ...]
+    names: tuple[str, ...]
     refusal: str | None = None
 
     def __str__(self) -> str:
-        return ", ".join(self.parts)
+        return ", ".join(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """
+    Who serves an op, or takes one call of it: one of three, or nobody.
+
+    Attributes:
+        impl: an implementation on the device.
+        parts: the ops that it is decomposed into.
+        cpu: who serves it on the CPU, where it falls to.
+    """
+
+    impl: OpImpl | None = None
+    parts: Parts | None = None
+    cpu: Server | None = None
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Of the implementation, here or on the CPU; None where it is none."""
+        if self.cpu is not None:
+            return self.cpu.provenance
+        return self.impl.provenance if self.impl is not None else None
+
+    def __bool__(self) -> bool:
+        return any(rung is not None for rung in (self.impl, self.parts, self.cpu))
+
+    def __str__(self) -> str:
+        if self.impl is not None:
+            return str(self.impl.provenance)
+        if self.parts is not None:
+            return f"decomposed into {self.parts}"
+        return f"the cpu: {self.cpu}" if self.cpu is not None else "nobody"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +100,7 @@ class Trace:
         device: the device's id.
         key: the dtypes of the dispatch parameters.
         verdicts: every candidate on this device, in the order of the ladder.
-        split: the op's decomposition, the rung below the candidates; None without one.
+        parts: the op's decomposition, the rung below the candidates; None without one.
         cpu: the CPU's own trace, where the CPU is the next rung; else None.
     """
 
@@ -74,7 +108,7 @@ class Trace:
     device: str
     key: tuple[DType, ...]
     verdicts: tuple[Verdict, ...]
-    split: Split | None = None
+    parts: Parts | None = None
     cpu: Trace | None = None
 
     @property
@@ -88,14 +122,23 @@ class Trace:
         return next((v.impl for v in self.verdicts if v.status == "winner"), None)
 
     @property
-    def is_split(self) -> bool:
+    def is_decomposed(self) -> bool:
         """Whether the decomposition may run here."""
-        return self.split is not None and self.split.refusal is None
+        return self.parts is not None and self.parts.refusal is None
 
     @property
     def on_device(self) -> bool:
         """Whether anybody serves the op on the device itself."""
-        return self.winner is not None or self.is_split
+        return self.winner is not None or self.is_decomposed
+
+    @property
+    def server(self) -> Server:
+        """Who serves the op, whatever ``supports`` will say of single calls."""
+        if self.winner is not None:
+            return Server(impl=self.winner)
+        if self.is_decomposed:
+            return Server(parts=self.parts)
+        return Server(cpu=self.cpu.server if self.cpu is not None and self.cpu.on_device else None)
 
     @property
     def rejections(self) -> str:
@@ -104,8 +147,8 @@ class Trace:
             f"{v.impl.provenance}: {v.reason}" for v in self.verdicts if v.status == "rejected"
         ]
         lines = lines or [f"no plugin implements {self.op} for {self.device}"]
-        if self.split is not None and self.split.refusal is not None:
-            lines.append(f"decomposed into {self.split}: {self.split.refusal}")
+        if self.parts is not None and self.parts.refusal is not None:
+            lines.append(f"decomposed into {self.parts}: {self.parts.refusal}")
         return "; ".join(lines)
 
 
@@ -131,7 +174,7 @@ def resolve(
     candidates: Iterable[OpImpl],
     cpu: Trace | None = None,
     rules: Rules | None = None,
-    split: Split | None = None,
+    parts: Parts | None = None,
     quarantine: Quarantine | None = None,
 ) -> Trace:
     """
@@ -144,7 +187,7 @@ def resolve(
         candidates: implementations of this op, for any device.
         cpu: the CPU's trace for the same key when ``device`` is not the CPU.
         rules: the user's decisions.
-        split: what the device's table says of the op's decomposition.
+        parts: what the device's table says of the op's decomposition.
         quarantine: implementations that raised.
     """
     rules = rules or Rules()
@@ -171,7 +214,7 @@ def resolve(
             why = f"priority {winner.priority} to {impl.priority}"
             reason = f"behind {who} ({'by override' if _named(winner, first) else why})"
             verdicts.append(Verdict(impl, "standby", reason))
-    return Trace(spec.name, device.id, kinds, tuple(verdicts), split, cpu)
+    return Trace(spec.name, device.id, kinds, tuple(verdicts), parts, cpu)
 
 
 def _named(impl: OpImpl, first: Sequence[str]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from propolis.errors import ConfigError
-from propolis.plugins.discovery import normalize
+from propolis.opspec.spec import catalogue
+from propolis.wording import did_you_mean
+from propolis.wording import plugin_name
 
 
 if TYPE_CHECKING:
@@ -43,12 +44,10 @@ class Rules:
         Raises:
             ConfigError: an override names an op or a plugin that there is not.
         """
-        from propolis.ops import catalogue  # noqa: PLC0415  (ops imports tensor)
-
         overrides = {}
         for op, names in config.ops.items():
             _expect_known(f"ops names the op {op!r}, which is not there", op, catalogue())
-            overrides[op] = tuple(dict.fromkeys(normalize(name) for name in names))
+            overrides[op] = tuple(dict.fromkeys(plugin_name(name) for name in names))
             for name in overrides[op]:
                 what = f"ops.{op} names the plugin {name!r}, not installed"
                 _expect_known(what, name, plugins)
@@ -56,10 +55,8 @@ class Rules:
 
 
 def _expect_known(complaint: str, name: str, known: Collection[str]) -> None:
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=3)
-    listed = ", ".join(sorted(known))
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {listed or 'none'}"
-    msg = f"{complaint}: {hint}"
-    raise ConfigError(msg)
+    if name not in known:
+        listed = ", ".join(sorted(known)) or "none"
+        hint = did_you_mean(name, known, otherwise=f"there are {listed}")
+        msg = f"{complaint}: {hint}"
+        raise ConfigError(msg)

@@ -9,38 +9,50 @@ shapes (see :mod:`propolis.inflight`).
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING
+from typing import Any
+from typing import cast
 from weakref import WeakSet
 
+from propolis.dispatch.base import Table
+from propolis.dispatch.call import Call
+from propolis.dispatch.call import Handler
 from propolis.dispatch.fallback import FallbackLog
 from propolis.dispatch.ladder import Ladder
 from propolis.dispatch.placement import Placement
 from propolis.dispatch.quarantine import Quarantine
-from propolis.dispatch.resolve import Split
+from propolis.dispatch.resolve import Parts
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.dispatch.rules import Rules
 from propolis.dispatch.weights import Weights
 from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
+from propolis.opspec.spec import catalogue
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from propolis.device import Device
+    from propolis.dispatch.ladder import Keeper
     from propolis.dispatch.metrics import Metrics
-    from propolis.dispatch.site import Site
+    from propolis.dispatch.resolve import Server
     from propolis.dtypes import DType
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
+    from propolis.tensor import Device
     from propolis.tensor import Tensor
 
 
-class DispatchTable:
+class DispatchTable(Table):
     """
     Who serves each op on one device.
 
@@ -48,12 +60,11 @@ class DispatchTable:
         device: the device.
         cpu: the CPU, the last rung; the device itself on the CPU.
         plain: op name -> key -> callable, filled as keys are first seen.
-        bound: what calls look up: ``plain``, or entries that record while captured.
+        bound: what calls look up: ``plain``, or while somebody looks at calls, entries that
+            hand them over.
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
         quarantine: implementations that raised.
-        save: keeps the call at which an implementation raised (see
-            :class:`propolis_conformance.drift.failing.Saver`); None where the settings do not ask.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
         weights: those that implementations prepared.
@@ -76,7 +87,8 @@ class DispatchTable:
         self.fallbacks = fallbacks or FallbackLog()
         self.rules = rules or Rules()
         self.quarantine = quarantine or Quarantine()
-        self.save: Callable[..., None] | None = None
+        self._handlers: tuple[tuple[int | None, Handler], ...] = ()
+        self._copy: Any = catalogue()["copy"]
         self.generation = 0
         self._ladders: dict[tuple[str, Key], Ladder] = {}
         self._live: WeakSet[Ladder] = WeakSet()
@@ -84,8 +96,14 @@ class DispatchTable:
         self.weights = Weights(self)
         self._impls: dict[str, list[OpImpl]] = defaultdict(list)
         for impl in impls:
-            entry = metrics.measured(impl, device) if metrics is not None else impl
-            self._impls[impl.op].append(entry)
+            self._impls[impl.op].append(impl)
+        if metrics is not None:
+            self.intercept(metrics.of(device, self.server))
+
+    @staticmethod
+    def of(device: Device) -> DispatchTable:
+        """The table of a device."""
+        return cast("DispatchTable", device.table)
 
     def trace(self, spec: OpSpec, key: Key, *, within: tuple[str, ...] = ()) -> Trace:
         """
@@ -98,9 +116,9 @@ class DispatchTable:
         """
         kinds = key if isinstance(key, tuple) else (key,)
         key = spec.key(*kinds)
-        on_cpu = None if self.device is self.cpu else self.cpu.table.trace(spec, key)
+        on_cpu = None if self.device is self.cpu else Table.of(self.cpu).trace(spec, key)
         candidates = self._impls.get(spec.name, ())
-        split = self._split(spec, kinds, within)
+        parts = self._parts(spec, kinds, within)
         return resolve(
             spec,
             key,
@@ -108,27 +126,27 @@ class DispatchTable:
             candidates,
             on_cpu,
             self.rules,
-            split,
+            parts,
             self.quarantine,
         )
 
-    def _split(
+    def _parts(
         self, spec: OpSpec, kinds: tuple[DType, ...], within: tuple[str, ...]
-    ) -> Split | None:
+    ) -> Parts | None:
         """Whether every part of the op's decomposition is served on this device."""
-        if spec.decomposed is None or spec.name in within:
+        if spec.decomposition is None or spec.name in within:
             return None
-        parts = spec.decomposed.parts(*kinds)
+        parts = spec.decomposition.parts(*kinds)
         names = tuple(part.name for part in parts)
         for part, wanted in parts.items():
             try:
                 trace = self.trace(part, part.key(*wanted), within=(*within, spec.name))
             except DTypeError as exc:
-                return Split(names, str(exc))
+                return Parts(names, str(exc))
             if not trace.on_device:
                 listed = ", ".join(d.name for d in trace.key)
-                return Split(names, f"{part.name} ({listed}): {trace.rejections}")
-        return Split(names)
+                return Parts(names, f"{part.name} ({listed}): {trace.rejections}")
+        return Parts(names)
 
     def bind(self, spec: OpSpec, key: Key) -> Callable[..., None]:
         """
@@ -141,11 +159,41 @@ class DispatchTable:
             DeviceLostError: the device failed for good earlier.
         """
         self.device.expect_alive()
-        known = self.plain[spec.name].get(key)
+        known = self.bound[spec.name].get(key)
         if known is not None:
             return known
-        run = self.plain[spec.name][key] = self._ladder(spec, key).entry()
+        run = self._plain(spec, key)  # says now that nobody serves it
+        if self.bound is not self.plain:
+            run = self.bound[spec.name][key] = partial(self._handed_over, spec, key)
         return run
+
+    def _plain(self, spec: OpSpec, key: Key) -> Callable[..., None]:
+        run = self.plain[spec.name].get(key)
+        if run is None:
+            run = self.plain[spec.name][key] = self._ladder(spec, key).entry()
+        return run
+
+    def _handed_over(self, spec: OpSpec, key: Key, /, *args: Any, **kwargs: Any) -> None:
+        self.device.expect_alive()
+        # Bound anew each time: a quarantine since then changes who runs.
+        self._seen(self._plain(spec, key), get_ident(), spec, key, *args, **kwargs)
+
+    def _seen(
+        self,
+        run: Callable[..., None],
+        thread: int | None,
+        spec: OpSpec,
+        key: Key,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Run a call under the eyes of those who look at the thread's, the last one first."""
+        call = Call.of(spec, key, args, kwargs)
+        proceed: Callable[[], None] = partial(run, *args, **kwargs)
+        for handler in self.handlers(thread):
+            proceed = partial(handler.run, call, proceed)
+        proceed()
 
     def _ladder(self, spec: OpSpec, key: Key) -> Ladder:
         """The op's rungs for this key, resolved once a generation."""
@@ -161,21 +209,88 @@ class DispatchTable:
                 f"{trace.rejections}{cpu}; `propolis explain {spec.name}` shows all candidates"
             )
             raise NoImplementationError(msg)
-        self.placement.record(trace)
+        self.placement.bound(trace)
         ladder = self._ladders[spec.name, key] = Ladder(self, spec, key, trace)
         self._live.add(ladder)
         return ladder
 
-    def bind_at(self, site: Site, spec: OpSpec, key: Key) -> Callable[..., None]:
-        """As :meth:`bind`, for one captured call: what it needs is kept at ``site``."""
+    def bind_captured(self, keeper: Keeper, spec: OpSpec, key: Key) -> Callable[..., None]:
+        """As :meth:`bind`, for one captured call, whose ``keeper`` has what it needs."""
         self.device.expect_alive()
-        ladder = site.ladder = self._ladder(spec, key).at(site)
+        ladder = self._ladder(spec, key).at(keeper)
         self._live.add(ladder)
-        return ladder.entry()
+        return self._for_every_thread(ladder.entry(), spec, key)
 
-    def works_in_place(self, spec: OpSpec, key: Key) -> bool:
-        """Whether all who may run the op here can write over an input."""
-        return all(impl.in_place for impl in self._ladder(spec, key).chain)
+    def bind_part(self, spec: OpSpec, key: Key) -> Callable[..., None]:
+        """As :meth:`bind`, for a part of another device's call: none of a thread's own steps."""
+        self.device.expect_alive()
+        return self._for_every_thread(self._plain(spec, key), spec, key)
+
+    def _for_every_thread(
+        self, run: Callable[..., None], spec: OpSpec, key: Key
+    ) -> Callable[..., None]:
+        """The same, under the eyes of those who look at the calls of every thread."""
+        return partial(self._seen, run, None, spec, key) if self.handlers(None) else run
+
+    def intercept(self, handler: Handler, *, thread: int | None = None) -> ExitStack:
+        """
+        Hand calls to a handler from now on, until the context that is returned ends.
+
+        What a decomposed op calls is handed over too, within the call of the whole.  A step
+        that was captured earlier runs unseen by those who look at one thread: replays look
+        nothing up.
+
+        Args:
+            handler: the handler.
+            thread: whose calls it sees; None for those of every thread.
+        """
+        item = thread, handler
+        with _changes:
+            self._watch((*self._handlers, item))
+        context = ExitStack()
+        context.callback(self._forget, item)
+        return context
+
+    def _forget(self, item: tuple[int | None, Handler]) -> None:
+        with _changes:
+            self._watch(tuple(other for other in self._handlers if other is not item))
+
+    def _watch(self, handlers: tuple[tuple[int | None, Handler], ...]) -> None:
+        self._handlers = handlers
+        # Entries are swapped, so that ops pay nothing when nobody looks.
+        if any(_looks(handler) for _, handler in handlers):
+            self.bound = defaultdict(dict) if self.bound is self.plain else self.bound
+        else:
+            self.bound = self.plain
+
+    def handlers(self, thread: int | None) -> list[Handler]:
+        """Who looks at the calls of a thread, or of every one (None), in the order they came."""
+        return [h for its, h in self._handlers if its in (None, thread) and _looks(h)]
+
+    def failed(self, call: Call, impl: OpImpl, error: BaseException, *, intact: bool) -> None:
+        """Tell those who look that an implementation raised."""
+        for _, handler in self._handlers:
+            handler.failed(call, impl, error, intact=intact)
+
+    def server(self, call: Call) -> Server:
+        """Who takes a call as things stand; asked after one that ended, who ran it."""
+        return self._ladder(call.spec, call.key).server(call)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A contiguous copy, by the op ``copy``."""
+        copied: Tensor = self._copy(tensor)
+        return copied
+
+    def copy_into(self, target: Tensor, tensor: Tensor) -> None:
+        """Copy a tensor, by the op ``copy``."""
+        self._copy.into(target, tensor)
+
+    def set_apart(self, spec: OpSpec, key: Key, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Copies, by ``id``, of inputs that a call writes over; none where all can work so."""
+        if not spec.mutates and all(impl.in_place for impl in self._ladder(spec, key).chain):
+            return {}
+        self.placement.in_place_copies += len(inputs)
+        return {id(tensor): self.copy(tensor) for tensor in inputs}
 
     def prepare(self, spec: OpSpec, key: Key, weight: Tensor) -> Tensor:
         """
@@ -202,3 +317,23 @@ class DispatchTable:
         live, self._live = self._live, WeakSet()
         for ladder in list(live):
             ladder.retire()
+
+
+def servers(device: Device) -> list[str]:
+    """Who serves ops of a device, those included that serve what falls to the CPU."""
+    table = Table.of(device)
+    found = table.placement.servers
+    if table.placement.fallbacks.tallies:
+        found = sorted({*found, *Table.of(table.cpu).placement.servers})
+    return found
+
+
+def _looks(handler: Handler) -> bool:
+    """Whether it wants to see calls, and not their failures alone."""
+    return type(handler).run is not Handler.run
+
+
+_changes = threading.Lock()
+
+
+__all__ = ["DispatchTable", "servers"]

@@ -22,18 +22,18 @@ from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
 from propolis.errors import DeviceError
 from propolis.inflight import named
-from propolis.plugins.loader import describe
 from propolis.released import release
 from propolis.tensor import Tensor
+from propolis.wording import describe
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.dispatch.table import DispatchTable
+    from propolis.dispatch.base import Table
     from propolis.dtypes import DType
-    from propolis.ops._spec import Key
-    from propolis.ops._spec import OpSpec
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
     from propolis.records import Prepared
 
@@ -61,7 +61,7 @@ class _Use:
 class Weights:
     """The prepared weights of one device."""
 
-    def __init__(self, table: DispatchTable) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
         self._uses: WeakKeyDictionary[Tensor, list[_Use]] = WeakKeyDictionary()
 
@@ -138,7 +138,7 @@ class Weights:
                     raise
                 failed.append((impl, exc))
         else:
-            if failed and not (trace.is_split or (trace.cpu and trace.cpu.on_device)):
+            if failed and not (trace.is_decomposed or (trace.cpu and trace.cpu.on_device)):
                 raise failed[0][1]
         for impl, error in failed:
             reason = f"prepare() raised {describe(error)}"
@@ -166,7 +166,7 @@ class Weights:
     def _attach(
         self, weight: Tensor, spec: OpSpec, key: Key, impl: OpImpl, prepared: Prepared
     ) -> None:
-        self._table.placement.record_weight(impl, weight, prepared.nbytes, prepared.what)
+        self._table.placement.add_weight(impl, weight, prepared.nbytes, prepared.what)
         self._uses[weight].append(_Use(spec, key, impl, prepared.nbytes, prepared.what))
         weight.packed = {**weight.packed, impl.prepare: prepared.payload}
         if prepared.restore is not None:

@@ -8,11 +8,6 @@ device's dispatch table; ``propolis explain add`` shows it.
 
 from __future__ import annotations
 
-from propolis.ops._spec import Op
-from propolis.ops._spec import OpSpec
-from propolis.ops._spec import PairOp
-from propolis.ops._spec import Tolerance
-from propolis.ops._spec import catalogue
 from propolis.ops.attention import attention
 from propolis.ops.attention import attention_lse
 from propolis.ops.binary import add
@@ -111,6 +106,11 @@ from propolis.ops.unary import tanh
 from propolis.ops.upsample import upsample_bilinear2d
 from propolis.ops.upsample import upsample_nearest1d
 from propolis.ops.upsample import upsample_nearest2d
+from propolis.opspec.spec import Op
+from propolis.opspec.spec import OpSpec
+from propolis.opspec.spec import PairOp
+from propolis.opspec.spec import Tolerance
+from propolis.opspec.spec import catalogue
 
 
 __all__ = [

@@ -16,20 +16,20 @@ from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
-from propolis.ops._docs import parameter_docs
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._spec import pair_op
-from propolis.ops._tolerance import RELATIVE
+from propolis.opspec.docstrings import parameter_docs
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.spec import pair_op
+from propolis.opspec.tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.dtypes import DType
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 Window = tuple[int, int]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from propolis import dtypes
 from propolis.dtypes import PLAIN
-from propolis.ops._infer import broadcast
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import Op
-from propolis.ops._spec import Tolerance
-from propolis.ops._spec import op
-from propolis.ops._tolerance import RELATIVE
+from propolis.opspec.infer import broadcast
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import Op
+from propolis.opspec.spec import Tolerance
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import RELATIVE
 
 
 if TYPE_CHECKING:

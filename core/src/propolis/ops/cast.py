@@ -8,9 +8,9 @@ from propolis import dtypes
 from propolis.dtypes import PLAIN
 from propolis.dtypes import DType
 from propolis.errors import DTypeError
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
 
 
 if TYPE_CHECKING:

@@ -12,22 +12,22 @@ from propolis.dtypes import PLAIN
 from propolis.errors import OpError
 from propolis.errors import ShapeError
 from propolis.layout import normalize_dim
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence
 
-    from propolis.device import Device
     from propolis.dtypes import DType
     from propolis.layout import Shape
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
+    from propolis.tensor import Device
     from propolis.tensor import Tensor
 
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)

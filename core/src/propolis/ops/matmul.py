@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propolis.dtypes import FLOATS
-from propolis.ops._infer import broadcast
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
-from propolis.ops._tolerance import of_absolutes
 from propolis.ops.binary import add
+from propolis.opspec.infer import broadcast
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def linear(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> Meta:
     return (*x.shape[:-1], w.shape[0]), x.dtype
 
 
-@linear.decomposition(lambda x: {matmul: (x,), add: (x,)})
+@linear.decomposes(lambda x: {matmul: (x,), add: (x,)})
 def _linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
     if len(x.shape) == 1:
         out, x = out.unsqueeze(0), x.unsqueeze(0)

@@ -13,20 +13,20 @@ import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._spec import pair_op
-from propolis.ops._tolerance import RELATIVE
 from propolis.ops.binary import add
 from propolis.ops.unary import silu
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.spec import pair_op
+from propolis.opspec.tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -214,7 +214,7 @@ def _group_norm(name: str, x: Tensor, weight: Tensor, bias: Tensor, groups: int)
     return x.shape, x.dtype
 
 
-@add_rms_norm.decomposition(lambda x: {add: (x,), rms_norm: (x,)})
+@add_rms_norm.decomposes(lambda x: {add: (x,), rms_norm: (x,)})
 def _add_rms_norm(
     total: Tensor,
     out: Tensor,
@@ -227,7 +227,7 @@ def _add_rms_norm(
     rms_norm.into(out, add.into(total, x, residual), weight, eps)
 
 
-@group_norm_silu.decomposition(lambda x: {group_norm: (x,), silu: (x,)})
+@group_norm_silu.decomposes(lambda x: {group_norm: (x,), silu: (x,)})
 def _group_norm_silu(
     out: Tensor,
     x: Tensor,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
 from propolis.errors import OpError
-from propolis.ops._infer import expect
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
-from propolis.ops._tolerance import of_absolutes
 from propolis.ops.conv import WINDOW
 from propolis.ops.conv import Sizes
 from propolis.ops.conv import conv_sizes
 from propolis.ops.conv import spatial
+from propolis.opspec.infer import expect
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import of_absolutes
 
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from propolis.dtypes import BLOCKS
 from propolis.dtypes import FLOATS
 from propolis.dtypes import DType
 from propolis.errors import DTypeError
-from propolis.ops._infer import expect
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
-from propolis.ops._tolerance import of_absolutes
 from propolis.ops.matmul import linear
+from propolis.opspec.infer import expect
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
@@ -99,6 +99,6 @@ def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     return (*x.shape[:-1], w.shape[0]), x.dtype
 
 
-@qmatmul.decomposition(lambda x, w: {dequantize: (w,), linear: (x,)})
+@qmatmul.decomposes(lambda x, w: {dequantize: (w,), linear: (x,)})
 def _qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     linear.into(out, x, dequantize(w, x.dtype))

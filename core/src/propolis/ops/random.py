@@ -13,15 +13,15 @@ from typing import Any
 
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
-from propolis.ops._spec import op
-from propolis.ops._tolerance import RELATIVE
-from propolis.ops._tolerance import ROUNDED
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import RELATIVE
+from propolis.opspec.tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 

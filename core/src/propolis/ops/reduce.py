@@ -19,18 +19,18 @@ from propolis.dtypes import PLAIN
 from propolis.errors import ShapeError
 from propolis.layout import Shape
 from propolis.layout import normalize_dim
-from propolis.ops._infer import expect
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
-from propolis.ops._tolerance import of_absolutes
+from propolis.opspec.infer import expect
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import of_absolutes
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 

@@ -9,17 +9,17 @@ import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 

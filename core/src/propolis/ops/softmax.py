@@ -9,15 +9,15 @@ import numpy as np
 
 from propolis.dtypes import FLOATS
 from propolis.layout import normalize_dim
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import RELATIVE
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import RELATIVE
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 

@@ -13,10 +13,10 @@ from propolis import dtypes
 from propolis.dtypes import PLAIN
 from propolis.errors import OpError
 from propolis.layout import normalize_dim
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._spec import pair_op
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.spec import pair_op
 
 
 if TYPE_CHECKING:

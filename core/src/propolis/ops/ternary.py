@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from propolis.dtypes import INTEGERS
 from propolis.dtypes import PLAIN
-from propolis.ops._infer import broadcast
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
+from propolis.opspec.infer import broadcast
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
 
 
 if TYPE_CHECKING:

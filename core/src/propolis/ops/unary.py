@@ -17,25 +17,25 @@ from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
 from propolis.dtypes import DType
 from propolis.errors import OpError
-from propolis.ops._infer import expect
-from propolis.ops._infer import same_dtype
-from propolis.ops._spec import DEFAULT_TOLERANCE
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import Op
-from propolis.ops._spec import Tolerance
-from propolis.ops._spec import op
-from propolis.ops._tolerance import RELATIVE
-from propolis.ops._tolerance import ROUNDED
-from propolis.ops._tolerance import Magnitude
 from propolis.ops.binary import mul
+from propolis.opspec.infer import expect
+from propolis.opspec.infer import same_dtype
+from propolis.opspec.spec import DEFAULT_TOLERANCE
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import Op
+from propolis.opspec.spec import Tolerance
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import RELATIVE
+from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import Magnitude
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Mapping
 
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -288,31 +288,31 @@ def _gated(name: str, gate: Tensor, up: Tensor) -> Meta:
 # Devices whose plugins have the parts get these for nothing.
 
 
-@silu_mul.decomposition(lambda gate: {silu: (gate,), mul: (gate,)})
+@silu_mul.decomposes(lambda gate: {silu: (gate,), mul: (gate,)})
 def _silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     mul.into(out, silu(gate), up)
 
 
-@gelu_mul.decomposition(lambda gate: {gelu: (gate,), mul: (gate,)})
+@gelu_mul.decomposes(lambda gate: {gelu: (gate,), mul: (gate,)})
 def _gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     mul.into(out, gelu(gate), up)
 
 
-@silu.decomposition(lambda x: {sigmoid: (x,), mul: (x,)})
+@silu.decomposes(lambda x: {sigmoid: (x,), mul: (x,)})
 def _silu(out: Tensor, x: Tensor, /) -> None:
     mul.into(out, x, sigmoid(x))
 
 
-@quick_gelu.decomposition(lambda x: {affine: (x,), sigmoid: (x,), mul: (x,)})
+@quick_gelu.decomposes(lambda x: {affine: (x,), sigmoid: (x,), mul: (x,)})
 def _quick_gelu(out: Tensor, x: Tensor, /) -> None:
     mul.into(out, x, sigmoid(affine(x, 1.702, 0.0)))
 
 
-@rsqrt.decomposition(lambda x: {sqrt: (x,), recip: (x,)})
+@rsqrt.decomposes(lambda x: {sqrt: (x,), recip: (x,)})
 def _rsqrt(out: Tensor, x: Tensor, /) -> None:
     recip.into(out, sqrt(x))
 
 
-@sqr.decomposition(lambda x: {mul: (x,)})
+@sqr.decomposes(lambda x: {mul: (x,)})
 def _sqr(out: Tensor, x: Tensor, /) -> None:
     mul.into(out, x, x)

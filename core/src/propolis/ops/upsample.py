@@ -10,18 +10,18 @@ import numpy as np
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
 from propolis.errors import OpError
-from propolis.ops._infer import expect
-from propolis.ops._spec import EXACT
-from propolis.ops._spec import Meta
-from propolis.ops._spec import op
-from propolis.ops._tolerance import ROUNDED
+from propolis.opspec.infer import expect
+from propolis.opspec.spec import EXACT
+from propolis.opspec.spec import Meta
+from propolis.opspec.spec import op
+from propolis.opspec.tolerance import ROUNDED
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.layout import Shape
-    from propolis.ops._tolerance import Array
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 

@@ -24,9 +24,9 @@ def ask(value: str) -> dict[str, Any]:
     """The probe's answer for the entry-point value, as JSON fields."""
     # After sys.path is set.
     from propolis.plugins import vetting  # noqa: PLC0415
-    from propolis.plugins.loader import describe  # noqa: PLC0415
     from propolis.plugins.loader import load_object  # noqa: PLC0415
     from propolis.records import ProbeResult  # noqa: PLC0415
+    from propolis.wording import describe  # noqa: PLC0415
 
     vetting.in_child = True
     try:

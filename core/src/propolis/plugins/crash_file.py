@@ -30,6 +30,7 @@ from typing import Any
 from typing import Final
 
 from propolis import inflight
+from propolis.files import replace_text
 
 
 if TYPE_CHECKING:
@@ -248,19 +249,4 @@ def _introduced(text: str) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file of the cache as a whole: several workers may start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f"{path.stem}-", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
-
-
-__all__ = ["Crash", "collect", "introduce", "replace_text"]
+__all__ = ["Crash", "collect", "introduce"]

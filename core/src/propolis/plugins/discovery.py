@@ -7,7 +7,6 @@ so they stop here.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,9 @@ from typing import Final
 import importlib_metadata
 
 from propolis.errors import ConfigError
+from propolis.records import ESSENTIAL
+from propolis.wording import did_you_mean
+from propolis.wording import plugin_name
 
 
 if TYPE_CHECKING:
@@ -27,10 +29,6 @@ if TYPE_CHECKING:
 
 
 GROUP: Final = "propolis.plugins"
-
-# The rung below all others must be there whatever is allowed or denied.  It is
-# known by distribution too, so that no stranger can take its name.
-ESSENTIAL: Final = {"cpu_ref": "propolis-cpu-ref"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,11 +57,6 @@ class Candidate:
         return ESSENTIAL.get(self.name) == self.distribution
 
 
-def normalize(name: str) -> str:
-    """Plugin names are compared without case, ``-`` and ``_`` alike."""
-    return name.strip().lower().replace("-", "_")
-
-
 def discover(group: str = GROUP) -> list[Candidate]:
     """
     The installed plugins, ordered by distribution and name.
@@ -73,7 +66,7 @@ def discover(group: str = GROUP) -> list[Candidate]:
     found = set()
     for entry in importlib_metadata.entry_points(group=group):
         distribution, version = identity(entry.dist)
-        found.add(Candidate(distribution, normalize(entry.name), version, entry.value))
+        found.add(Candidate(distribution, plugin_name(entry.name), version, entry.value))
     return sorted(found)
 
 
@@ -126,11 +119,11 @@ def policy(candidates: Iterable[Candidate], config: Config) -> dict[Candidate, s
 
 
 def _known(setting: str, names: Iterable[str], known: set[str]) -> set[str]:
-    wanted = {normalize(name) for name in names}
+    wanted = {plugin_name(name) for name in names}
     unknown = sorted(wanted - known)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        near = did_you_mean(unknown[0], known)
+        hint = f"; {near}" if near else ""
         installed = ", ".join(sorted(known)) or "none"
         msg = f"{setting} names {', '.join(unknown)}, not installed; installed: {installed}{hint}"
         raise ConfigError(msg)

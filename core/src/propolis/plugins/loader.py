@@ -19,16 +19,17 @@ from propolis import events
 from propolis import hookspecs
 from propolis.errors import PluginError
 from propolis.plugins.contract import hook_problems
-from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
-from propolis.plugins.discovery import normalize
 from propolis.plugins.discovery import policy
 from propolis.plugins.vetting import vet
 from propolis.records import API_LEVEL
+from propolis.records import ESSENTIAL
 from propolis.records import OLDEST_API_LEVEL
 from propolis.records import PluginInfo
 from propolis.records import Provenance
+from propolis.wording import describe
+from propolis.wording import plugin_name
 
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class PluginHost:
                 f"it supports API levels {oldest} to {newest}, this core {OLDEST_API_LEVEL} to "
                 f"{API_LEVEL}: {act}",
             )
-        elif normalize(info.name) != name:
+        elif plugin_name(info.name) != name:
             report.reject("name", f"its entry point is {name!r} but it calls itself {info.name!r}")
         elif newest < API_LEVEL:
             self._deprecate(report, newest)
@@ -341,10 +342,4 @@ def _is_range(levels: Any) -> bool:
     )
 
 
-def describe(exc: BaseException) -> str:
-    """An exception in one line: its type and its text."""
-    text = str(exc)
-    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
-
-
-__all__ = ["PluginHost", "PluginReport", "describe", "load_object"]
+__all__ = ["PluginHost", "PluginReport", "load_object"]

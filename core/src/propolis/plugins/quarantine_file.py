@@ -18,11 +18,11 @@ from propolis.dispatch.quarantine import Entry
 from propolis.dispatch.quarantine import Quarantine
 from propolis.errors import ConfigError
 from propolis.plugins import crash_file
-from propolis.plugins.discovery import ESSENTIAL
 from propolis.plugins.vetting import fingerprint
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
 from propolis.plugins.vetting import stamp
+from propolis.records import ESSENTIAL
 from propolis.records import Provenance
 
 

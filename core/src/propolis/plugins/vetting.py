@@ -27,7 +27,7 @@ from typing import Literal
 import importlib_metadata
 
 from propolis.errors import PluginError
-from propolis.plugins.crash_file import replace_text
+from propolis.files import replace_text
 from propolis.records import API_LEVEL
 from propolis.records import ProbeResult
 

@@ -13,22 +13,22 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import contextmanager
 from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis.files import replacing
 from propolis_rocm_hip import events
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from pathlib import Path
 
     from propolis import Config
 
@@ -188,15 +188,8 @@ class CodeCache:
 
     def _write(self, path: Path, key: Key, code: bytes) -> None:
         head = {"key": asdict(key), "sha256": hashlib.sha256(code).hexdigest(), "size": len(code)}
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".new-", delete=False) as file:
-            try:
-                file.write(json.dumps(head).encode() + b"\n" + code)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink()
-                raise
+        with replacing(path, private=True, durable=True) as file:
+            file.write(json.dumps(head).encode() + b"\n" + code)
 
     @contextmanager
     def _locked(self, key: Key) -> Iterator[None]:

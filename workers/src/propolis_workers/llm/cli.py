@@ -17,6 +17,7 @@ import click
 from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
+from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
@@ -217,5 +218,5 @@ def _report(model: LLM, generation: Generation) -> dict[str, Any]:
         "decode_tokens_per_second": finish.decode_rate,
         "model": str(model.path.name),
         "load_seconds": model.load_seconds,
-        "placement": model.model.device.table.placement.as_dict(),
+        "placement": DispatchTable.of(model.model.device).placement.as_dict(),
     }

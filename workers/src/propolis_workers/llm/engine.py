@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from propolis import Tensor
+from propolis.dispatch.capture import capture
 from propolis.errors import ModelError
-from propolis.graph import capture
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
@@ -22,7 +22,7 @@ from propolis_workers.llm.memory import sequence_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propolis.graph import Graph
+    from propolis.dispatch.capture import Graph
     from propolis_workers.llm.llama import Llama
 
 SHORTER = "give a smaller --context, or ask for fewer tokens"

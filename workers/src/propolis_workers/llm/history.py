@@ -8,6 +8,8 @@ import re
 from typing import TYPE_CHECKING
 from typing import Final
 
+from propolis.files import replace_text
+
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +46,7 @@ class History:
         rows = text.split("\n")[:-1]  # the last is half a row where a disk was full
         if len(rows) > limit:
             rows = rows[-limit:]
-            shorter = path.with_name(f"{path.name}.{os.getpid()}")
-            self._write(shorter, "".join(f"{row}\n" for row in rows))
-            shorter.replace(path)
+            replace_text(path, "".join(f"{row}\n" for row in rows))
         self.lines = [line for row in rows if (line := _said(row)) is not None]
 
     def add(self, line: str) -> bool:

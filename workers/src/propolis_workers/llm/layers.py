@@ -9,6 +9,7 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.dispatch import DispatchTable
 from propolis_workers.layers import Embedding
 from propolis_workers.layers import Linear
 from propolis_workers.layers import read_weight
@@ -142,7 +143,7 @@ class Layers:
         if not weight.dtype.is_block:
             return _as_f32(weight)
         key = ops.qmatmul.key(dtypes.f32, weight.dtype)
-        return self.device.table.prepare(ops.qmatmul, key, weight)
+        return DispatchTable.of(self.device).prepare(ops.qmatmul, key, weight)
 
     def _present(self, names: Iterable[str]) -> list[str]:
         """The file's names of those weights that it has."""

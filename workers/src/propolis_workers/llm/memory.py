@@ -8,6 +8,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis import ops
+from propolis.dispatch import DispatchTable
 
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
             continue
         if info.dtype not in each:
             key = ops.qmatmul.key(dtypes.f32, info.dtype)
-            each[info.dtype] = device.table.weights.expected(ops.qmatmul, key, info.dtype)
+            weights = DispatchTable.of(device).weights
+            each[info.dtype] = weights.expected(ops.qmatmul, key, info.dtype)
         total += numel * each[info.dtype]
     return int(total)
 

@@ -18,6 +18,7 @@ import click
 from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
+from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
@@ -259,5 +260,5 @@ def _report(
         "notes": images.notes,
         "load_seconds": model.load_seconds,
         "seconds": images.seconds,
-        "placement": model.device.table.placement.as_dict(),
+        "placement": DispatchTable.of(model.device).placement.as_dict(),
     }

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +21,7 @@ import numpy.typing as npt
 
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
+from propolis.files import replacing
 
 
 if TYPE_CHECKING:
@@ -138,20 +137,10 @@ def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | No
     info = PngInfo()
     if metadata is not None:
         info.add_itxt(METADATA_KEY, json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))
-    part = ""
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
-        ) as file:
-            part = file.name
+        with replacing(path) as file:
             Image.fromarray(pixels).save(file, format="PNG", pnginfo=info)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(part).chmod(0o666 & ~umask)
-        Path(part).replace(path)
     except OSError as error:
-        if part:
-            Path(part).unlink(missing_ok=True)
         msg = f"{path} cannot be written: {error.strerror or error}; give another file with -o"
         raise UsageError(msg) from None
 

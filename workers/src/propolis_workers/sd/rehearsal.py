@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
-from propolis.cpu import POOL_LIMIT
+from propolis.storage import POOL_LIMIT
 
 
 if TYPE_CHECKING:

@@ -11,20 +11,46 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import Protocol
 
-from propolis.cpu import SharedStorage
 from propolis.errors import OpError
 from propolis.released import storage_of
+from propolis.storage import SharedStorage
 from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
-    from propolis.device import Device
-    from propolis.ops._spec import Meta
-    from propolis.ops._spec import OpSpec
+    import inspect
+
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis.tensor import Device
 
 
-def check_tensors(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+class Checked(Protocol):
+    """What is known here of an op: see :class:`propolis.opspec.spec.OpSpec`."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The op's parameters."""
+
+    @property
+    def mutates(self) -> bool:
+        """Whether the first argument is the destination."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether it may write over one of its inputs."""
+
+    def key_of(self, args: tuple[Any, ...]) -> Any:
+        """The dispatch key of a call."""
+
+
+def check_tensors(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """
     Refuse what is no tensor where the op takes one.
 
@@ -46,16 +72,16 @@ def check_tensors(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             raise OpError(msg)
 
 
-def mixed_devices(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
+def mixed_devices(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
     """The error for tensors on several devices."""
     places = ", ".join(f"{name} on {value.device.id}" for name, value in _named(spec, args, kwargs))
     return OpError(f"{spec.name}: tensors on several devices ({places}): move them with .to()")
 
 
 def is_clear(
-    spec: OpSpec,
+    spec: Checked,
     out: Tensor,
-    meta: Meta,
+    meta: tuple[Shape, DType],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> bool:
@@ -85,7 +111,7 @@ def is_clear(
     return out not in args and not (kwargs and out in kwargs.values())
 
 
-def _unfit(spec: OpSpec, out: Any, meta: Meta, device: Device) -> OpError:
+def _unfit(spec: Checked, out: Any, meta: tuple[Shape, DType], device: Device) -> OpError:
     """How an output differs from what the result needs."""
     if not isinstance(out, Tensor):
         return OpError(f"{spec.name}: out is a {type(out).__name__}, not a Tensor")
@@ -107,7 +133,7 @@ _ALONE: Final = _references(SimpleNamespace(storage=object()))
 
 
 def in_place(
-    spec: OpSpec,
+    spec: Checked,
     out: Tensor,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -122,19 +148,15 @@ def in_place(
         OpError: as :func:`overlapping`.
     """
     same = overlapping(spec, out, args, kwargs)
-    table = out.device.table
-    if not same or (not spec.mutates and table.works_in_place(spec, spec.key_of(args))):
+    if not same:
         return args, kwargs
-    from propolis import ops  # noqa: PLC0415  (the catalogue imports this module)
-
-    copies = {id(tensor): ops.copy(tensor) for tensor in same}
-    table.placement.in_place_copies += len(copies)
+    copies = out.device.table.set_apart(spec, spec.key_of(args), same)
     args = tuple(copies.get(id(value), value) for value in args)
     return args, {name: copies.get(id(value), value) for name, value in kwargs.items()}
 
 
 def overlapping(
-    spec: OpSpec, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spec: Checked, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
     """
     The inputs that are ``target``'s memory: element for element, or of an op with a
@@ -175,7 +197,7 @@ def _may_share(tensor: Tensor, target: Tensor) -> bool:
     return mine is theirs or mine.__class__ is theirs.__class__ is SharedStorage
 
 
-def expect_apart(spec: OpSpec, a: Tensor, b: Tensor) -> None:
+def expect_apart(spec: Checked, a: Tensor, b: Tensor) -> None:
     """
     Refuse two destinations that share memory.
 
@@ -187,7 +209,9 @@ def expect_apart(spec: OpSpec, a: Tensor, b: Tensor) -> None:
         raise OpError(msg)
 
 
-def _named(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+def _named(
+    spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Tensor]]:
     given = spec.signature.bind(*args, **kwargs).arguments.items()
     return [(name, value) for name, value in given if isinstance(value, Tensor)]
 

@@ -23,19 +23,19 @@ from propolis.dtypes import DType
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.layout import Shape
-from propolis.ops._check import check_tensors
-from propolis.ops._check import expect_apart
-from propolis.ops._check import in_place
-from propolis.ops._check import is_clear
-from propolis.ops._check import may_share
-from propolis.ops._check import mixed_devices
-from propolis.ops._check import overlapping
-from propolis.ops._docs import completed
-from propolis.ops._tolerance import DEFAULT_TOLERANCE
-from propolis.ops._tolerance import EXACT
-from propolis.ops._tolerance import Magnitude
-from propolis.ops._tolerance import Tolerance
-from propolis.ops._tolerance import allowed_error
+from propolis.opspec.check import check_tensors
+from propolis.opspec.check import expect_apart
+from propolis.opspec.check import in_place
+from propolis.opspec.check import is_clear
+from propolis.opspec.check import may_share
+from propolis.opspec.check import mixed_devices
+from propolis.opspec.check import overlapping
+from propolis.opspec.docstrings import completed
+from propolis.opspec.tolerance import DEFAULT_TOLERANCE
+from propolis.opspec.tolerance import EXACT
+from propolis.opspec.tolerance import Magnitude
+from propolis.opspec.tolerance import Tolerance
+from propolis.opspec.tolerance import allowed_error
 from propolis.tensor import Tensor
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from propolis.device import Device
+    from propolis.tensor import Device
 
 P = ParamSpec("P")
 
@@ -93,10 +93,10 @@ class OpSpec:
         signature: the op's parameters, which implementations repeat.
         taken: names of an implementation's parameters, destinations first, and how many of
             the first ones are tensors in every call.
-        decomposed: how it is done with other ops; None where it is not.
+        decomposition: how it is done with other ops; None where it is not.
     """
 
-    decomposed: Decomposition | None = None
+    decomposition: Decomposition | None = None
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class OpSpec:
         loss = self.loss.get(dtype)
         return allowed_error(tolerance, dtype, truth, magnitude, exact=exact, loss=loss)
 
-    def decomposition(
+    def decomposes(
         self, parts: Callable[..., Mapping[OpSpec, tuple[DType, ...]]]
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """
@@ -174,13 +174,13 @@ class OpSpec:
         Examples:
             Where a catalogue has ``silu``::
 
-                @silu_mul.decomposition(lambda gate: {silu: (gate,), mul: (gate,)})
+                @silu_mul.decomposes(lambda gate: {silu: (gate,), mul: (gate,)})
                 def _silu_mul(out, gate, up, /):
                     mul.into(out, silu(gate), up)
         """
 
         def declare(fn: Callable[..., None]) -> Callable[..., None]:
-            self.decomposed = Decomposition(fn, parts)
+            self.decomposition = Decomposition(fn, parts)
             return fn
 
         return declare

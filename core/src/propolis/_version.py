@@ -1,0 +1,3 @@
+"""The version of core, which all distributions share."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,65 @@
+"""Files that appear whole or not at all, whoever reads them meanwhile."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False, durable: bool = False) -> Iterator[IO[bytes]]:
+    """
+    A file to write, which takes the place of ``path`` when the ``with`` block ends well.
+
+    Args:
+        path: in a folder that exists.  It stays as it is where the block raises.
+        private: let nobody else read it; else as the process's umask says.
+        durable: have it on the disk before it appears.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+    ) as file:
+        part = Path(file.name)
+        try:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            if not private:
+                part.chmod(0o666 & ~_umask())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def replace_text(path: Path, text: str, *, private: bool = True) -> None:
+    """
+    Write a file of text as a whole; its folder is made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, private=private) as file:
+        file.write(text.encode(errors="surrogateescape"))
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+__all__ = ["replace_text", "replacing"]

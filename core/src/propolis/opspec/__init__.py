@@ -1,0 +1,1 @@
+"""What an op means: the specification that families declare, and what it checks of a call."""
