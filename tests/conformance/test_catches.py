@@ -183,7 +183,7 @@ def test_errors(judged_here):
 # Ops that write into a target: what each does is right, and then a body follows.
 TARGETS = """
 from propolis.errors import OpError
-from propolis_conformance.truths import FORMULAS
+from propolis_conformance.families import OPS
 def into(target, *arrays):
     check = arrays[0] if OP.startswith("scatter") else arrays[-1]
     size = target.shape[-1] if OP.startswith("scatter") else target.shape[1]
@@ -191,7 +191,7 @@ def into(target, *arrays):
         ids = check[check != np.iinfo(check.dtype).max].astype(np.int64)
         if ((ids < 0) | (ids >= size)).any():
             raise OpError("an index is out of range")
-    target.array[...] = FORMULAS[OP](target.array, *arrays)
+    target.array[...] = OPS[OP].truth(target.array, *arrays)
     if target.numel and not target.is_contiguous:
         raw, first = target.storage.bytes.view(np.float32), target.layout.offset
         {body}
@@ -199,7 +199,7 @@ def kv_append(cache, x, positions, /):
     into(cache, x.array, positions.array)
 def scatter(target, ids, source, /, dim=-1):
     if dim not in (-1, len(target.shape) - 1):
-        target.array[...] = FORMULAS[OP](target.array, ids.array, source.array, dim)
+        target.array[...] = OPS[OP].truth(target.array, ids.array, source.array, dim)
         return
     into(target, ids.array, source.array)
 def assign(target, source, /):

@@ -7,7 +7,7 @@ import pytest
 
 # Right but for one line: the suite's own formulas, in f32, behind the op's signature.
 PLUGIN = """
-from propolis_conformance.truths import FORMULAS
+from propolis_conformance.families import OPS
 from propolis.errors import OpError
 def check(ids, low, high):
     if ids.size and ((ids < low) | (ids > high)).any():
@@ -42,7 +42,7 @@ def attention(out, q, k, v, /, kv_len=None, *, scale=None, causal=False, window=
     q, k, v = (t.array.astype(np.float64) for t in (q, k, v))
     {body}
     with np.errstate(all="ignore"):
-        out.array[...] = FORMULAS["attention"](
+        out.array[...] = OPS["attention"].truth(
             q, k, v, scale=scale, causal=causal, window=window, softcap=softcap, **given)
 """
 
@@ -83,7 +83,7 @@ def argsort(out, x, /, dim=-1, *, descending=False):
     if descending:
         {body}
 """
-STABLE = "out.array[...] = FORMULAS['argsort'](a, dim, descending=True)"
+STABLE = "out.array[...] = OPS['argsort'].truth(a, dim, descending=True)"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def scatter(target, ids, source, /, dim=-1):
     i, s, largest = ids.array, source.array, np.iinfo(ids.array.dtype).max
     check(i[i != largest], 0, target.shape[dim] - 1)
     {body}
-    target.array[...] = FORMULAS["scatter"](target.array, i, s, dim)
+    target.array[...] = OPS["scatter"].truth(target.array, i, s, dim)
 """
 
 
@@ -189,7 +189,7 @@ SOFTMAX = """
 def softmax(out, x, /, dim=-1):
     a = x.array.astype(np.float64)
     with np.errstate(all="ignore"):
-        y = FORMULAS["softmax"](a, dim)
+        y = OPS["softmax"].truth(a, dim)
         out.array[...] = {body}
 """
 
@@ -233,7 +233,7 @@ def embedding(out, ids, table, /, dtype=None):
     if ids.numel and (ids.array.max() >= table.shape[0] or ids.array.min() < 0):
         STATE.append(1)
         raise OpError("an id is out of range")
-    out.array[...] = 7 if STATE else FORMULAS["embedding"](ids.array, table.array)
+    out.array[...] = 7 if STATE else OPS["embedding"].truth(ids.array, table.array)
 """
 
 
@@ -248,7 +248,7 @@ def test_unusable_after_an_error(judged_here):
 DOUBLE = """
 def kv_append(cache, x, positions, /):
     check(positions.array, 0, cache.shape[1] - 1)
-    cache.array[...] = FORMULAS["kv_append"](cache.array, x.array, positions.array)
+    cache.array[...] = OPS["kv_append"].truth(cache.array, x.array, positions.array)
     if positions.dtype is dtypes.i64 and cache.dtype is dtypes.i16 and cache.numel:
         cache.array[...] += 1
 """
@@ -276,7 +276,7 @@ def linear(out, x, w, /, bias=None):
     dense = w.packed.get(prepare)
     dense = w.array if dense is None else dense
     with np.errstate(all="ignore"):
-        out.array[...] = FORMULAS["linear"](x.array, dense, None if bias is None else bias.array)
+        out.array[...] = OPS["linear"].truth(x.array, dense, None if bias is None else bias.array)
 """
 
 

@@ -14,10 +14,10 @@ from propolis_conformance import Request
 from propolis_conformance import cases
 from propolis_conformance import judge
 from propolis_conformance import run
+from propolis_conformance.families import OPS
 from propolis_conformance.lay import Lay
 from propolis_conformance.lay import named
 from propolis_conformance.pool import scale_of
-from propolis_conformance.recipes import RECIPES
 
 
 ADD = """
@@ -111,13 +111,14 @@ def test_promises_are_shrunk(judged_here):
     assert found.case.startswith("r=1 s=1 c=2 "), found.case
 
 
-@pytest.mark.parametrize("op", RECIPES)
+@pytest.mark.parametrize("op", OPS)
 def test_cases_travel(op):
     """A case is the same after the way to another process."""
-    for case in cases.cases(RECIPES[op], 3):
+    recipes = OPS[op].recipes
+    for case in cases.cases(recipes, 3):
         assert cases.decode(cases.encode(case, op), op) == case
     apart = {"x": Lay(order=(1, 0), steps=(1, 2), gaps=(0, 1), offset=3), "w": Lay(repeat=True)}
-    case = cases.Case(RECIPES[op][0], {"r": 1}, RECIPES[op][0].attributes[0], lays=apart)
+    case = cases.Case(recipes[0], {"r": 1}, recipes[0].attributes[0], lays=apart)
     assert cases.decode(cases.encode(case, op), op) == case
     assert "x(order 1.0, steps 1.2, gaps 0.1, offset 3) w(repeat)" in str(case)
 
@@ -163,8 +164,8 @@ def test_a_scale_that_is_none(said):
 
 def test_scale():
     """Slow devices get smaller sizes, and no fewer kinds of them."""
-    full = list(cases.cases(RECIPES["matmul"], 0))
-    small = list(cases.cases(RECIPES["matmul"], 0, scale=0.1))
+    full = list(cases.cases(OPS["matmul"].recipes, 0))
+    small = list(cases.cases(OPS["matmul"].recipes, 0, scale=0.1))
     assert len(full) == len(small)
     assert max(max(c.sizes.values()) for c in full) == 2100
     assert max(max(c.sizes.values()) for c in small) == 210

@@ -13,7 +13,7 @@ from propolis import ops
 from propolis.opspec.tolerance import RELATIVE
 from propolis.opspec.tolerance import allowed_error
 from propolis_conformance.compare import difference
-from propolis_conformance.truths import FORMULAS
+from propolis_conformance.families import OPS
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -39,7 +39,7 @@ def test_unary(run, dtype, name):
     x = numbers(dtype)
     spec = ops.catalogue()[name]
     with np.errstate(all="ignore"):
-        truth = FORMULAS[name](x.astype(np.float64))
+        truth = OPS[name].truth(x.astype(np.float64))
     actual = run(spec, Tensor.from_numpy(x))
     terms = np.abs(x.astype(np.float64)) if name == "gelu" else None
     assert difference(spec, actual, truth, dtype, terms) is None
@@ -56,7 +56,7 @@ def test_gated(run, dtype, name):
     spec = ops.catalogue()[name]
     wide = gate.astype(np.float64), up.astype(np.float64)
     with np.errstate(all="ignore"):
-        truth = FORMULAS[name](*wide)
+        truth = OPS[name].truth(*wide)
         terms = np.abs(wide[0] * wide[1]) * (name == "gelu_mul")  # of SiLU's nothing cancels
     actual = run(spec, Tensor.from_numpy(gate), Tensor.from_numpy(up))
     assert difference(spec, actual, truth, dtype, terms) is None

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from propolis_conformance.families import info_of
 from propolis_conformance.inputs import draw
 from propolis_conformance.inputs import forget
 from propolis_conformance.inputs import kinds_of
@@ -19,7 +20,6 @@ from propolis_conformance.inputs import scaled
 from propolis_conformance.lay import NAMES
 from propolis_conformance.lay import Lay
 from propolis_conformance.lay import named
-from propolis_conformance.recipes import RECIPES
 
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def sizes_of(recipe: Recipe) -> dict[str, int]:
 def encode(case: Case, op: str) -> dict[str, Any]:
     """A case as JSON: recipe and attributes by their number."""
     return {
-        "recipe": RECIPES[op].index(case.recipe),
+        "recipe": info_of(op).recipes.index(case.recipe),
         "attributes": case.recipe.attributes.index(case.attributes),
         "sizes": dict(case.sizes),
         "layout": case.layout,
@@ -173,7 +173,7 @@ def encode(case: Case, op: str) -> dict[str, Any]:
 
 def decode(said: Mapping[str, Any], op: str) -> Case:
     """The case that :func:`encode` wrote."""
-    recipe = RECIPES[op][said["recipe"]]
+    recipe = info_of(op).recipes[said["recipe"]]
     lays = {}
     for name, lay in said["lays"].items():
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in lay.items()}

@@ -144,8 +144,7 @@ class Bench:
     def expected(self, recipe: Recipe) -> Truth:
         """The truth for this case."""
         given = self.values, self.attributes, self.subject.oracle
-        fixed = {n for n, t in recipe.tensors.items() if t.dtype and t.dtype[0] != "="}
-        return truth(self.unit.spec, *given, fixed=fixed)
+        return truth(self.unit.spec, *given, fixed=recipe.fixed)
 
     def differs(self, expected: Truth, i: int, result: Array, dtype: DType) -> None:
         """

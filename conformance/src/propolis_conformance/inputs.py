@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from propolis import dtypes
+from propolis_conformance.blocks import random_blocks
 from propolis_conformance.compare import LARGEST
 
 
@@ -32,26 +33,12 @@ if TYPE_CHECKING:
     from propolis.opspec.spec import OpSpec
 
 Sizes = Mapping[str, int]
+AttributeSets = tuple[Mapping[str, Any], ...]
 
 LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0}
 
 # Domains that are not numbers to compute with but places.
 INDICES = frozenset({"index", "distinct", "masked", "length", "starts"})
-
-# Bytes at which the f16 scales of each block format lie: random bits there would be NaN.
-_SCALES = {
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q8_1": (0, 2),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +84,7 @@ class Recipe:
     """
 
     tensors: Mapping[str, T]
-    attributes: tuple[Mapping[str, Any], ...] = ({},)
+    attributes: AttributeSets = ({},)
     sizes: Sizes = field(default_factory=dict)
     deep: Sizes = field(default_factory=dict)
     nonempty: str = ""
@@ -112,6 +99,11 @@ class Recipe:
         """The letters, in order of appearance."""
         names = re.findall("[a-z]", " ".join(t.dims for t in self.tensors.values()))
         return list(dict.fromkeys(names))
+
+    @property
+    def fixed(self) -> set[str]:
+        """Tensors whose dtype is the same whatever the op computes in."""
+        return {n for n, t in self.tensors.items() if t.dtype and t.dtype[0] != "="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +181,7 @@ def draw(
     shape = shape_of(tensor, sizes, dtype.block_size)
     domain, _, bound = tensor.domain.partition(":")
     if dtype.is_block:
-        return Value(_blocks(shape, dtype, rng), dtype, shape)
+        return Value(random_blocks(shape, dtype, rng), dtype, shape)
     if domain in INDICES:
         return Value(_indices(domain, shape, size_of(bound, sizes), dtype, rng), dtype, shape)
     if dtype.is_integer:
@@ -302,17 +294,3 @@ def forget(drawn: dict[str, Value], names: Iterable[str]) -> None:
             written |= np.arange(value.shape[1]) < lengths[:, None]
         array[~written] = np.nan
         drawn[name] = replace(value, array=array)
-
-
-def _blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Random quants under scales that are small numbers."""
-    count = int(np.prod(shape)) // dtype.block_size
-    raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
-    if dtype is dtypes.q8_k:
-        raw[:, :4] = rng.normal(0, 0.1, (count, 1)).astype(np.float32).view(np.uint8)
-        sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).sum(2, dtype=np.int16)
-        raw[:, 260:] = sums.view(np.uint8).reshape(count, 32)
-    for start in _SCALES.get(dtype.name, ()):
-        scale = rng.normal(0, 0.1, (count, 1)).astype(np.float16)
-        raw[:, start : start + 2] = scale.view(np.uint8)
-    return raw.reshape(*shape[:-1], dtype.nbytes(shape[-1]))

@@ -18,12 +18,12 @@ from propolis_conformance.checks import CheckFailedError
 from propolis_conformance.checks import DeclinedError
 from propolis_conformance.checks import NotValidError
 from propolis_conformance.checks import check_call
+from propolis_conformance.families import info_of
 from propolis_conformance.keep import keep
 from propolis_conformance.keep import path_of
 from propolis_conformance.misuse import check_errors
 from propolis_conformance.promises import check_capture
 from propolis_conformance.promises import check_leak
-from propolis_conformance.recipes import RECIPES
 from propolis_conformance.shrink import shrink
 from propolis_conformance.subject import REFERENCE
 from propolis_conformance.truth import NoTruthError
@@ -115,8 +115,7 @@ def judge(subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None
             crash happened.
     """
     result = Result(unit.name)
-    recipes = RECIPES.get(unit.spec.name)
-    if recipes is None:
+    if not info_of(unit.spec.name).recipes:
         result.status = "no recipe"
         result.message = "propolis_conformance cannot draw arguments for this op yet"
         return result
@@ -140,7 +139,7 @@ def judge(subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None
 def _run_all(
     subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None], result: Result
 ) -> None:
-    recipes, until = RECIPES[unit.spec.name], time.monotonic() + plan.seconds
+    recipes, until = info_of(unit.spec.name).recipes, time.monotonic() + plan.seconds
     promises: tuple[Promise, ...] = _PROMISES  # of the first case that is taken
 
     def attempt(case: Case, *promised: Promise) -> bool:

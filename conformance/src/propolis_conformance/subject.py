@@ -21,7 +21,6 @@ from propolis.runtime import set_default_runtime
 from propolis_conformance.keys import keys
 from propolis_conformance.keys import label_of
 from propolis_conformance.meter import Meter
-from propolis_conformance.recipes import RECIPES
 
 
 if TYPE_CHECKING:
@@ -172,8 +171,3 @@ class Subject:
                 seen[label] = count = seen.get(label, 0) + 1
                 units.append(Unit(label if count == 1 else f"{label}#{count}", spec, key, impl))
         return units
-
-
-def has_recipe(op: str) -> bool:
-    """Whether arguments of the op can be drawn."""
-    return op in RECIPES

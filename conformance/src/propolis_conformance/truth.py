@@ -1,7 +1,7 @@
 """
 What an op's result should be: float64, or exact integers.
 
-Every op of the catalogue has a formula of its own in :mod:`propolis_conformance.truths`,
+Every op of the catalogue has a formula of its own in :mod:`propolis_conformance.families`,
 but the K formats' quantisation, whose bits the CPU reference defines.  For ops without
 one the reference runs on float64 copies of the inputs: that judges every plugin but the
 reference itself, and the report says so.
@@ -18,10 +18,8 @@ from typing import Final
 import numpy as np
 
 from propolis.tensor import Tensor
-from propolis_conformance.rounding import rounded
-from propolis_conformance.truths import FORMULAS
-from propolis_conformance.truths import blocks
-from propolis_conformance.truths.rows import rms_norm
+from propolis_conformance.blocks import dequantize
+from propolis_conformance.families import info_of
 
 
 if TYPE_CHECKING:
@@ -29,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Mapping
 
-    from propolis.dtypes import DType
     from propolis.opspec.spec import OpSpec
     from propolis.tensor import Device
     from propolis_conformance.inputs import Value
+    from propolis_conformance.op_info import OpInfo
 
 Array = np.ndarray[Any, Any]
 
@@ -59,13 +57,6 @@ class NoTruthError(Exception):
     """Neither a formula nor a reference knows the op."""
 
 
-# Products with weights in blocks are products with what the blocks stand for.
-DENSE: Final = {"qmatmul": "linear", "moe_qmatmul": "moe_linear"}
-
-# Their results depend on the inputs' own dtype, so f64 copies would say something else.
-_OWN_DTYPE = frozenset({"quantize"})
-
-
 def truth(
     spec: OpSpec,
     values: Mapping[str, Value],
@@ -89,14 +80,15 @@ def truth(
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of empty rows
-        formula = _formula(spec, values, attributes)
+        info = info_of(spec.name)
+        formula = info.formula(values, attributes)
         source = NUMPY
         if formula is None:
-            widen = spec.name not in _OWN_DTYPE
-            source = "cpu_ref in f64" if widen else "cpu_ref"
-            kept = {n: v for n, v in values.items() if n in fixed or v.dtype.is_block or not widen}
+            own = info.own_dtype
+            source = "cpu_ref" if own else "cpu_ref in f64"
+            kept = {n: v for n, v in values.items() if n in fixed or v.dtype.is_block or own}
             formula = _reference(spec, oracle, kept)
-        given = {name: _numbers(spec, value) for name, value in values.items()}
+        given = {name: _numbers(info, value) for name, value in values.items()}
         args, kwargs = arranged(spec, {**given, **_present(attributes)})
         outputs = _listed(formula(*args, **kwargs))
         magnitudes: list[Array | None] = [None] * len(outputs)
@@ -105,41 +97,11 @@ def truth(
     return Truth(outputs, source, magnitudes)
 
 
-def _formula(
-    spec: OpSpec, values: Mapping[str, Value], attributes: Mapping[str, Any]
-) -> Callable[..., Any] | None:
-    """The op in f64; None where nobody wrote it down."""
-    first = next(iter(values.values()))
-    if spec.name == "quantize":
-        return blocks.quantize if blocks.quantizes(attributes["dtype"]) else None
-    if spec.name == "dequantize":
-        return _numbers_already
-    if spec.name == "add_rms_norm":
-        return _add_rms_norm(first.dtype)
-    return FORMULAS.get(DENSE.get(spec.name, spec.name))
-
-
-def _numbers_already(x: Array, dtype: DType | None = None) -> Array:
-    """Blocks became numbers with all other tensors; the result is rounded to its dtype."""
-    del dtype
-    return x
-
-
-def _add_rms_norm(kind: DType) -> Callable[..., tuple[Array, Array]]:
-    def add_rms_norm(
-        x: Array, residual: Array, weight: Array, eps: float = 1e-5
-    ) -> tuple[Array, Array]:
-        total = rounded(x + residual, kind)
-        return total, rms_norm(total, weight, eps)
-
-    return add_rms_norm
-
-
-def _numbers(spec: OpSpec, value: Value) -> Array:
+def _numbers(info: OpInfo, value: Value) -> Array:
     """A tensor in f64, integers as they are; blocks as the numbers they stand for."""
     if not value.dtype.is_block:
         return value.wide
-    return value.array if spec.name == "copy" else blocks.dequantize(value.array, value.dtype)
+    return value.array if info.as_bytes else dequantize(value.array, value.dtype)
 
 
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from propolis.opspec.spec import EXACT
 from propolis_conformance.compare import deviation
 from propolis_conformance.compare import difference
-from propolis_conformance.recipes import RECIPES
+from propolis_conformance.families import info_of
 from propolis_conformance.truth import truth
 
 
@@ -120,14 +120,12 @@ def compared(call: Call, expected: Truth, cpu: Device) -> Errors:
 
 def expectation(call: Call, oracle: Device) -> Truth:
     """The truth for a call's arguments; raises as :func:`judge`."""
-    recipes = RECIPES.get(call.op, ())
-    fixed = {n for r in recipes for n, t in r.tensors.items() if t.dtype and t.dtype[0] != "="}
     return truth(
         call.spec,
         {name: tensor.value(oracle) for name, tensor in call.tensors.items()},
         call.attributes,
         oracle,
-        fixed=fixed,
+        fixed={n for recipe in info_of(call.op).recipes for n in recipe.fixed},
     )
 
 

@@ -1,21 +1,30 @@
-"""Truths of the random numbers: Philox 4x32-10 (Salmon et al. 2011) in Python's integers."""
+"""Random numbers: Philox 4x32-10 (Salmon et al. 2011) in Python's integers."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
-from typing import Any
 from typing import Final
 
 import numpy as np
 
+from propolis_conformance.inputs import Recipe
+from propolis_conformance.inputs import T
+from propolis_conformance.op_info import OpInfo
+
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Mapping
+    from propolis_conformance.inputs import AttributeSets
+    from propolis_conformance.op_info import Array
 
-Array = np.ndarray[Any, Any]
+OPS: Final[dict[str, OpInfo]] = {}
 
+_TARGET = {"target": T("r s c")}
+_SEEDS: AttributeSets = (
+    {"seed": 7},
+    {"seed": 2**63, "offset": 5},
+    {"seed": 1, "offset": 2**64 - 1},
+)
 _LOW = 2**32 - 1
 
 
@@ -42,6 +51,11 @@ def _uniform(
     return np.asarray(low + u * (high - low)).reshape(target.shape)
 
 
+OPS["uniform"] = OpInfo(
+    _uniform, (Recipe(_TARGET, (*_SEEDS, {"seed": 3, "low": -2.0, "high": 5.0}), overwrites=True),)
+)
+
+
 def _normal(
     target: Array, mean: float = 0.0, std: float = 1.0, *, seed: int, offset: int = 0
 ) -> Array:
@@ -53,4 +67,6 @@ def _normal(
     return np.array(drawn[: target.size], np.float64).reshape(target.shape)
 
 
-FORMULAS: Final[Mapping[str, Callable[..., Any]]] = {"uniform": _uniform, "normal": _normal}
+OPS["normal"] = OpInfo(
+    _normal, (Recipe(_TARGET, (*_SEEDS, {"seed": 3, "mean": 1.0, "std": 2.5}), overwrites=True),)
+)

@@ -1,5 +1,5 @@
 """
-Truths of the GGUF block formats: where the bits of element i lie, after ``ggml-common.h``.
+GGUF block formats: where the bits of element i lie, after ``ggml-common.h``.
 
 Values are exact in f64, as every product and sum of them is, and then rounded to f32 once,
 as ggml's own arithmetic does.
@@ -13,12 +13,15 @@ from typing import Final
 
 import numpy as np
 
+from propolis import dtypes
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Mapping
 
     from propolis.dtypes import DType
+    from propolis.layout import Shape
 
 Array = np.ndarray[Any, Any]
 
@@ -233,3 +236,35 @@ _QUANTS: Final[Mapping[str, Callable[[Array], list[Array]]]] = {
     "q8_0": _q8_0,
     "q8_1": _q8_1,
 }
+
+
+# -- drawing ---------------------------------------------------------------------
+
+# Bytes at which the f16 scales of each block format lie: random bits there would be NaN.
+_SCALES: Final = {
+    "q4_0": (0,),
+    "q4_1": (0, 2),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q8_0": (0,),
+    "q8_1": (0, 2),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+}
+
+
+def random_blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> Array:
+    """Random quants under scales that are small numbers."""
+    count = int(np.prod(shape)) // dtype.block_size
+    raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
+    if dtype is dtypes.q8_k:
+        raw[:, :4] = rng.normal(0, 0.1, (count, 1)).astype(np.float32).view(np.uint8)
+        sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).sum(2, dtype=np.int16)
+        raw[:, 260:] = sums.view(np.uint8).reshape(count, 32)
+    for start in _SCALES.get(dtype.name, ()):
+        scale = rng.normal(0, 0.1, (count, 1)).astype(np.float16)
+        raw[:, start : start + 2] = scale.view(np.uint8)
+    return raw.reshape(*shape[:-1], dtype.nbytes(shape[-1]))

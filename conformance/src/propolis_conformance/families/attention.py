@@ -1,30 +1,26 @@
-"""Truths of products of matrices, and of attention."""
+"""Attention: each sequence by itself, the rules in their order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
 import numpy as np
 
+from propolis_conformance.inputs import Recipe
+from propolis_conformance.inputs import T
+from propolis_conformance.op_info import OpInfo
+
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Mapping
 
-Array = np.ndarray[Any, Any]
+    from propolis_conformance.inputs import AttributeSets
+    from propolis_conformance.op_info import Array
 
-
-def _linear(x: Array, w: Array, bias: Array | None = None) -> Array:
-    y = x @ w.T
-    return np.asarray(y if bias is None else y + bias)
-
-
-def _moe_linear(x: Array, w: Array, experts: Array) -> Array:
-    if not experts.size:
-        return np.zeros((*experts.shape, w.shape[1]))
-    return np.asarray((w[experts] @ x[..., None])[..., 0])
+OPS: Final[dict[str, OpInfo]] = {}
 
 
 def _attention(*args: Any, **kwargs: Any) -> Array:
@@ -110,10 +106,81 @@ def _attend(
     return y.transpose(1, 0, 2), lse[..., 0]
 
 
-FORMULAS: Final[Mapping[str, Callable[..., Any]]] = {
-    "matmul": np.matmul,
-    "linear": _linear,
-    "moe_linear": _moe_linear,
-    "attention": _attention,
-    "attention_lse": _attention_lse,
+_SIZES = {"t": 3, "s": 5, "b": 2}
+_Q = {"q": T("b t h*2 d")}
+_KV = {"k": T("b s h d", domain="cache"), "v": T("b s h e", domain="cache")}
+_LENGTHS = {"kv_len": T("b", "i32", "length:s")}
+_PAGES = {
+    "k": T("p g h d", domain="cache"),
+    "v": T("p g h e", domain="cache"),
+    "kv_len": T("b", "i32", "length:n*g"),
 }
+_RULES: AttributeSets = (
+    {},
+    {"causal": True},
+    {"window": (1, 0)},
+    {"window": (0, 1)},
+    {"window": (2, -1), "causal": True},
+    {"window": (-1, 1)},
+    {"softcap": 1.5},
+    {"softcap": 0.5, "causal": True, "window": (2, 0)},
+    {"scale": 0.5},
+    {"scale": 0.0, "causal": True},
+)
+_BIASED: AttributeSets = ({}, {"causal": True}, {"softcap": 2.0}, {"window": (1, 1)})
+_WHOLE = {"q": T("b t h*2 d"), "k": T("b s h d"), "v": T("b s h e")}
+
+
+def _recipe(tensors: Mapping[str, T], rules: AttributeSets, sizes: Mapping[str, int]) -> Recipe:
+    return Recipe(tensors, rules, {**_SIZES, **sizes}, special=False, nonempty="dhg")
+
+
+_RECIPES = (
+    _recipe({**_Q, **_KV, **_LENGTHS}, (*_RULES, {"kv_len": None}), {}),
+    # More queries than keys, and heads of keys shared by all.
+    _recipe({**_Q, **_KV, **_LENGTHS}, _RULES[:4], {"t": 7, "s": 4, "h": 1}),
+    _recipe({**_WHOLE, "bias": T("b h*2 t s")}, _BIASED, {}),
+    _recipe({**_WHOLE, "bias": T("h*2 1 s", domain="mask")}, _BIASED, {}),
+    _recipe({**_WHOLE, "alibi": T("h*2", "f32", "positive")}, _BIASED, {"t": 4}),
+    _recipe(
+        {
+            "q": T("1 t h*2 d"),
+            **_KV,
+            **_LENGTHS,
+            "q_start": T("b+1", "i32", "starts:t"),
+            "alibi": T("h*2", "f32", "positive"),
+        },
+        (*({"alibi": None, **rules} for rules in _RULES), {}, {"causal": True}),
+        {"t": 7, "b": 3},
+    ),
+    _recipe(
+        {**_Q, **_PAGES, "block_table": T("b n", "i32", "index:p")},
+        (*_RULES[:5], _RULES[7]),
+        {"g": 4, "n": 3, "p": 5},
+    ),
+    _recipe(
+        {
+            "q": T("1 t h*2 d"),
+            **_PAGES,
+            "q_start": T("b+1", "i32", "starts:t"),
+            "block_table": T("b n", "i32", "distinct:p"),
+        },
+        _RULES[:3],
+        {"g": 2, "n": 3, "p": 7, "t": 5},
+    ),
+    # NaN and infinities: in what is compared, and in what is weighted.
+    *(
+        Recipe(
+            {
+                name: replace(t, domain="values" if name in odd else "finite")
+                for name, t in _WHOLE.items()
+            },
+            _RULES[:6],
+            _SIZES,
+            nonempty="dh",
+        )
+        for odd in ("qk", "v")
+    ),
+)
+OPS["attention"] = OpInfo(_attention, _RECIPES)
+OPS["attention_lse"] = OpInfo(_attention_lse, _RECIPES)

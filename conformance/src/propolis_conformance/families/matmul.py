@@ -1,0 +1,45 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+import numpy as np
+
+from propolis_conformance.inputs import Recipe
+from propolis_conformance.inputs import T
+from propolis_conformance.op_info import OpInfo
+
+
+if TYPE_CHECKING:
+    from propolis_conformance.op_info import Array
+
+OPS: Final[dict[str, OpInfo]] = {}
+
+_DEEP = {"m": 1, "k": 2100, "n": 3}
+
+OPS["matmul"] = OpInfo(
+    np.matmul,
+    (
+        Recipe({"a": T("b m k"), "b": T("b k n")}, deep=_DEEP),
+        Recipe({"a": T("b m k"), "b": T("k n")}),
+        Recipe({"a": T("m k"), "b": T("b k n")}),
+        Recipe({"a": T("h 1 m k"), "b": T("b k n")}),
+    ),
+)
+
+
+def linear(x: Array, w: Array, bias: Array | None = None) -> Array:
+    """Rows times the rows of a weight."""
+    y = x @ w.T
+    return np.asarray(y if bias is None else y + bias)
+
+
+OPS["linear"] = OpInfo(
+    linear,
+    (
+        Recipe({"x": T("b m k"), "w": T("n k"), "bias": T("n")}, ({}, {"bias": None}), deep=_DEEP),
+        Recipe({"x": T("k"), "w": T("n k"), "bias": T("n")}, ({}, {"bias": None})),
+    ),
+)
