@@ -15,9 +15,9 @@ from propolis_conformance import cases
 from propolis_conformance import judge
 from propolis_conformance import run
 from propolis_conformance.families import OPS
-from propolis_conformance.lay import Lay
-from propolis_conformance.lay import named
 from propolis_conformance.pool import scale_of
+from propolis_conformance.strides import StridePattern
+from propolis_conformance.strides import named
 
 
 ADD = """
@@ -117,13 +117,16 @@ def test_cases_travel(op):
     recipes = OPS[op].recipes
     for case in cases.cases(recipes, 3):
         assert cases.decode(cases.encode(case, op), op) == case
-    apart = {"x": Lay(order=(1, 0), steps=(1, 2), gaps=(0, 1), offset=3), "w": Lay(repeat=True)}
-    case = cases.Case(recipes[0], {"r": 1}, recipes[0].attributes[0], lays=apart)
+    apart = {
+        "x": StridePattern(order=(1, 0), steps=(1, 2), gaps=(0, 1), offset=3),
+        "w": StridePattern(repeat=True),
+    }
+    case = cases.Case(recipes[0], {"r": 1}, recipes[0].attributes[0], strides=apart)
     assert cases.decode(cases.encode(case, op), op) == case
     assert "x(order 1.0, steps 1.2, gaps 0.1, offset 3) w(repeat)" in str(case)
 
 
-def test_lays():
+def test_stride_patterns():
     """Strides are as their names say."""
     shape = (2, 3, 4)
     assert named("contiguous", 3).strides(shape) == (12, 4, 1)
@@ -132,8 +135,8 @@ def test_lays():
     assert named("repeated", 3).strides(shape) == (0, 4, 1)
     assert named("step", 3).strides(shape) == (24, 8, 2)
     assert named("gaps", 3).strides(shape) == (20, 5, 1)
-    assert named("offset", 3) == Lay(offset=3)
-    assert named("step", 1).whole_blocks() == Lay(gaps=(1,))
+    assert named("offset", 3) == StridePattern(offset=3)
+    assert named("step", 1).whole_blocks() == StridePattern(gaps=(1,))
 
 
 def test_time_is_bounded(install):

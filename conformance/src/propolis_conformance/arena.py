@@ -10,7 +10,7 @@ import numpy as np
 
 from propolis.layout import Layout
 from propolis.tensor import Tensor
-from propolis_conformance.lay import Lay
+from propolis_conformance.strides import StridePattern
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # A multiple of every alignment that kernels ask for.
 GUARD = 256
 
-CONTIGUOUS = Lay()
+CONTIGUOUS = StridePattern()
 
 
 class Placed:
@@ -33,12 +33,14 @@ class Placed:
         tensor: the tensor.
     """
 
-    def __init__(self, device: Device, dtype: DType, shape: Shape, lay: Lay, fill: int) -> None:
+    def __init__(
+        self, device: Device, dtype: DType, shape: Shape, pattern: StridePattern, fill: int
+    ) -> None:
         units = (*shape[:-1], shape[-1] // dtype.block_size) if shape else ()
-        lay = lay.whole_blocks() if dtype.is_block else lay
-        strides = lay.strides(units)
+        pattern = pattern.whole_blocks() if dtype.is_block else pattern
+        strides = pattern.strides(units)
         guard = GUARD // dtype.block_bytes if not dtype.is_block else 64
-        start = guard + lay.offset
+        start = guard + pattern.offset
         reach = Layout(units, strides).extent
         self._bytes = np.full((start + reach + guard) * dtype.block_bytes, fill, np.uint8)
         self._units, self._strides = units, tuple(s * dtype.block_bytes for s in strides)
@@ -93,9 +95,9 @@ class Placed:
         return now == (self._was[0], self._was[1], self._was[3]) and t.storage is self._was[2]
 
 
-def place(device: Device, value: Value, lay: Lay = CONTIGUOUS) -> Placed:
+def place(device: Device, value: Value, pattern: StridePattern = CONTIGUOUS) -> Placed:
     """A drawn tensor on the device."""
-    placed = Placed(device, value.dtype, value.shape, lay, 0xFF)
+    placed = Placed(device, value.dtype, value.shape, pattern, 0xFF)
     placed.write(value)
     return placed
 

@@ -17,9 +17,9 @@ from propolis_conformance.inputs import draw
 from propolis_conformance.inputs import forget
 from propolis_conformance.inputs import kinds_of
 from propolis_conformance.inputs import scaled
-from propolis_conformance.lay import NAMES
-from propolis_conformance.lay import Lay
-from propolis_conformance.lay import named
+from propolis_conformance.strides import NAMES
+from propolis_conformance.strides import StridePattern
+from propolis_conformance.strides import named
 
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class Case:
         recipe: how its arguments are drawn.
         sizes: of each dimension letter.
         attributes: the arguments that are not tensors.
-        layout: how inputs lie in memory: ``contiguous``, or one of ``lay.NAMES``, or
+        layout: how inputs lie in memory: ``contiguous``, or one of ``strides.NAMES``, or
             ``aliased`` where inputs of one shape are one tensor.
         values: ``normal``, ``positive``, ``large``, ``ties`` (few numbers,
             halves), ``denormal``, ``extreme`` (the largest finite), ``wide`` (of every
             size, and where exponentials overflow and vanish), or ``special`` (NaN,
             infinities).
         seed: of the generator.
-        lays: of the tensors that lie otherwise than ``layout`` says.
+        strides: of the tensors that lie otherwise than ``layout`` says.
     """
 
     recipe: Recipe
@@ -61,12 +61,12 @@ class Case:
     layout: str = "contiguous"
     values: str = "normal"
     seed: int = 0
-    lays: Mapping[str, Lay] = field(default_factory=dict)
+    strides: Mapping[str, StridePattern] = field(default_factory=dict)
 
     def __str__(self) -> str:
         shapes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
         given = "".join(f" {name}={value!r}" for name, value in self.attributes.items())
-        apart = "".join(f" {name}{lay}" for name, lay in self.lays.items())
+        apart = "".join(f" {name}{pattern}" for name, pattern in self.strides.items())
         named = ",".join(n for n in self.recipe.tensors if self.attributes.get(n, ...) is not None)
         how = f"layout={self.layout}{apart} values={self.values} seed={self.seed}"
         return f"{shapes}{given} {how} tensors={named}"
@@ -85,7 +85,7 @@ class Case:
         forget(drawn, (name for name in caches if name in drawn))
         return drawn
 
-    def lay(self, name: str, rank: int, *, target: bool) -> Lay:
+    def pattern(self, name: str, rank: int, *, target: bool) -> StridePattern:
         """
         How one tensor lies.
 
@@ -94,15 +94,15 @@ class Case:
             rank: its dimensions.
             target: whether it is written, so that no element may be reached twice.
         """
-        lay = self.lays.get(name)
-        if lay is None:
-            lay = named(self.layout, rank)
+        pattern = self.strides.get(name)
+        if pattern is None:
+            pattern = named(self.layout, rank)
         # What depends on other tensors' rows cannot be the same in all of them.
-        if lay.repeat and (
+        if pattern.repeat and (
             target or self.recipe.tensors[name].domain.partition(":")[0] in ("cache", "starts")
         ):
-            return replace(lay, repeat=False)
-        return lay
+            return replace(pattern, repeat=False)
+        return pattern
 
 
 def cases(recipes: tuple[Recipe, ...], seed: int, *, scale: float = 1.0) -> Iterator[Case]:
@@ -167,17 +167,19 @@ def encode(case: Case, op: str) -> dict[str, Any]:
         "layout": case.layout,
         "values": case.values,
         "seed": case.seed,
-        "lays": {name: asdict(lay) for name, lay in case.lays.items()},
+        "strides": {name: asdict(pattern) for name, pattern in case.strides.items()},
     }
 
 
 def decode(said: Mapping[str, Any], op: str) -> Case:
     """The case that :func:`encode` wrote."""
     recipe = info_of(op).recipes[said["recipe"]]
-    lays = {}
-    for name, lay in said["lays"].items():
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in lay.items()}
-        lays[name] = Lay(**fields)
+    strides = {}
+    for name, pattern in said["strides"].items():
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in pattern.items()
+        }
+        strides[name] = StridePattern(**fields)
     attributes = recipe.attributes[said["attributes"]]
-    rest = (said["layout"], said["values"], said["seed"], lays)
+    rest = (said["layout"], said["values"], said["seed"], strides)
     return Case(recipe, said["sizes"], attributes, *rest)

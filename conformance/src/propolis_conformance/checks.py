@@ -116,14 +116,14 @@ class Bench:
         target = next(iter(values)) if spec.mutates else None
         placed: dict[str, Placed] = {}
         for name, value in values.items():
-            lay = case.lay(name, len(value.shape), target=name == target)
-            if lay.repeat:
+            pattern = case.pattern(name, len(value.shape), target=name == target)
+            if pattern.repeat:
                 values[name] = repeat(value)
             twin = next((n for n in placed if _alike(values[n], value) and n != target), None)
             if case.layout == "aliased" and twin is not None:
                 values[name], placed[name] = values[twin], placed[twin]
             else:
-                placed[name] = place(device, values[name], lay)
+                placed[name] = place(device, values[name], pattern)
         made = cls(subject, unit, log, values, dict(case.attributes), placed, [])
         args, kwargs = made.arguments()
         try:
@@ -226,7 +226,7 @@ def check_call(bench: Bench, case: Case) -> str:
         _check_outputs(bench, expected)
         if bench.unit.impl.prepare is not None:
             _check_prepared(bench, case, expected)
-        if bench.unit.impl.in_place and case.layout == "contiguous" and not case.lays:
+        if bench.unit.impl.in_place and case.layout == "contiguous" and not case.strides:
             _check_in_place(bench, expected)
     return expected.source
 
@@ -324,8 +324,8 @@ def _check_in_place(bench: Bench, expected: Truth) -> None:
 def _check_prepared(bench: Bench, case: Case, expected: Truth) -> None:
     for name in bench.placed.keys() & WEIGHTS:
         value, device = bench.values[name], bench.subject.device
-        lay = case.lay(name, len(value.shape), target=False)
-        plain = place(device, value, lay)  # one of its own: preparing may let its memory go
+        pattern = case.pattern(name, len(value.shape), target=False)
+        plain = place(device, value, pattern)  # one of its own: preparing may let its memory go
         key = bench.unit.spec.key(*bench.unit.key)
         try:
             ready = DispatchTable.of(device).prepare(bench.unit.spec, key, plain.tensor)

@@ -25,7 +25,7 @@ from hypothesis.errors import FlakyFailure
 from propolis_conformance.cases import Case
 from propolis_conformance.cases import sizes_of
 from propolis_conformance.checks import CheckFailedError
-from propolis_conformance.lay import Lay
+from propolis_conformance.strides import StridePattern
 
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def _cases(draw: Any, recipes: tuple[Recipe, ...]) -> Case:
     }
     if draw(st.booleans()):  # one alone, as their product is what takes time
         sizes[draw(st.sampled_from(sorted(sizes)))] = draw(_WIDE)
-    lays = {
-        name: lay
+    strides = {
+        name: pattern
         for name, tensor in recipe.tensors.items()
         if attributes.get(name, ...) is not None
-        and (lay := draw(_lays(len(tensor.dims.split())))) != Lay()
+        and (pattern := draw(_patterns(len(tensor.dims.split())))) != StridePattern()
     }
     kinds = ["normal", "large"]
     kinds += [
@@ -123,17 +123,19 @@ def _cases(draw: Any, recipes: tuple[Recipe, ...]) -> Case:
         if wanted
     ]
     values = draw(st.sampled_from(kinds))
-    return Case(recipe, sizes, attributes, values=values, seed=draw(st.integers(0, 999)), lays=lays)
+    return Case(
+        recipe, sizes, attributes, values=values, seed=draw(st.integers(0, 999)), strides=strides
+    )
 
 
 @functools.cache
-def _lays(rank: int) -> Any:
+def _patterns(rank: int) -> Any:
     """Any order, steps, gaps and offset; half the time none of them."""
     dense = (0,) * rank
     return st.one_of(
-        st.just(Lay()),
+        st.just(StridePattern()),
         st.builds(
-            Lay,
+            StridePattern,
             order=st.permutations(range(rank)).map(tuple),
             steps=st.tuples(*(st.integers(1, 3) for _ in dense)),
             gaps=st.tuples(*(st.integers(0, 2) for _ in dense)),

@@ -48,12 +48,12 @@ def simpler(case: Case) -> Iterator[Case]:
     ones = dict.fromkeys(case.sizes, 1)
     if case.sizes != ones:
         yield replace(case, sizes=ones)
-    if case.lays:
-        yield replace(case, lays={})
+    if case.strides:
+        yield replace(case, strides={})
     if case.layout != "contiguous":
         yield replace(case, layout="contiguous")
-    for name in case.lays:
-        yield replace(case, lays={n: lay for n, lay in case.lays.items() if n != name})
+    for name in case.strides:
+        yield replace(case, strides={n: s for n, s in case.strides.items() if n != name})
     if case.values != "normal":
         yield replace(case, values="normal")
     if case.attributes != case.recipe.attributes[0]:

@@ -1,4 +1,4 @@
-"""How a tensor's elements lie in memory."""
+"""Strides and offset: how a tensor's elements lie in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES: Final = ("permuted", "transposed", "repeated", "offset", "step", "gaps")
 
 
 @dataclass(frozen=True, slots=True)
-class Lay:
+class StridePattern:
     """
     Strides by their making; empty tuples and 0 are row-major.
 
@@ -52,24 +52,24 @@ class Lay:
             reach = strides[d] * max(shape[d] + (self.gaps[d] if self.gaps else 0), 1)
         return tuple(strides)
 
-    def whole_blocks(self) -> Lay:
+    def whole_blocks(self) -> StridePattern:
         """The same with blocks whole along rows: what would cut them becomes gaps."""
         if not self.order and not self.steps and not self.gaps:
             return self
         rank = len(self.order or self.steps or self.gaps)
-        return Lay(gaps=(0,) * (rank - 1) + (1,), repeat=self.repeat, offset=self.offset)
+        return StridePattern(gaps=(0,) * (rank - 1) + (1,), repeat=self.repeat, offset=self.offset)
 
 
-def named(name: str, rank: int) -> Lay:
-    """The lay of one of ``NAMES``, or ``contiguous``, for that many dimensions."""
+def named(name: str, rank: int) -> StridePattern:
+    """The pattern of one of ``NAMES``, or ``contiguous``, for that many dimensions."""
     if not rank:
-        return Lay(offset=3 if name == "offset" else 0)
+        return StridePattern(offset=3 if name == "offset" else 0)
     plain = tuple(range(rank))
     return {
-        "permuted": Lay(order=plain[::-1]),
-        "transposed": Lay(order=(*plain[:-2], *plain[-2:][::-1])),
-        "repeated": Lay(repeat=True),
-        "offset": Lay(offset=3),
-        "step": Lay(steps=(1,) * (rank - 1) + (2,)),
-        "gaps": Lay(gaps=(1,) * rank, offset=1),
-    }.get(name, Lay())
+        "permuted": StridePattern(order=plain[::-1]),
+        "transposed": StridePattern(order=(*plain[:-2], *plain[-2:][::-1])),
+        "repeated": StridePattern(repeat=True),
+        "offset": StridePattern(offset=3),
+        "step": StridePattern(steps=(1,) * (rank - 1) + (2,)),
+        "gaps": StridePattern(gaps=(1,) * rank, offset=1),
+    }.get(name, StridePattern())
