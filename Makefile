@@ -8,7 +8,8 @@ MODEL_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard models/*/pyproject.tom
 DISTRIBUTIONS := core conformance $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
-PAGES := docs/*.md docs/plugins/*.md
+# Pages with generated parts, and the names of all ops for type checkers.
+PAGES := docs/*.md docs/plugins/*.md core/src/propolis/ops/__init__.pyi
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles

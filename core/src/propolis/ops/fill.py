@@ -16,6 +16,7 @@ from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
 from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
+from propolis.opspec.spec import beside_ops
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import ROUNDED
 
@@ -138,6 +139,7 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     )
 
 
+@beside_ops
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """
     Tensors joined along one dimension: one ``assign`` for each.
@@ -170,6 +172,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return out
 
 
+@beside_ops
 def full(shape: Shape, value: float, dtype: DType, device: Device) -> Tensor:
     """A new tensor with every element set to ``value`` (op ``fill``)."""
     return fill(device.empty(shape, dtype), value)

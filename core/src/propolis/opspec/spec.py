@@ -17,6 +17,7 @@ from typing import Final
 from typing import Generic
 from typing import NamedTuple
 from typing import ParamSpec
+from typing import TypeVar
 
 from propolis import dtypes
 from propolis.dtypes import DType
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from propolis.tensor import Device
 
 P = ParamSpec("P")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 Key = DType | tuple[DType, ...]
 """What an implementation is chosen by: the dtypes of the dispatch parameters."""
@@ -408,6 +410,20 @@ def catalogue() -> Mapping[str, OpSpec]:
     return _registry
 
 
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def beside_ops(function: F) -> F:
+    """Let a function that calls ops stand beside them in :mod:`propolis.ops`."""
+    _functions[function.__name__] = function
+    return function
+
+
+def functions() -> Mapping[str, Callable[..., Any]]:
+    """The functions that stand beside ops, by name."""
+    return _functions
+
+
 __all__ = [
     "DEFAULT_TOLERANCE",
     "EXACT",
@@ -417,7 +433,9 @@ __all__ = [
     "OpSpec",
     "PairOp",
     "Tolerance",
+    "beside_ops",
     "catalogue",
+    "functions",
     "op",
     "pair_op",
 ]
