@@ -59,8 +59,10 @@ def _files(projects: tuple[Path, ...]) -> Iterator[tuple[Path, tuple[str, ...]]]
     """Each file that may name the version, and how it does."""
     for project in projects:
         yield project / "pyproject.toml", (SETTINGS,)
-        for package in sorted(project.glob("src/*/__init__.py")):
-            yield package, (CODE,)
+        for module in sorted(
+            [*project.glob("src/*/__init__.py"), *project.glob("src/*/_version.py")]
+        ):
+            yield module, (CODE,)
     for page in [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         if page.parent.name != "reports" and page.name != "op-matrix.md":  # made from reports
             yield page, (SENTENCES, ROWS)

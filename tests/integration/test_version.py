@@ -23,7 +23,7 @@ NEW = "10.20.30"
 def house(tmp_path, monkeypatch) -> Path:
     """A copy of the files that may name the version, as they are in this checkout."""
     listed = subprocess.run(
-        ["git", "ls-files", "*.md", "*pyproject.toml", "*/__init__.py"],  # noqa: S607
+        ["git", "ls-files", "*.md", "*pyproject.toml", "*/__init__.py", "*/_version.py"],  # noqa: S607
         cwd=ROOT,
         capture_output=True,
         check=True,
@@ -64,7 +64,7 @@ def test_the_version_is_new_everywhere(give, house) -> None:
     assert not [name for name in set(after) - generated if ours.search(after[name])]
     for project in PROJECTS:
         assert f'\nversion = "{NEW}"\n' in (house / project / "pyproject.toml").read_text()
-    assert f'__version__ = "{NEW}"\n' in (house / "core/src/propolis/__init__.py").read_text()
+    assert f'__version__ = "{NEW}"\n' in (house / "core/src/propolis/_version.py").read_text()
 
 
 def test_there_and_back(give, house) -> None:

@@ -71,7 +71,7 @@ def steps(model, ids, number):
             "ids": drawn,
             "costs": costs,
             "calls": len(engine._graph),
-            "queued": len(engine._graph._steps or ()),
+            "queued": len(engine._step[0]._joined or ()),
             "placement": engine.model.device.table.placement.as_dict(),
             "lines": engine.model.device.table.placement.lines(),
         }

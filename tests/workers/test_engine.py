@@ -11,6 +11,8 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.dispatch import DispatchTable
+from propolis.dispatch import Handler
 from propolis.errors import ModelError
 from propolis.errors import OpError
 from propolis_workers.llm import LLM
@@ -126,6 +128,49 @@ def test_decode_from_nothing(llm):
     truth = llm.engine().logits_of(IDS[:2])
     np.testing.assert_allclose(engine.decode(IDS[0]), truth[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(engine.decode(IDS[1]), truth[1], rtol=1e-4, atol=1e-5)
+
+
+class _Counting(Handler):
+    """How many calls there were."""
+
+    calls = 0
+
+    def run(self, call, proceed):
+        """Count one."""
+        self.calls += 1
+        proceed()
+
+
+def test_the_first_step_is_computed_once(llm):
+    """Capturing it runs it: it has as many calls as each later one."""
+    engine, counting = llm.engine(), _Counting()
+    engine.prefill(IDS[:3])
+    counts = []
+    with DispatchTable.of(llm.model.device).intercept(counting):
+        for token in IDS[3:6]:
+            counting.calls = 0
+            engine.decode(token)
+            counts.append(counting.calls)
+    assert counts[0] > 0
+    assert len(set(counts)) == 1
+
+
+def test_the_next_answer_keeps_the_captured_step(llm, monkeypatch):
+    """One that fits into the last one's memory captures nothing, and says the same."""
+    captures = []
+    real = engine_module.capture
+    monkeypatch.setattr(engine_module, "capture", lambda d: captures.append(1) or real(d))
+    first = list(llm.complete("a b", max_tokens=6))
+    made = len(captures)
+    assert list(llm.complete("a b", max_tokens=6)) == first
+    short = llm.complete("a", max_tokens=3)
+    assert short._engine.capacity < 8
+    list(short)
+    assert len(captures) == made
+    both = llm.complete("a b", max_tokens=6), llm.complete("a b", max_tokens=6)
+    assert both[0]._engine is not both[1]._engine
+    pieces = [list(answer) for answer in both]
+    assert pieces == [first, first]
 
 
 def test_prefill_after_decode(llm):

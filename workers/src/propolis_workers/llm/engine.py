@@ -66,8 +66,7 @@ class Engine:
         model.rope.reserve(self.capacity)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
-        self._graph: Graph | None = None
-        self._logits: Tensor | None = None
+        self._step: tuple[Graph, Tensor] | None = None
 
     def prefill(self, ids: Sequence[int]) -> np.ndarray:
         """
@@ -111,27 +110,37 @@ class Engine:
             ModelError: the sequence is full.
         """
         self._check_room(1)
-        if self._graph is None:
-            self._capture()
-        assert self._graph is not None and self._logits is not None  # noqa: S101, PT018
         self._id.assign(np.array([[token]], np.int64))
         self._at.assign(np.array([[self.position]], np.int32))
         self._cache.set_lengths(self.position + 1)
-        self._graph.replay()
+        if self._step is None:
+            with capture(self.model.device) as graph:  # it runs: this token's step is done
+                logits = self.model(self._id, self._at, self._cache)
+            self._step = graph, logits
+        else:
+            graph, logits = self._step
+            graph.replay()
         self.position += 1
-        return np.array(self._logits.numpy()[0, 0])
+        return np.array(logits.numpy()[0, 0])
+
+    def begin(self, capacity: int) -> bool:
+        """
+        Begin an empty sequence in the same memory, with the step that was captured.
+
+        Args:
+            capacity: tokens that it may have.
+
+        Returns:
+            Whether there is room for so many; if not, nothing has changed.
+        """
+        if capacity > self._cache.capacity:
+            return False
+        self.capacity, self.position = capacity, 0
+        return True
 
     def truncate(self, length: int) -> None:
         """Forget every token from ``length`` on; their memory is overwritten later."""
         self.position = min(self.position, length)
-
-    def _capture(self) -> None:
-        """Record the decode step by running it once, at the position it will run at."""
-        self._at.assign(np.array([[self.position]], np.int32))
-        self._cache.set_lengths(self.position + 1)
-        with capture(self.model.device) as graph:
-            self._logits = self.model(self._id, self._at, self._cache)
-        self._graph = graph
 
     def _append(self, ids: Sequence[int], *, last_only: bool = True) -> Tensor:
         start, end = self.position, self.position + len(ids)

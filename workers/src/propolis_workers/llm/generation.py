@@ -19,6 +19,7 @@ from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
     from collections.abc import Sequence
     from pathlib import Path
@@ -101,6 +102,7 @@ class Generation:
         stops: Sequence[str] = (),
         history: Sequence[int] = (),
         path: Path | None = None,
+        ended: Callable[[Engine], None] | None = None,
     ) -> None:
         """
         Prepare to generate.
@@ -115,6 +117,7 @@ class Generation:
             history: tokens that the engine has already; penalties count them.
             path: the model's file or folder, for the error that says how to find out why
                 it gives no token.
+            ended: called once the answer is complete, with the sequence that is free then.
 
         Raises:
             UsageError: ``max_tokens`` or the stop strings are not as described.
@@ -126,6 +129,7 @@ class Generation:
         self._prompt = list(prompt)
         self._history = [*history, *prompt]
         self._path = path
+        self._ended = ended
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
@@ -186,6 +190,8 @@ class Generation:
         # Of stop strings that begin alike, the end may be what decides.
         if stops.matched is not None:
             finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", stops.matched
+        if self._ended is not None:
+            self._ended(engine)
 
     def _sampled(self, logits: NDArray[np.floating[Any]]) -> int:
         """The next token; where there is none, the error says whom to suspect."""

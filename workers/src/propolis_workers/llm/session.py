@@ -78,6 +78,7 @@ class LLM:
         self.model = model
         self.load_seconds = load_seconds
         self._template: ChatTemplate | None = None
+        self._free: Engine | None = None
 
     @classmethod
     def load(
@@ -229,16 +230,26 @@ class LLM:
         stops: Sequence[str],
         context: int | None,
     ) -> Generation:
+        # No more memory than this answer may need, or the one before it needed.
+        capacity = min(self._limit(context), len(ids) + max(max_tokens, 1))
+        engine, self._free = self._free, None
+        if engine is None or not engine.begin(capacity):
+            engine = None  # its memory first: the new one's may not fit beside it
+            engine = self.engine(capacity)
         return Generation(
-            # No more memory than this answer may need.
-            self.engine(min(self._limit(context), len(ids) + max(max_tokens, 1))),
+            engine,
             self.tokenizer,
             ids,
             params=params,
             max_tokens=max_tokens,
             stops=stops,
             path=self.path,
+            ended=self._keep,
         )
+
+    def _keep(self, engine: Engine) -> None:
+        """Have the next answer use a sequence whose answer is complete, and its captured step."""
+        self._free = engine
 
 
 def _expect_room(
