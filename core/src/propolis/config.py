@@ -7,7 +7,6 @@ the user's configuration folder, if it exists.
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ from pydantic_settings import SettingsConfigDict
 from pydantic_settings import TomlConfigSettingsSource
 
 from propolis.errors import ConfigError
+from propolis.wording import did_you_mean
+from propolis.wording import near_matches
 
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[st
     known = {PREFIX + name.upper() for name in Config.model_fields} | OUTSIDE_CONFIG
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            yield name, difflib.get_close_matches(name, known, n=3)
+            yield name, near_matches(name, known)
 
 
 def _config_file() -> Path | None:
@@ -290,9 +291,10 @@ def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[st
         else:
             where = str(path)
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(setting, Config.model_fields, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            lines.append(f"unknown setting {setting!r} from {where}{hint}")
+            hint = did_you_mean(setting, Config.model_fields)
+            lines.append(
+                "; ".join(filter(None, (f"unknown setting {setting!r} from {where}", hint)))
+            )
         else:
             lines.append(
                 f"{name} = {error['input']!r}: {error['msg']} (from {where}; "

@@ -8,7 +8,6 @@ GGUF store ``block_size`` consecutive elements of a row in ``block_bytes`` bytes
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 from typing import Literal
 
@@ -16,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from propolis.errors import DTypeError
+from propolis.wording import did_you_mean
 
 
 Kind = Literal["float", "int", "uint", "block"]
@@ -29,6 +29,7 @@ class DType:
         name: the name users type, for example ``"bf16"`` or ``"q4_k"``.
         kind: ``"float"``, ``"int"``, ``"uint"``, or ``"block"`` for the GGUF
             block formats.
+        is_block: whether elements are stored in quantised blocks.
         block_size: elements in one block; 1 for plain dtypes.
         block_bytes: bytes of one block; the item size of plain dtypes.
         numpy: the numpy dtype of one element, or uint8 (raw bytes) for block
@@ -36,10 +37,11 @@ class DType:
         ggml_type: the type id in GGUF files, or None when GGUF has none.
     """
 
-    __slots__ = ("block_bytes", "block_size", "ggml_type", "kind", "name", "numpy")
+    __slots__ = ("block_bytes", "block_size", "ggml_type", "is_block", "kind", "name", "numpy")
 
     name: str
     kind: Kind
+    is_block: bool
     block_size: int
     block_bytes: int
     numpy: np.dtype
@@ -58,12 +60,8 @@ class DType:
         self.kind = kind
         self.numpy = np.dtype(numpy)  # type: ignore[call-overload]
         self.ggml_type = ggml_type
+        self.is_block = kind == "block"
         self.block_size, self.block_bytes = block or (1, self.numpy.itemsize)
-
-    @property
-    def is_block(self) -> bool:
-        """Whether elements are stored in quantised blocks."""
-        return self.kind == "block"
 
     @property
     def is_float(self) -> bool:
@@ -156,8 +154,7 @@ def parse_dtype(name: str | DType) -> DType:
         raise DTypeError(msg)
     found = _BY_NAME.get(name.strip().lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(_BY_NAME)}"
+        hint = did_you_mean(name.lower(), _BY_NAME, otherwise=f"known: {', '.join(_BY_NAME)}")
         msg = f"unknown dtype {name!r}: {hint}"
         raise DTypeError(msg)
     return found

@@ -18,30 +18,33 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Living:
+class Liveness:
     """
-    What may fail for good.
+    What is known of a device's life; the device and whoever calls its driver share it.
 
     Attributes:
-        id: what users call it.
+        id: what users call the device.
         failure: what it failed with for good; None while it works.
+        then: called once it is known to be lost.
     """
+
+    __slots__ = ("_told", "failure", "id", "then")
 
     def __init__(self, name: str) -> None:
         self.id = name
         self.failure: DeviceLostError | None = None
+        self.then: Callable[[], None] | None = None
+        self._told = False
 
     def guarded(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """
         Ask the driver something, unless the device is lost; learn from the answer if it is.
 
-        Core's allocations, copies and waits go this way.  A plugin's own (streams, events,
-        graphs) should: ``device.guarded(stream.synchronize)``.
-
         Raises:
             DeviceLostError: the device is lost, by this call or since an earlier one.
         """
-        self.expect_alive()
+        if self.failure is not None:
+            self.expect()
         try:
             return call(*args, **kwargs)
         except DeviceLostError as exc:
@@ -49,14 +52,16 @@ class Living:
             raise
 
     def lost(self, error: DeviceLostError) -> None:
-        """Mark the device lost: every later call, op or copy, raises at once and asks no driver."""
-        if self.failure is not None:
+        """Mark the device lost: every later call raises at once and asks no driver."""
+        if self._told:
             return
-        self.failure = error
-        events.DEVICE_LOST.emit(device=self.id, reason=str(error))
-        self.on_lost()
+        self._told = True
+        self.failure = self.failure or error
+        events.DEVICE_LOST.emit(device=self.id, reason=str(self.failure))
+        if self.then is not None:
+            self.then()
 
-    def expect_alive(self) -> None:
+    def expect(self) -> None:
         """
         Check that the device is not lost.
 
@@ -67,5 +72,5 @@ class Living:
             msg = f"{self.id} is lost: {self.failure}; only a new process can use it again"
             raise DeviceLostError(msg) from self.failure
 
-    def on_lost(self) -> None:
-        """Do what is to be done once, when it is lost."""
+
+__all__ = ["Liveness"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import ParamSpec
 from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from propolis.errors import UsageError
 from propolis.layout import Layout
 from propolis.layout import keeps_blocks
 from propolis.layout import normalize_dim
-from propolis.liveness import Living
+from propolis.liveness import Liveness
 from propolis.storage import CpuStorage
 from propolis.storage import DeviceProperties
 from propolis.storage import SharedStorage
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.dtypes import DType
+    from propolis.errors import DeviceLostError
     from propolis.inflight import Launch
     from propolis.layout import Shape
     from propolis.storage import Memory
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Dispatch(Protocol):
@@ -69,13 +72,14 @@ class Dispatch(Protocol):
         """Look again at who serves what."""
 
 
-class Device(Living):
+class Device:
     """
     One piece of hardware.  It owns its memory and, once resolved, its dispatch table.
 
     Attributes:
         properties: what the hardware says of itself.
         memory: its allocator and copies.
+        liveness: whether it still works; whoever calls its driver asks and tells it.
         table: who serves each op here, a :class:`propolis.dispatch.DispatchTable`; set by the
             runtime that opened the device.
         threads: host threads that implementations may use for one call.
@@ -86,8 +90,21 @@ class Device(Living):
     table: Dispatch
     launched: Launch | None = None
 
-    def __init__(self, properties: DeviceProperties, memory: Memory) -> None:
-        super().__init__(properties.id)
+    def __init__(
+        self, properties: DeviceProperties, memory: Memory, liveness: Liveness | None = None
+    ) -> None:
+        """
+        Describe the device.
+
+        Args:
+            properties: what the hardware says of itself.
+            memory: its allocator and copies.
+            liveness: what those who call its driver know of its life; None where core is all
+                who asks.
+        """
+        self.liveness = liveness or Liveness(properties.id)
+        self.liveness.then = self._resolve_anew
+        self.id = properties.id
         self.properties = properties
         self.memory = memory
         self.kind = properties.kind
@@ -105,8 +122,12 @@ class Device(Living):
             DeviceLostError: the device failed for good.
         """
         layout = Layout.contiguous(shape)
-        dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
-        storage = self.guarded(self.memory.allocate, dtype.nbytes(layout.numel))
+        if dtype.is_block:
+            dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks
+            nbytes = dtype.nbytes(layout.numel)
+        else:
+            nbytes = layout.numel * dtype.block_bytes
+        storage = self.liveness.guarded(self.memory.allocate, nbytes)
         return Tensor(storage, layout, dtype, self)
 
     def expect_room(self, nbytes: int, what: str, remedy: str) -> None:
@@ -169,7 +190,38 @@ class Device(Living):
         """
         return None
 
-    def on_lost(self) -> None:
+    def guarded(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """
+        Ask the driver something, unless the device is lost; learn from the answer if it is.
+
+        Core's allocations, copies and waits go this way.  A plugin's own (streams, events,
+        graphs) should: ``device.guarded(stream.synchronize)``.
+
+        Raises:
+            DeviceLostError: the device is lost, by this call or since an earlier one.
+        """
+        return self.liveness.guarded(call, *args, **kwargs)
+
+    @property
+    def failure(self) -> DeviceLostError | None:
+        """What the device failed with for good; None while it works."""
+        return self.liveness.failure
+
+    def lost(self, error: DeviceLostError) -> None:
+        """Mark the device lost: every later call, op or copy, raises at once and asks no driver."""
+        self.liveness.lost(error)
+
+    def expect_alive(self) -> None:
+        """
+        Check that the device is not lost.
+
+        Raises:
+            DeviceLostError: it is.
+        """
+        if self.liveness.failure is not None:
+            self.liveness.expect()
+
+    def _resolve_anew(self) -> None:
         """Let every op be resolved anew, so that each call meets the error."""
         if hasattr(self, "table"):  # it may be lost while it is being opened
             self.table.rebind()

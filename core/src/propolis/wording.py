@@ -23,8 +23,15 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: s
     >>> did_you_mean("sofmax", ["softmax", "add"])
     'did you mean softmax?'
     """
-    near = difflib.get_close_matches(name, list(known), n=most)
+    near = near_matches(name, known, most=most)
     return f"did you mean {', '.join(near)}?" if near else otherwise
+
+
+def near_matches(
+    name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6
+) -> list[str]:
+    """Those of ``known`` that are at least so like ``name``, of 1, the likeliest first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 
 def describe(exc: BaseException) -> str:
@@ -43,4 +50,4 @@ def plugin_name(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-__all__ = ["describe", "did_you_mean", "plugin_name", "size_of"]
+__all__ = ["describe", "did_you_mean", "near_matches", "plugin_name", "size_of"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import ModelError
+from propolis.wording import near_matches
 
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_weight(
     """
     info = source.tensors.get(name)
     if info is None:
-        near = difflib.get_close_matches(name, source.tensors, n=1)
+        near = near_matches(name, source.tensors, most=1)
         hint = f" (the nearest is {near[0]})" if near else ""
         msg = f"tensor {name} is missing{hint}: the file is not a complete model"
         raise ModelError(msg)

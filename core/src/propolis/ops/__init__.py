@@ -28,4 +28,6 @@ for _family in pkgutil.iter_modules(__path__):
 _names = {**catalogue(), **functions()}
 globals().update(_names)
 
-__all__ = ["Op", "OpSpec", "PairOp", "Tolerance", "catalogue", *sorted(_names)]  # noqa: PLE0604
+__all__ = ["Op", "OpSpec", "PairOp", "Tolerance", "catalogue"]
+__all__ += [*_names]
+__all__.sort()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from propolis.dtypes import DType
 from propolis.errors import PluginError
 from propolis.ops import catalogue
 from propolis.records import OpImpl
+from propolis.wording import did_you_mean
 
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def hook_problems(owner: str, plugin: Any, hooks: Sequence[str]) -> list[str]:
     problems = []
     for name in hooks:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
+            listed = f"the hooks are {', '.join(known)}"
+            hint = did_you_mean(name, known, most=1, otherwise=listed)
             problems.append(f"there is no hook {name}: {hint}")
             continue
         # pluggy judges all of a plugin's hooks at once, and tells of the first.
@@ -101,9 +101,9 @@ def check_impl(impl: Any, source: Provenance) -> OpImpl:
         raise PluginError(msg)
     spec = catalogue().get(impl.op)
     if spec is None:
-        near = difflib.get_close_matches(str(impl.op), catalogue(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; `propolis ops` lists them"
-        msg = f"propolis_ops gave an implementation of {impl.op!r}, which is no op{hint}"
+        listed = "`propolis ops` lists them"
+        hint = did_you_mean(str(impl.op), catalogue(), most=1, otherwise=listed)
+        msg = f"propolis_ops gave an implementation of {impl.op!r}, which is no op; {hint}"
         raise PluginError(msg)
     _check_function(impl, spec)
     _check_takes_arguments(impl, spec, "supports()", impl.supports)

@@ -13,6 +13,7 @@ from typing import Final
 
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
+from propolis.liveness import Liveness
 from propolis_rocm_hip import _ffi
 
 
@@ -28,7 +29,7 @@ _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 def _forked() -> None:
     for context in _contexts:
-        context.lost = DeviceLostError(
+        context.liveness.failure = DeviceLostError(
             f"{context.id}: this process was forked from one that uses the GPU: start it with "
             f"multiprocessing's 'spawn' method"
         )
@@ -56,7 +57,7 @@ class Context:
         lock: held while something is queued.  A capture holds it from begin to end, so
             that no other thread's work ends up in the graph.
         capturing: the thread that is capturing the stream; None when nobody is.
-        lost: what the device failed with for good; None while it works.
+        liveness: whether the device still works.
     """
 
     def __init__(self, index: int, *, alone: bool = True) -> None:
@@ -77,7 +78,7 @@ class Context:
         self._waiting = 0
         self._captures_due = 0
         self._idle = threading.Condition(self.lock)
-        self.lost: DeviceLostError | None = None
+        self.liveness = Liveness(self.id)
         self._alone = alone
         _contexts.add(self)
         stream = self.call("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)
@@ -93,25 +94,12 @@ class Context:
             DeviceLostError: the device failed for good, now or earlier.
             DeviceError: the call failed.
         """
-        self.expect_alive()
-        try:
-            if not self._alone:
-                _ffi.call(self.id, "hipSetDevice", self.index)
-            return _ffi.call(self.id, name, *args)
-        except DeviceLostError as exc:
-            self.lost = exc
-            raise
+        return self.liveness.guarded(self._call, name, *args)
 
-    def expect_alive(self) -> None:
-        """
-        Check that the device is not lost.
-
-        Raises:
-            DeviceLostError: it is.
-        """
-        if self.lost is not None:
-            msg = f"{self.id} is lost: {self.lost}; only a new process can use it again"
-            raise DeviceLostError(msg) from self.lost
+    def _call(self, name: str, *args: Any) -> Any:
+        if not self._alone:
+            _ffi.call(self.id, "hipSetDevice", self.index)
+        return _ffi.call(self.id, name, *args)
 
     def fail(self, name: str, code: int) -> None:
         """
@@ -122,7 +110,7 @@ class Context:
         """
         error = _ffi.failure(self.id, name, code)
         if isinstance(error, DeviceLostError):
-            self.lost = error
+            self.liveness.lost(error)
         raise error
 
     def synchronize(self) -> None:

@@ -47,7 +47,7 @@ class RocmDevice(Device):
 
     def __init__(self, described: Hardware, context: Context, config: Config) -> None:
         memory = RocmMemory(context, direct=config.direct_allocations)
-        super().__init__(described.properties, memory)
+        super().__init__(described.properties, memory, context.liveness)
         self.hardware = described
         self.context = context
         self.stream = context.stream

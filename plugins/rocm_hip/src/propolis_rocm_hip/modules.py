@@ -94,6 +94,7 @@ class Function:
         "_extra",
         "_keep",
         "_launch",
+        "_liveness",
         "_lock",
         "_stream",
         "handle",
@@ -118,6 +119,7 @@ class Function:
         self._context = context
         self._lock = context.lock
         self._stream = context.stream_handle
+        self._liveness = context.liveness
         self.handle = ctypes.c_void_p(handle)
         self._launch = _ffi.native("hipModuleLaunchKernel")
 
@@ -135,8 +137,8 @@ class Function:
             DeviceError: the launch, or something queued before it, failed.
             struct.error: the arguments do not fit the signature.
         """
-        if self._context.lost is not None:
-            self._context.expect_alive()
+        if self._liveness.failure is not None:
+            self._liveness.expect()
         with self._lock:
             self.struct.pack_into(self._buffer, 0, *arguments)
             code = self._launch(
@@ -159,8 +161,8 @@ class Function:
             DeviceError: the launch, or something queued before it, failed.
             ValueError: ``packed`` has another size.
         """
-        if self._context.lost is not None:
-            self._context.expect_alive()
+        if self._liveness.failure is not None:
+            self._liveness.expect()
         with self._lock:
             self._bytes[:] = packed
             code = self._launch(

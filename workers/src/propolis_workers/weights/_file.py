@@ -8,7 +8,6 @@ while it is mapped ends the process with SIGBUS, which no reader can catch.
 
 from __future__ import annotations
 
-import difflib
 import mmap
 import os
 import stat
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis.wording import near_matches
 
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class MappedSource(WeightSource):
             raise unusable(self.path, f"closed, so tensor {show(name)} is gone", "open it again")
         view = self._views.get(name)
         if view is None:
-            near = difflib.get_close_matches(name, self._views, n=3)
+            near = near_matches(name, self._views)
             hint = f"did you mean {', '.join(map(show, near))}?" if near else ""
             count = len(self._views)
             remedy = hint or f"it holds {count} tensors, none with a similar name"

@@ -12,11 +12,12 @@ Schedulers: the timesteps that an image visits, and the step from each to the ne
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 from typing import Any
 
 from propolis.errors import ConfigError
+from propolis.wording import did_you_mean
+from propolis.wording import near_matches
 from propolis_workers.sd.schedulers.discrete import DDIM
 from propolis_workers.sd.schedulers.discrete import DDPM
 from propolis_workers.sd.schedulers.discrete import LCM
@@ -117,7 +118,7 @@ def _hint(name: str) -> str:
         return f"; {STAND_INS[name]} stands in for {name} here"
     # Some other class: what is nearest in spelling is another method.
     cutoff = 1.0 if name.endswith("Scheduler") else 0.5
-    near = difflib.get_close_matches(name.lower(), SCHEDULERS, n=1, cutoff=cutoff)
+    near = near_matches(name.lower(), SCHEDULERS, most=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -138,9 +139,9 @@ def _check_taken(cls: type[Scheduler[Any]], overrides: Mapping[str, Any]) -> Non
         do = "does" if len(takers) == 1 else "do"
         msg = f"scheduler {cls.name} takes no {word}{setting}; {', '.join(takers)} {do}"
         raise ConfigError(msg)
-    near = difflib.get_close_matches(key, own, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    msg = f"scheduler {cls.name} has no setting {key!r}; it takes {', '.join(own)}{hint}"
+    hint = did_you_mean(key, own, most=1)
+    said = f"scheduler {cls.name} has no setting {key!r}; it takes {', '.join(own)}"
+    msg = "; ".join(filter(None, (said, hint)))
     raise ConfigError(msg)
 
 
