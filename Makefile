@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 MODEL_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard models/*/pyproject.toml))
 DISTRIBUTIONS := core conformance $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard $(addsuffix /src/*/__init__.py,$(DISTRIBUTIONS))))
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
 # Pages with generated parts, and the names of all ops for type checkers.
@@ -84,8 +85,8 @@ conformance-%:
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	MYPYPATH=$(subst $(empty) ,:,$(dir $(PACKAGES))) $(BIN)/mypy $(addprefix -p ,$(notdir $(PACKAGES)))
+	$(BIN)/python tools/contracts.py $(DISTRIBUTIONS)
 	$(COG) --check $(PAGES)
 	$(OP_MATRIX) --check docs/op-matrix.md
 

@@ -29,5 +29,5 @@ _names = {**catalogue(), **functions()}
 globals().update(_names)
 
 __all__ = ["Op", "OpSpec", "PairOp", "Tolerance", "catalogue"]
-__all__ += [*_names]
+__all__ += [*_names]  # noqa: PLE0604  (they are strings)
 __all__.sort()
