@@ -25,6 +25,7 @@ NAVIGATION: Final = {
         "docs/plugins/reference",
         "docs/plugins/testing",
         "docs/plugins/api-levels",
+        "docs/extending",
         "docs/kernels",
         "plugins/*/README",
     ],

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
+import propolis_cpu_ref
 from propolis import PluginInfo
 from propolis import hookimpl
-from propolis_cpu_ref import ops_attention
-from propolis_cpu_ref import ops_binary
-from propolis_cpu_ref import ops_cast
-from propolis_cpu_ref import ops_conv
-from propolis_cpu_ref import ops_fill
-from propolis_cpu_ref import ops_indexing
-from propolis_cpu_ref import ops_matmul
-from propolis_cpu_ref import ops_moe
-from propolis_cpu_ref import ops_norm
-from propolis_cpu_ref import ops_pool
-from propolis_cpu_ref import ops_quantized
-from propolis_cpu_ref import ops_random
-from propolis_cpu_ref import ops_reduce
-from propolis_cpu_ref import ops_rope
-from propolis_cpu_ref import ops_softmax
-from propolis_cpu_ref import ops_sort
-from propolis_cpu_ref import ops_ternary
-from propolis_cpu_ref import ops_unary
-from propolis_cpu_ref import ops_upsample
 from propolis_cpu_ref._threads import limit_blas
 
 
@@ -33,28 +17,6 @@ if TYPE_CHECKING:
 
     from propolis import Device
     from propolis import OpImpl
-
-FAMILIES = (
-    ops_attention,
-    ops_binary,
-    ops_cast,
-    ops_conv,
-    ops_fill,
-    ops_indexing,
-    ops_matmul,
-    ops_moe,
-    ops_norm,
-    ops_pool,
-    ops_quantized,
-    ops_random,
-    ops_reduce,
-    ops_rope,
-    ops_softmax,
-    ops_sort,
-    ops_ternary,
-    ops_unary,
-    ops_upsample,
-)
 
 
 @hookimpl
@@ -65,8 +27,9 @@ def propolis_plugin() -> PluginInfo:
 
 @hookimpl
 def propolis_ops(device: Device) -> Iterable[OpImpl]:
-    """One implementation of each op, for the CPU."""
+    """One implementation of each op, for the CPU; the families are the files ``ops_*.py``."""
     if device.kind == "cpu":
         limit_blas(device.threads)
-        for family in FAMILIES:
-            yield from family.OPS
+        for module in pkgutil.iter_modules(propolis_cpu_ref.__path__, "propolis_cpu_ref."):
+            if module.name.startswith("propolis_cpu_ref.ops_"):
+                yield from importlib.import_module(module.name).OPS

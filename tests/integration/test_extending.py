@@ -1,0 +1,113 @@
+"""The diffs of docs/extending.md apply, and the suite passes what comes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from patience import patience
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/extending.md").read_text()
+OP, KERNEL = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+SOURCES = ("core", "conformance", "plugins/cpu_ref", "plugins/rocm_hip", "plugins/rocm_kernels")
+
+
+def applied(root: Path, diff: str) -> None:
+    """Apply a diff whose hunks are found by the lines that they keep, each once in its file."""
+    for part in re.split(r"^--- a/.*\n", diff, flags=re.MULTILINE)[1:]:
+        name, *hunks = re.split(r"^@@\n", part, flags=re.MULTILINE)
+        path = root / name.removeprefix("+++ b/").strip()
+        text = path.read_text()
+        for hunk in hunks:
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] != "+")
+            after = "".join(line[1:] for line in lines if line[0] != "-")
+            assert text.count(before) == 1, f"{name}: {before}"
+            text = text.replace(before, after)
+        path.write_text(text)
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Path:
+    """A copy of the sources, without code objects."""
+    left_out = shutil.ignore_patterns("__pycache__", "code")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name / "src", tmp_path / name / "src", ignore=left_out)
+    return tmp_path
+
+
+@pytest.fixture
+def propolis(workspace):
+    """Run a command line on the copy."""
+
+    def run(*args: str, **variables: str) -> str:
+        paths = [str(workspace / name / "src") for name in SOURCES]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PROPOLIS_", "COVERAGE_"))}
+        done = subprocess.run(
+            [sys.executable, "-c", "from propolis.cli import main; main()", *args],
+            env={
+                **kept,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "XDG_CACHE_HOME": str(workspace / "cache"),
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience(300),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_an_op(workspace, propolis) -> None:
+    """Three lines, and the suite passes the op in all of its dtypes."""
+    applied(workspace, OP)
+    said = propolis("conformance", "cpu_ref", "--quick", "--op", "softsign")
+    assert "5 op x dtype: 5 passed" in said
+    served = {op["op"]: op["served_by"] for op in json.loads(propolis("ops", "--json"))}
+    assert list(served["softsign"]) == [next(iter(served["exp"]))]
+
+
+@pytest.mark.slow
+def test_a_kernel(workspace, propolis, hipsim) -> None:
+    """Three lines more, and the simulated GPU runs it."""
+    applied(workspace, OP)
+    applied(workspace, KERNEL)
+    simulated = {"ROCM_PATH": str(hipsim), "PROPOLIS_REQUIRE_ROCM": "1"}
+    judge = ("conformance", "rocm_kernels", "--quick", "--op", "softsign", "--timeout", "300")
+    assert "5 op x dtype: 5 passed" in propolis(*judge, **simulated)
+
+
+def test_a_plugin(tool, tmp_path, monkeypatch) -> None:
+    """A new folder is found: make has it among its distributions, the contracts hold it to core."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for project in ("core", "plugins/hive"):
+        package = "propolis" if project == "core" else "hive"
+        (tmp_path / project / "src" / package).mkdir(parents=True)
+        (tmp_path / project / "src" / package / "__init__.py").touch()
+        (tmp_path / project / "pyproject.toml").touch()
+    asked = ["make", "--eval", "print:;@echo $(DISTRIBUTIONS) $(PLUGINS)", "print"]
+    kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(asked, cwd=tmp_path, env=kept, capture_output=True, text=True, check=True)
+    assert {"plugins/hive", "hive"} <= set(done.stdout.split())
+    monkeypatch.chdir(tmp_path)
+    found = tool("contracts").contracts([Path("core"), Path("plugins/hive")])
+    assert found["root_packages"] == ["hive", "propolis"]
+    assert [c["forbidden_modules"] for c in found["contracts"]] == [["hive"]]
+    settings = tmp_path / "plugins/hive/pyproject.toml"
+    settings.write_text(re.search(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1])
+    assert tomllib.loads(settings.read_text())["tool"]["propolis"]["imports"]
+    names = [c["name"] for c in tool("contracts").contracts([Path("plugins/hive")])["contracts"]]
+    assert names == []
