@@ -16,7 +16,7 @@ from propolis.errors import DeviceNotFoundError
 from propolis.runtime import default_runtime
 from propolis.runtime import set_default_runtime
 from propolis_rocm_kernels import _code
-from propolis_rocm_kernels.plugin import FAMILIES
+from propolis_rocm_kernels import _families
 
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +35,9 @@ def manifest():
 
 
 @pytest.fixture(scope="session")
-def signatures():
-    """Every declared kernel's signature, by module and name."""
-    return {family.MODULE.name: family.MODULE.signatures for family in FAMILIES}
+def modules():
+    """What Python declares, by module."""
+    return _families.modules()
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 from propolis_rocm_hip import codeobject
 from propolis_rocm_kernels import _code
+from propolis_rocm_kernels import _families
+from propolis_rocm_kernels import ops_ternary
 from propolis_rocm_kernels._archs import ARCHS
 from propolis_rocm_kernels.builder import compile as compiling
 from propolis_rocm_kernels.builder import toolchain
 from propolis_rocm_kernels.builder.__main__ import main
 from propolis_rocm_kernels.builder.toolchain import ToolchainError
-
-
-MODULE = "ternary"  # the smallest
+from propolis_rocm_kernels.ops_ternary import MODULE
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,14 @@ def found(scratch):
 
 @pytest.fixture
 def workshop(tmp_path, monkeypatch):
-    """A distribution of one module, to build in."""
+    """A distribution of one module, the smallest, to build in."""
     native = tmp_path / "native"
     native.mkdir()
     for name in _code.source_files(MODULE):
         shutil.copy(_code.NATIVE / name, native / name)
     monkeypatch.setattr(_code, "NATIVE", native)
     monkeypatch.setattr(_code, "CODE", tmp_path / "code")
+    monkeypatch.setattr(_families, "families", lambda: (ops_ternary,))
     _code.manifest.cache_clear()
     yield tmp_path
     _code.manifest.cache_clear()
@@ -116,17 +117,22 @@ def test_builds_are_reproducible(found, workshop) -> None:
     assert here == (workshop / "code/ternary-gfx1030.co.xz").read_bytes()
 
 
-def test_code_objects_load_only_while_fresh(found, workshop, signatures) -> None:
-    """A module whose source changed since is not given out as a code object, but as source."""
+def test_code_objects_load_only_while_fresh(found, workshop, monkeypatch) -> None:
+    """Where source or declarations changed since, a module is given out as source alone."""
     build(found, ["gfx90a"])
-    fresh = _code.module_source(MODULE, signatures[MODULE])
+    fresh = _code.module_source(MODULE)
     assert "gfx90a" == codeobject.arch_of(fresh.code["gfx90a"]())
+    with monkeypatch.context() as other:
+        other.setitem(MODULE.constants, "MORE", 1)
+        assert {} == dict(_code.module_source(MODULE).code)
+    assert _code.module_source(MODULE).code
     with (workshop / "native/ternary.hip").open("a") as source:
         source.write("// changed\n")
-    stale = _code.module_source(MODULE, signatures[MODULE])
+    stale = _code.module_source(MODULE)
     assert {} == dict(stale.code)
-    assert stale.source().endswith("// changed\n")
-    assert {"propolis_device.h", "propolis_elementwise.h"} == set(stale.headers)
+    assert "// changed\n" in stale.source()
+    headers = {"propolis_declared.h", "propolis_device.h", "propolis_elementwise.h"}
+    assert headers == set(stale.headers)
     assert "#pragma once" in stale.headers["propolis_device.h"]()
 
 
@@ -136,6 +142,22 @@ def test_a_compile_error_is_the_compilers_word(found, workshop) -> None:
         source.write("int broken( {\n")
     with pytest.raises(ToolchainError, match=r"ternary does not compile for gfx1201:[^$]*broken"):
         build(found, ["gfx1201"])
+
+
+def test_what_differs_from_python_stops_the_build(found, workshop, monkeypatch) -> None:
+    """A wrong signature, a wrong number and a kernel that nobody declared: each is named."""
+    monkeypatch.setitem(MODULE.kernels, "ternary_where_b1_b1", "PPPPi")
+    with pytest.raises(ToolchainError, match=r"kernel ternary_where_b1_b1 .* takes something else"):
+        build(found, ["gfx1100"])
+    monkeypatch.setitem(MODULE.kernels, "ternary_where_b1_b1", "PPPPq")
+    source = workshop / "native/ternary.hip"
+    text = source.read_text()
+    source.write_text(f"constexpr int BLOCK = 128;\n{text}")
+    with pytest.raises(ToolchainError, match=r"ternary\.hip:1:\d+: error: redefinition of 'BLOCK'"):
+        build(found, ["gfx1100"])
+    source.write_text(f"{text}PROPOLIS_KERNEL ternary_spare(i32* out) {{ *out = 0; }}\n")
+    with pytest.raises(ToolchainError, match=r"ops_ternary\.py does not declare: ternary_spare"):
+        build(found, ["gfx1100"])
 
 
 def test_a_warning_is_an_error(found, workshop) -> None:
@@ -167,7 +189,7 @@ def test_wheels_need_no_compiler(program, workshop) -> None:
 
 def test_old_code_objects_go_into_no_wheel(program, workshop) -> None:
     """Without a compiler code objects stay while they are of the sources, and no longer."""
-    made = {"modules": {MODULE: {"source": _code.source_hash(MODULE)}}, "archs": ["gfx1100"]}
+    made = {"modules": {MODULE.name: {"source": _code.source_hash(MODULE)}}, "archs": ["gfx1100"]}
     (workshop / "code").mkdir()
     (workshop / "code/manifest.json").write_text(json.dumps(made))
     command = ["--if-able", "--arch", "gfx1100"]

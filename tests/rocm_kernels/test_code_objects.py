@@ -16,10 +16,10 @@ from propolis_rocm_kernels._archs import ARCHS
 
 # Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
 # is used, and nobody's inference computes the error function, or attention, in f64.
-COLD = {f"unary_{op}_f64{walk}" for op in ("erf", "gelu_erf") for walk in ("", "_strided")}
+COLD = {f"unary_{op}_f64{layout}" for op in ("erf", "gelu_erf") for layout in ("", "_strided")}
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
 # Eight 64-bit places a thread, of a type that nobody looks for the largest of, across rows.
-COLD |= {f"extreme_{op}_i16_packs" for op in ("argmax", "argmin")}
+COLD |= {f"reduce_extreme_{op}_i16_packs" for op in ("argmax", "argmin")}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 
@@ -48,9 +48,9 @@ def objects(manifest, arch):
         yield name, _code.read_object(module["objects"][arch]["file"])
 
 
-def test_every_module_is_built_from_these_sources(manifest) -> None:
+def test_every_module_is_built_from_these_sources(manifest, modules) -> None:
     """The code objects are those of all sources as they are now: none is stale or missing."""
-    current = {module: _code.source_hash(module) for module in _code.modules()}
+    current = {name: _code.source_hash(module) for name, module in modules.items()}
     built = {name: module["source"] for name, module in manifest["modules"].items()}
     assert current == built
     assert set(ARCHS) >= set(manifest["archs"]) >= GENERATIONS
@@ -75,12 +75,12 @@ def test_code_is_for_the_architecture_it_claims(manifest, arch) -> None:
         assert f"amdgcn-amd-amdhsa--{arch}" == codeobject.target_of(code)
 
 
-def test_kernels_take_what_python_gives(manifest, signatures, arch) -> None:
+def test_kernels_take_what_python_gives(manifest, modules, arch) -> None:
     """Each declared kernel is there, with arguments where its signature puts them, and no other."""
-    assert set(manifest["modules"]) == set(signatures)
+    assert set(manifest["modules"]) == set(modules)
     for name, code in objects(manifest, arch):
-        check_signatures(code, signatures[name], f"{name} for {arch}")
-        assert set(signatures[name]) == set(codeobject.kernels(code))
+        check_signatures(code, modules[name].signatures, f"{name} for {arch}")
+        assert set(modules[name].kernels) == set(codeobject.kernels(code))
 
 
 def test_no_kernel_uses_scratch_or_spills(manifest, arch) -> None:

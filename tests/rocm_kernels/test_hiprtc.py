@@ -11,7 +11,7 @@ import pytest
 from propolis_rocm_hip import codeobject
 from propolis_rocm_hip import rtc
 from propolis_rocm_hip.modules import check_signatures
-from propolis_rocm_kernels import _code
+from propolis_rocm_kernels import _families
 from propolis_rocm_kernels._archs import ARCHS
 
 
@@ -32,9 +32,9 @@ def rocm(tmp_path, monkeypatch):
 
 
 # Every module for one architecture of each warp size, the slowest for one of them.
-TARGETS = [(m, "gfx1030") for m in _code.modules()]
-SLOW = {"unary", "binary", "cast", "extreme", "qmatmul_k"}
-TARGETS += [(m, "gfx90a") for m in _code.modules() if m not in SLOW]
+TARGETS = [(m, "gfx1030") for m in _families.modules()]
+SLOW = {"unary", "binary", "cast", "reduce_extreme", "quantized_matmul_k"}
+TARGETS += [(m, "gfx90a") for m in _families.modules() if m not in SLOW]
 
 # The compiler of ROCm 5 gives a thread of a block of 1024 on RDNA 64 registers, half of what there
 # are: 16 to 64 bytes of a row's elements do not stay in them.
@@ -61,9 +61,9 @@ CROWDED |= {
 @pytest.mark.slow
 @pytest.mark.usefixtures("rocm")
 @pytest.mark.parametrize(("module", "arch"), TARGETS)
-def test_hiprtc_compiles_what_is_shipped(signatures, module, arch) -> None:
+def test_hiprtc_compiles_what_is_shipped(modules, module, arch) -> None:
     """ROCm's own hipRTC, which has no headers, makes every kernel that Python declares."""
-    shipped = _code.module_source(module, signatures[module])
+    shipped = modules[module].source
     program = rtc.Program(
         name=module,
         source=shipped.source(),

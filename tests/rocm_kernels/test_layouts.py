@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from propolis_rocm_kernels._constants import MAX_RANK
 from propolis_rocm_kernels._layouts import collapse
-from propolis_rocm_kernels._layouts import walk
-from propolis_rocm_kernels._signature import MAX_RANK
+from propolis_rocm_kernels._layouts import strided_of
 from propolis_rocm_kernels._signature import expand
 from propolis_rocm_kernels._signature import packer
 from propolis_rocm_kernels._signature import strided
@@ -20,7 +20,7 @@ from propolis_rocm_kernels._signature import strided
 
 def unpack(packed, tensors):
     """The fields of a StridedOf."""
-    fields = list(struct.unpack(strided(tensors), packed))
+    fields = list(struct.unpack(strided(tensors).letters, packed))
     take = lambda n: [fields.pop(0) for _ in range(n)]  # noqa: E731
     shape, magic = take(MAX_RANK), take(MAX_RANK)
     strides = [take(MAX_RANK) for _ in range(tensors)]
@@ -61,7 +61,7 @@ def layouts(draw):
 def test_a_walk_visits_each_element_in_order(layout) -> None:
     """Whatever is collapsed, element i of a walk lies where element i of the views lies."""
     shape, *strides = layout
-    packed, numel, _, starts = walk(shape, *((shape, s) for s in strides))
+    packed, numel, _, starts = strided_of(shape, *((shape, s) for s in strides))
     walked = [
         [start + offset for start, offset in zip(begin, locate(packed, 2, i), strict=True)]
         for begin in starts
@@ -77,7 +77,7 @@ def test_a_walk_visits_each_element_in_order(layout) -> None:
 def test_a_run_lies_in_one_row(layout) -> None:
     """Packs of ``run`` elements never cross a row, and where stride is 1 all start aligned."""
     shape, *strides = layout
-    packed, numel, run, _ = walk(shape, *((shape, s) for s in strides))
+    packed, numel, run, _ = strided_of(shape, *((shape, s) for s in strides))
     inner = [s[rank_of(packed) - 1] for s in unpack(packed, 2)[2]]
     assert 0 == numel % run
     assert run in (1, 2, 4, 8, 16)
@@ -99,7 +99,7 @@ def rank_of(packed):
 @settings(max_examples=2000)
 def test_division_by_multiplication_is_exact(size, i) -> None:
     """The header's division is the integer quotient for every index of 63 bits."""
-    shape, magic, _, shift, *_ = unpack(walk((3, size), ((3, size), (size * 2, 1))).packed, 1)
+    shape, magic, _, shift, *_ = unpack(strided_of((3, size), ((3, size), (size * 2, 1))).packed, 1)
     assert size == shape[1]
     for numerator in (i, i // size * size, max(i // size * size - 1, 0), 2**63 - 1):
         assert numerator // size == (numerator * magic[1] >> 64) >> shift[1]
@@ -117,7 +117,7 @@ def test_more_dimensions_than_kernels_know() -> None:
     """The leading dimensions of very many are walked by the host: one launch each."""
     shape = (2,) * 8
     strides = tuple(3**d for d in range(8))
-    packed, numel, _, starts = walk(shape, (shape, strides))
+    packed, numel, _, starts = strided_of(shape, (shape, strides))
     assert (64, 4) == (numel, len(starts))
     assert MAX_RANK == unpack(packed, 1)[4]
 

@@ -7,7 +7,6 @@
 // A block has one query of one head.  LANES neighbours hold it, eight elements each, and look at
 // AHEAD keys at a time, which keeps memory busy; every such group has a softmax of its own, over
 // every so many keys.  They are merged at the end.
-constexpr int DECODE_THREADS = 512;
 
 template <class C>
 struct Partial {
@@ -141,14 +140,14 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
     }
 }
 
-#define DECODE(T, lanes)                                                                    \
+#define DECODE(T, lanes)                                                                       \
     PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_decode##lanes##_##T(ATTENTION_ARGUMENTS(T)) { \
-        decode<lanes, 2, true>(ATTENTION(T), shape);                                        \
+        decode<lanes, 2, true>(ATTENTION(T), shape);                                           \
     }
-// Any strides, any number of elements up to 256.
+// Any strides, any number of elements up to MAX_DIM.
 #define ANY(T)                                                                              \
     PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_any_##T(ATTENTION_ARGUMENTS(T)) {          \
-        decode<32, 1, false>(ATTENTION(T), shape);                                          \
+        decode<MAX_DIM / RUN, 1, false>(ATTENTION(T), shape);                               \
     }
 #define DECODES(T) DECODE(T, 8) DECODE(T, 16) DECODE(T, 32) ANY(T)
 DECODES(f32)
@@ -159,9 +158,9 @@ ANY(f64)
 
 // -- many queries --------------------------------------------------------------------------------
 
-// A block has 64 queries of one head, and looks at 64 keys at a time: their scores are a product
-// of tiles, the weights go through shared memory, and so do the values, COLUMNS * 64 of them.
-constexpr int SIDE = 64;
+// A block has SIDE queries of one head, and looks at as many keys at a time: their scores are a
+// product of tiles, the weights go through shared memory, and so do the values, COLUMNS * SIDE.
+static_assert(SIDE == 64, "threads share queries and keys in squares of 4 x 4, 16 a side");
 
 // Weights (key, query): queries are mixed with the key, as threads write columns of four.
 PROPOLIS_FN int weight_at(int key, int query) { return key * SIDE + (query ^ (key & ~3)); }

@@ -1,6 +1,4 @@
-// Elementwise ops of two tensors, and gated activations.  Semantics: core's
-// propolis/ops/binary.py and, for silu_mul and gelu_mul, propolis/ops/unary.py.
-#include "propolis_activations.h"
+// Elementwise ops of two tensors.  Semantics: core's propolis/ops/binary.py.
 #include "propolis_elementwise.h"
 
 #define FUNCTION(name, formula)                     \
@@ -18,8 +16,6 @@ FUNCTION(div, a / b)
 FUNCTION(maximum, a > b || math::is_nan(a) ? a : b)
 FUNCTION(minimum, a < b || math::is_nan(a) ? a : b)
 FUNCTION(pow, math::pow(a, b))
-FUNCTION(silu_mul, math::gated(a, a, b))
-FUNCTION(gelu_mul, math::gelu(a) * b)
 
 template <class T>
 PROPOLIS_FN T whole_quotient(T a, T b) {
@@ -67,12 +63,12 @@ struct Arithmetic {
     }
 };
 
-#define COMPARISON(name, relation)                  \
-    struct name##_of {                              \
-        template <class T>                          \
-        PROPOLIS_FN u8 apply(T a, T b) {            \
+#define COMPARISON(name, relation)                   \
+    struct name##_of {                               \
+        template <class T>                           \
+        PROPOLIS_FN u8 apply(T a, T b) {             \
             return wide(a) relation wide(b) ? 1 : 0; \
-        }                                           \
+        }                                            \
     };
 COMPARISON(eq, ==)
 COMPARISON(ne, !=)
@@ -81,52 +77,51 @@ COMPARISON(le, <=)
 COMPARISON(gt, >)
 COMPARISON(ge, >=)
 
-#define KERNELS(op, function, heavy, Out, T)                                                    \
+#define KERNELS(op, function, Out, T)                                                           \
     PROPOLIS_KERNEL binary_##op##_##T(Out* out, const T* a, const T* b, i64 n) {                \
-        map<heavy>(n, out, a, b, [](T x, T y) { return function::apply(x, y); });               \
+        map<HEAVY_##op>(n, out, a, b, [](T x, T y) { return function::apply(x, y); });          \
     }                                                                                           \
     PROPOLIS_KERNEL binary_##op##_##T##_strided(Out* out, const T* a, const T* b, i64 n,        \
                                                 Strided2 s) {                                   \
-        map_strided<heavy>(n, out, a, b, s, [](T x, T y) { return function::apply(x, y); });    \
+        map_strided<HEAVY_##op>(n, out, a, b, s,                                                \
+                                [](T x, T y) { return function::apply(x, y); });                \
     }
 
-#define FLOAT_OP(op, heavy)                                       \
-    KERNELS(op, Arithmetic<op##_of>, heavy, f64, f64)             \
-    KERNELS(op, Arithmetic<op##_of>, heavy, f32, f32)             \
-    KERNELS(op, Arithmetic<op##_of>, heavy, f16, f16)             \
-    KERNELS(op, Arithmetic<op##_of>, heavy, bf16, bf16)           \
-    KERNELS(op, Arithmetic<op##_of>, heavy, f8e4m3, f8e4m3)
-#define PLAIN_OP(op, heavy)                                       \
-    FLOAT_OP(op, heavy)                                           \
-    KERNELS(op, Arithmetic<whole_##op##_of>, heavy, u8, u8)       \
-    KERNELS(op, Arithmetic<whole_##op##_of>, heavy, u32, u32)     \
-    KERNELS(op, Arithmetic<whole_##op##_of>, heavy, i16, i16)     \
-    KERNELS(op, Arithmetic<whole_##op##_of>, heavy, i32, i32)     \
-    KERNELS(op, Arithmetic<whole_##op##_of>, heavy, i64, i64)
-#define COMPARISON_OP(op)               \
-    KERNELS(op, op##_of, false, u8, f64)    \
-    KERNELS(op, op##_of, false, u8, f32)    \
-    KERNELS(op, op##_of, false, u8, f16)    \
-    KERNELS(op, op##_of, false, u8, bf16)   \
-    KERNELS(op, op##_of, false, u8, f8e4m3) \
-    KERNELS(op, op##_of, false, u8, u8)     \
-    KERNELS(op, op##_of, false, u8, u32)    \
-    KERNELS(op, op##_of, false, u8, i16)    \
-    KERNELS(op, op##_of, false, u8, i32)    \
-    KERNELS(op, op##_of, false, u8, i64)
+#define FLOAT_OP(op)                                       \
+    KERNELS(op, Arithmetic<op##_of>, f64, f64)             \
+    KERNELS(op, Arithmetic<op##_of>, f32, f32)             \
+    KERNELS(op, Arithmetic<op##_of>, f16, f16)             \
+    KERNELS(op, Arithmetic<op##_of>, bf16, bf16)           \
+    KERNELS(op, Arithmetic<op##_of>, f8e4m3, f8e4m3)
+#define PLAIN_OP(op)                                       \
+    FLOAT_OP(op)                                           \
+    KERNELS(op, Arithmetic<whole_##op##_of>, u8, u8)       \
+    KERNELS(op, Arithmetic<whole_##op##_of>, u32, u32)     \
+    KERNELS(op, Arithmetic<whole_##op##_of>, i16, i16)     \
+    KERNELS(op, Arithmetic<whole_##op##_of>, i32, i32)     \
+    KERNELS(op, Arithmetic<whole_##op##_of>, i64, i64)
+#define COMPARISON_OP(op)            \
+    KERNELS(op, op##_of, u8, f64)    \
+    KERNELS(op, op##_of, u8, f32)    \
+    KERNELS(op, op##_of, u8, f16)    \
+    KERNELS(op, op##_of, u8, bf16)   \
+    KERNELS(op, op##_of, u8, f8e4m3) \
+    KERNELS(op, op##_of, u8, u8)     \
+    KERNELS(op, op##_of, u8, u32)    \
+    KERNELS(op, op##_of, u8, i16)    \
+    KERNELS(op, op##_of, u8, i32)    \
+    KERNELS(op, op##_of, u8, i64)
 
-PLAIN_OP(add, false)
-PLAIN_OP(sub, false)
-PLAIN_OP(mul, false)
-PLAIN_OP(div, true)
-PLAIN_OP(maximum, false)
-PLAIN_OP(minimum, false)
-PLAIN_OP(pow, true)
+PLAIN_OP(add)
+PLAIN_OP(sub)
+PLAIN_OP(mul)
+PLAIN_OP(div)
+PLAIN_OP(maximum)
+PLAIN_OP(minimum)
+PLAIN_OP(pow)
 COMPARISON_OP(eq)
 COMPARISON_OP(ne)
 COMPARISON_OP(lt)
 COMPARISON_OP(le)
 COMPARISON_OP(gt)
 COMPARISON_OP(ge)
-FLOAT_OP(silu_mul, true)
-FLOAT_OP(gelu_mul, true)

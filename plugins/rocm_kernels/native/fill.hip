@@ -7,7 +7,7 @@
 
 template <class T>
 PROPOLIS_FN void copy_strided(i64 n, T* out, const T* x, const Strided2& s) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     const Span span = span_of(1);
     const i64 to = s.strides[0][s.rank - 1];
     const i64 from = s.strides[1][s.rank - 1];
@@ -41,7 +41,7 @@ COPY(8, u64)
 template <class T, class P>
 PROPOLIS_FN void kv_append(i64 n, T* cache, const T* x, const P* positions, i64 stride,
                            i64 capacity, const Strided3& s) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     const Span span = span_of(1);
     const int last = s.rank - 1;
     const bool rows = s.strides[0][last] == 1 && s.strides[1][last] == 1 && stride % N == 0;
@@ -78,7 +78,7 @@ KV_APPEND(8, u64, i64)
 
 template <class T>
 PROPOLIS_FN void fill(i64 n, T* target, T value) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     Pack<T, N> pack;
     for (int k = 0; k < N; ++k) pack.at[k] = value;
     const i64 packs = aligned<N>(target) ? n / N : 0;

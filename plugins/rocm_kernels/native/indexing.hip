@@ -1,44 +1,14 @@
 // Rows and elements by index.  Semantics: core's propolis/ops/indexing.py.  An id outside the
 // dimension reads as a masked one, 0, and writes nothing.
 #include "propolis_elementwise.h"
-
-// How ids are stored, as ops_indexing.py numbers the dtypes.
-enum IdKind { ID_U8, ID_U32, ID_I16, ID_I32, ID_I64 };
-
-// The index-th id; -1 for the largest of its dtype, which is masked.
-PROPOLIS_FN i64 load_id(const void* ids, i32 kind, i64 index) {
-    switch (kind) {
-        case ID_U8: {
-            const u8 id = ((const u8*)ids)[index];
-            return id == 0xff ? -1 : (i64)id;
-        }
-        case ID_U32: {
-            const u32 id = ((const u32*)ids)[index];
-            return id == 0xffffffffu ? -1 : (i64)id;
-        }
-        case ID_I16: {
-            const i16 id = ((const i16*)ids)[index];
-            return id == 0x7fff ? -1 : (i64)id;
-        }
-        case ID_I32: {
-            const i32 id = ((const i32*)ids)[index];
-            return id == 0x7fffffff ? -1 : (i64)id;
-        }
-        default: {
-            const i64 id = ((const i64*)ids)[index];
-            return id == 0x7fffffffffffffffll ? -1 : id;
-        }
-    }
-}
-
-PROPOLIS_FN bool inside(i64 id, i64 size) { return id >= 0 && id < size; }
+#include "propolis_ids.h"
 
 // -- reading: out[i] = x[id * stride] for each place i, walked as x (without the dimension), ids --
 
 template <class Out, class In, class F>
 PROPOLIS_FN void take(i64 n, Out* out, const In* x, const void* ids, i32 kind, i64 size,
                       i64 stride, const Strided2& s, F f) {
-    constexpr int N = smaller(16 / larger(sizeof(Out), sizeof(In)), 8);
+    constexpr int N = pack_of(larger(sizeof(Out), sizeof(In)), true);
     const Span span = span_of(1);
     const int last = s.rank - 1;
     const bool rows = s.strides[0][last] == 1 && s.strides[1][last] == 0 && stride % N == 0;

@@ -33,11 +33,11 @@ struct PlainWeights : PlainRows<T> {
         const PlainWeights<T> weights(b, n, depth, b_row, b_step);                          \
         product_of_rows<m_, r_>(PRODUCT(T), weights, batches, (int)lanes);                  \
     }
-#define MATMUL(T)  \
-    TILES(T, 64)   \
-    ROWS(T, 1, 1)  \
-    ROWS(T, 4, 2)  \
-    ROWS(T, 8, 2)
+#define MATMUL(T)         \
+    TILES(T, 64)          \
+    ROWS(T, 1, ROWS_OF_1) \
+    ROWS(T, 4, ROWS_OF_4) \
+    ROWS(T, 8, ROWS_OF_8)
 MATMUL(f32)
 MATMUL(f16)
 MATMUL(bf16)

@@ -74,7 +74,7 @@ PROPOLIS_FN Pack<T, N> total_of(const Row<T>& r, i64 i, Pack<T, N> x) {
 template <int threads, Kind kind, class T>
 PROPOLIS_FN void norm_held(const Row<T>& r) {
     typedef Compute<T> C;
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     constexpr int count = HELD<threads, T>;
     C values[count] = {};
     each_held<threads, T>((int)r.width, [&](int i, int p) {
@@ -154,7 +154,7 @@ PROPOLIS_FN void norm_long(const Row<T>& r) {
 
 template <int threads, bool held, Kind kind, class T>
 PROPOLIS_FN void norm_row(const Row<T>& r) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     if (!is_packed<N, kind>(r)) {
         norm_long<threads, 1, kind>(r);
     } else if constexpr (held) {
@@ -167,46 +167,46 @@ PROPOLIS_FN void norm_row(const Row<T>& r) {
 #define EACH_ROW(threads) \
     for (i64 row = row_of_group<threads>(); row < rows; row += rows_at_once<threads>())
 
-#define NORMS(T, walk, block, threads, held)                                                    \
-    PROPOLIS_KERNEL_OF(block)                                                                   \
-    norm_rms_norm_##T##_##walk(T* out, const T* x, const T* weight, i64 rows, i64 width,        \
-                               i64 stride, i64 weight_stride, Compute<T> eps, Strided s) {      \
-        EACH_ROW(threads) {                                                                     \
-            norm_row<threads, held, RMS, T>({out + row * width, nullptr,                        \
-                                             x + locate(again(s), row).at[0], nullptr, weight,  \
+#define NORMS(T, group, block, threads, held)                                                    \
+    PROPOLIS_KERNEL_OF(block)                                                                    \
+    norm_rms_norm_##T##_##group(T* out, const T* x, const T* weight, i64 rows, i64 width,        \
+                                i64 stride, i64 weight_stride, Compute<T> eps, Strided s) {      \
+        EACH_ROW(threads) {                                                                      \
+            norm_row<threads, held, RMS, T>({out + row * width, nullptr,                         \
+                                             x + locate(again(s), row).at[0], nullptr, weight,   \
                                              nullptr, width, stride, 0, weight_stride, 0, eps}); \
-        }                                                                                       \
-    }                                                                                           \
-    PROPOLIS_KERNEL_OF(block)                                                                   \
-    norm_add_rms_norm_##T##_##walk(T* total, T* out, const T* x, const T* residual,             \
-                                   const T* weight, i64 rows, i64 width, i64 stride,            \
-                                   i64 residual_stride, i64 weight_stride, Compute<T> eps,      \
-                                   Strided2 s) {                                                \
-        EACH_ROW(threads) {                                                                     \
-            const Offsets<2> at = locate(again(s), row);                                        \
-            norm_row<threads, held, ADD_RMS, T>({out + row * width, total + row * width,        \
-                                                 x + at.at[0], residual + at.at[1], weight,     \
-                                                 nullptr, width, stride, residual_stride,       \
-                                                 weight_stride, 0, eps});                       \
-        }                                                                                       \
-    }                                                                                           \
-    PROPOLIS_KERNEL_OF(block)                                                                   \
-    norm_layer_norm_##T##_##walk(T* out, const T* x, const T* weight, const T* bias, i64 rows,  \
-                                 i64 width, i64 stride, i64 weight_stride, i64 bias_stride,     \
-                                 Compute<T> eps, Strided s) {                                   \
-        EACH_ROW(threads) {                                                                     \
-            norm_row<threads, held, LAYER, T>({out + row * width, nullptr,                      \
+        }                                                                                        \
+    }                                                                                            \
+    PROPOLIS_KERNEL_OF(block)                                                                    \
+    norm_add_rms_norm_##T##_##group(T* total, T* out, const T* x, const T* residual,             \
+                                    const T* weight, i64 rows, i64 width, i64 stride,            \
+                                    i64 residual_stride, i64 weight_stride, Compute<T> eps,      \
+                                    Strided2 s) {                                                \
+        EACH_ROW(threads) {                                                                      \
+            const Offsets<2> at = locate(again(s), row);                                         \
+            norm_row<threads, held, ADD_RMS, T>({out + row * width, total + row * width,         \
+                                                 x + at.at[0], residual + at.at[1], weight,      \
+                                                 nullptr, width, stride, residual_stride,        \
+                                                 weight_stride, 0, eps});                        \
+        }                                                                                        \
+    }                                                                                            \
+    PROPOLIS_KERNEL_OF(block)                                                                    \
+    norm_layer_norm_##T##_##group(T* out, const T* x, const T* weight, const T* bias, i64 rows,  \
+                                  i64 width, i64 stride, i64 weight_stride, i64 bias_stride,     \
+                                  Compute<T> eps, Strided s) {                                   \
+        EACH_ROW(threads) {                                                                      \
+            norm_row<threads, held, LAYER, T>({out + row * width, nullptr,                       \
                                                x + locate(again(s), row).at[0], nullptr, weight, \
-                                               bias, width, stride, 0, weight_stride,           \
-                                               bias_stride, eps});                              \
-        }                                                                                       \
+                                               bias, width, stride, 0, weight_stride,            \
+                                               bias_stride, eps});                               \
+        }                                                                                        \
     }
 
-#define ALL_NORMS(T)                                          \
-    NORMS(T, warp, PROPOLIS_BLOCK, PROPOLIS_WARP, true)       \
-    NORMS(T, block, PROPOLIS_BLOCK, PROPOLIS_BLOCK, true)     \
-    NORMS(T, wide, PROPOLIS_WIDE, PROPOLIS_WIDE, true)        \
-    NORMS(T, long, PROPOLIS_WIDE, PROPOLIS_WIDE, false)
+#define ALL_NORMS(T)                           \
+    NORMS(T, warp, BLOCK, PROPOLIS_WARP, true) \
+    NORMS(T, block, BLOCK, BLOCK, true)        \
+    NORMS(T, wide, WIDE, WIDE, true)           \
+    NORMS(T, long, WIDE, WIDE, false)
 ALL_NORMS(f64)
 ALL_NORMS(f32)
 ALL_NORMS(f16)

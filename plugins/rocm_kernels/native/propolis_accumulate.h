@@ -180,10 +180,10 @@ PROPOLIS_FN A warp_merge(A value) {
     return value;
 }
 
-// Of a block of PROPOLIS_BLOCK threads.
+// Of a block of BLOCK threads.
 template <class R, class A>
 PROPOLIS_FN A block_merge(A value) {
-    constexpr int warps = PROPOLIS_BLOCK / PROPOLIS_WARP;
+    constexpr int warps = BLOCK / PROPOLIS_WARP;
     __shared__ A partial[warps];
     value = warp_merge<R>(value);
     __syncthreads();  // what was merged before may still be read
@@ -196,10 +196,9 @@ PROPOLIS_FN A block_merge(A value) {
 
 // Memory of the device that all kernels of a stream use one after the other: counters, which are
 // zero between kernels, and accumulators behind them.  See _scratch.py.
-constexpr int COUNTERS = 4096;
-
 template <class A>
-PROPOLIS_FN A* partials(u32* scratch) {
+PROPOLIS_FN A* partials(const u32* scratch) {
+    static_assert(sizeof(A) <= ACCUMULATOR, "the scratch of _scratch.py has less for each");
     return (A*)(scratch + COUNTERS);
 }
 

@@ -4,6 +4,9 @@
 //
 // Rules: no kernel assumes a warp of 32; indices are 64 bits; every thread of a block reaches every
 // barrier; f16, bf16 and f8e4m3 are computed in f32 and rounded once, to nearest even.
+//
+// Numbers that Python knows too (BLOCK, PACK_BYTES and their like) are Python's: _constants.py and
+// MODULE.constant() say them, and what is compiled begins with those that it names.
 #pragma once
 
 #if defined(HIPSIM_HOST)
@@ -44,9 +47,8 @@
 #define PROPOLIS_FN static PROPOLIS_METHOD
 #endif
 
-// Most kernels run in blocks of this many threads, and are compiled for at most so many.
-#define PROPOLIS_BLOCK 256
-#define PROPOLIS_KERNEL extern "C" __global__ void __launch_bounds__(PROPOLIS_BLOCK)
+// Most kernels run in blocks of BLOCK threads, and are compiled for at most so many.
+#define PROPOLIS_KERNEL extern "C" __global__ void __launch_bounds__(BLOCK)
 #define PROPOLIS_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
 
 // -- types ---------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ PROPOLIS_FN T narrow(Compute<T> x) {
 
 // -- vectors -------------------------------------------------------------------------------------
 
-// N neighbours that are loaded and stored at once; at most 16 bytes.
+// N neighbours that are loaded and stored at once; at most PACK_BYTES.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
     T at[N];

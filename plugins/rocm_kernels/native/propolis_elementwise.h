@@ -7,10 +7,8 @@
 
 // -- strided layouts -----------------------------------------------------------------------------
 
-constexpr int MAX_RANK = 6;
-
 // K tensors walked together, in elements; the last dimension is the innermost.  Filled in by
-// propolis_rocm_kernels/_layouts.py.  Dimension 0 needs no division, so no magic either.
+// strided_of() of _layouts.py.  Dimension 0 needs no division, so no magic either.
 template <int K>
 struct StridedOf {
     i64 shape[MAX_RANK];
@@ -89,10 +87,12 @@ PROPOLIS_FN bool row_aligned(const T* at, i64 stride) {
 PROPOLIS_FN constexpr int smaller(int a, int b) { return a < b ? a : b; }
 PROPOLIS_FN constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-// Elements of a pack: 16 bytes of the largest type.  Functions of many instructions are inlined
-// for each element, so those take at most 8.
-PROPOLIS_FN constexpr int pack_of(int largest, bool heavy) { return smaller(16 / largest, heavy ? 8 : 16); }
-PROPOLIS_FN constexpr int packs_of(bool heavy) { return heavy ? 1 : 2; }  // of two inputs
+// Elements of a pack of the largest type.  Functions of many instructions are inlined for each
+// element, so those take fewer.
+PROPOLIS_FN constexpr int pack_of(int largest, bool heavy) {
+    return smaller(PACK_BYTES / largest, heavy ? HEAVY_PACK : PACK_BYTES);
+}
+PROPOLIS_FN constexpr int packs_of(bool heavy) { return heavy ? 1 : UNROLLED; }  // of two inputs
 
 // A kernel's loop over i, `step` threads apart: `base` is the first of this thread's `unroll`.
 struct Span {
@@ -100,8 +100,8 @@ struct Span {
     i64 step;
 };
 PROPOLIS_FN Span span_of(int unroll) {
-    return Span{(i64)block_x() * (PROPOLIS_BLOCK * unroll) + thread_x(),
-                (i64)blocks_x() * (PROPOLIS_BLOCK * unroll)};
+    return Span{(i64)block_x() * (BLOCK * unroll) + thread_x(),
+                (i64)blocks_x() * (BLOCK * unroll)};
 }
 
 // -- one input -----------------------------------------------------------------------------------
@@ -131,18 +131,18 @@ PROPOLIS_FN void map(i64 n, Out* out, const In* x, F f) {
             }
         }
     } else {
-        constexpr int U = 2;
+        constexpr int U = UNROLLED;
         const Span wide_span = span_of(U);
         for (i64 i = wide_span.first; i < packs; i += wide_span.step) {
             Pack<In, N> in[U];
 #pragma unroll
             for (int u = 0; u < U; ++u) {
-                const i64 j = i + u * PROPOLIS_BLOCK;
+                const i64 j = i + u * BLOCK;
                 if (j < packs) in[u] = load_pack<N>(x + j * N);
             }
 #pragma unroll
             for (int u = 0; u < U; ++u) {
-                const i64 j = i + u * PROPOLIS_BLOCK;
+                const i64 j = i + u * BLOCK;
                 Pack<Out, N> result;
 #pragma unroll
                 for (int k = 0; k < N; ++k) result.at[k] = f(in[u].at[k]);
@@ -183,13 +183,13 @@ PROPOLIS_FN void map(i64 n, Out* out, const In* a, const In* b, F f) {
         Pack<In, N> left[U], right[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const i64 j = i + u * PROPOLIS_BLOCK;
+            const i64 j = i + u * BLOCK;
             if (j < packs) left[u] = load_pack<N>(a + j * N);
             if (j < packs) right[u] = load_pack<N>(b + j * N);
         }
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const i64 j = i + u * PROPOLIS_BLOCK;
+            const i64 j = i + u * BLOCK;
             Pack<Out, N> result;
 #pragma unroll
             for (int k = 0; k < N; ++k) result.at[k] = f(left[u].at[k], right[u].at[k]);

@@ -46,7 +46,7 @@ PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const St
     typedef Compute<T> C;
     const int lane = (int)thread_x() & (lanes - 1);
     const int group = (int)thread_x() / lanes;
-    const i64 rows = (i64)(PROPOLIS_BLOCK / lanes) * R;  // of a block
+    const i64 rows = (i64)(BLOCK / lanes) * R;  // of a block
     const i64 along = (p.n + rows - 1) / rows;
     const i64 tile = p.first + block_x();
     const i64 batch = tile / along;

@@ -35,25 +35,25 @@ struct BlockWeights {
 #define QMATMUL_PRODUCT(T) \
     Product<T> { out, a, nullptr, m, n, depth, a_row, a_step, 0, first }
 
-#define QMATMUL_TILES(family, name, Format, T)                                                   \
-    PROPOLIS_KERNEL family##_tile64_##name##_##T(QMATMUL_ARGUMENTS(T), Strided2 batches) {       \
+#define QMATMUL_TILES(module, name, Format, T)                                                   \
+    PROPOLIS_KERNEL module##_tile64_##name##_##T(QMATMUL_ARGUMENTS(T), Strided2 batches) {       \
         const BlockWeights<Format> weights{w, n, depth, row};                                    \
         product_in_tiles<64>(QMATMUL_PRODUCT(T), weights, batches);                              \
     }
-#define QMATMUL_ROWS(family, name, Format, T, M, R)                                              \
-    PROPOLIS_KERNEL family##_rows##M##_##name##_##T(QMATMUL_ARGUMENTS(T), i64 lanes,             \
+#define QMATMUL_ROWS(module, name, Format, T, M, R)                                              \
+    PROPOLIS_KERNEL module##_rows##M##_##name##_##T(QMATMUL_ARGUMENTS(T), i64 lanes,             \
                                                     Strided2 batches) {                          \
         const BlockWeights<Format> weights{w, n, depth, row};                                    \
         product_of_rows<M, R>(QMATMUL_PRODUCT(T), weights, batches, (int)lanes);                 \
     }
-#define QMATMUL_OF(family, name, Format, T)     \
-    QMATMUL_TILES(family, name, Format, T)      \
-    QMATMUL_ROWS(family, name, Format, T, 1, 1) \
-    QMATMUL_ROWS(family, name, Format, T, 4, 2) \
-    QMATMUL_ROWS(family, name, Format, T, 8, 2)
+#define QMATMUL_OF(module, name, Format, T)             \
+    QMATMUL_TILES(module, name, Format, T)              \
+    QMATMUL_ROWS(module, name, Format, T, 1, ROWS_OF_1) \
+    QMATMUL_ROWS(module, name, Format, T, 4, ROWS_OF_4) \
+    QMATMUL_ROWS(module, name, Format, T, 8, ROWS_OF_8)
 
-// All kernels of a format; `family` is the module's name.
-#define QMATMUL(family, name, Format)     \
-    QMATMUL_OF(family, name, Format, f32) \
-    QMATMUL_OF(family, name, Format, f16) \
-    QMATMUL_OF(family, name, Format, bf16)
+// All kernels of a format, of the module of that name.
+#define QMATMUL(module, name, Format)     \
+    QMATMUL_OF(module, name, Format, f32) \
+    QMATMUL_OF(module, name, Format, f16) \
+    QMATMUL_OF(module, name, Format, bf16)

@@ -56,7 +56,7 @@ PROPOLIS_FN T warp_reduce(T value, F f) {
 }
 
 // f over all threads of a block of `threads` along x, the same bits in each.
-template <int threads = PROPOLIS_BLOCK, class T, class F>
+template <int threads = BLOCK, class T, class F>
 PROPOLIS_FN T block_reduce(T value, T identity, F f) {
     constexpr int warps = threads / PROPOLIS_WARP;
     static_assert(warps <= PROPOLIS_WARP && threads % PROPOLIS_WARP == 0, "block_reduce: threads");
@@ -71,13 +71,13 @@ PROPOLIS_FN T block_reduce(T value, T identity, F f) {
     return value;
 }
 
-template <int threads = PROPOLIS_BLOCK, class T>
+template <int threads = BLOCK, class T>
 PROPOLIS_FN T block_sum(T value) {
     return block_reduce<threads>(value, (T)0, [](T a, T b) { return a + b; });
 }
 
 // The larger; NaN where either is.
-template <int threads = PROPOLIS_BLOCK, class T>
+template <int threads = BLOCK, class T>
 PROPOLIS_FN T block_max(T value) {
     return block_reduce<threads>(value, value,
                                  [](T a, T b) { return a > b || math::is_nan(a) ? a : b; });

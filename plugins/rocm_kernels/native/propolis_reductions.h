@@ -11,7 +11,7 @@
 // they lie one after the other, U packs at once.
 template <class R, int threads, class T>
 PROPOLIS_FN typename R::A along_run(const T* x, i64 begin, i64 end) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     // An element and its place take many scalar registers while they are compared.
     constexpr int U = R::placed ? 1 : sizeof(T) == 1 ? 2 : 4;
     const int lane = (int)(thread_x() % threads);
@@ -38,7 +38,7 @@ PROPOLIS_FN typename R::A along_run(const T* x, i64 begin, i64 end) {
 
 template <class R, int threads, class T>
 PROPOLIS_FN typename R::A along(const T* x, i64 begin, i64 end, const Strided& inner) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     const i64 step = inner.strides[0][inner.rank - 1];
     if (inner.rank == 1 && step == 1 && aligned<N>(x)) return along_run<R, threads>(x, begin, end);
     const int lane = (int)(thread_x() % threads);
@@ -60,7 +60,7 @@ PROPOLIS_FN typename R::A along(const T* x, i64 begin, i64 end, const Strided& i
 template <class R>
 PROPOLIS_FN void reduce_warps(typename R::Out* out, const typename R::In* x, i64 outputs, i64 n,
                               i64 extra, const Strided& kept, const Strided& inner) {
-    constexpr int warps = PROPOLIS_BLOCK / PROPOLIS_WARP;
+    constexpr int warps = BLOCK / PROPOLIS_WARP;
     for (i64 o = (i64)block_x() * warps + warp_of_block(); o < outputs;
          o += (i64)blocks_x() * warps) {
         const auto a =
@@ -79,14 +79,14 @@ PROPOLIS_FN void reduce_blocks(typename R::Out* out, const typename R::In* x, u3
         const i64 o = i / splits;
         const i64 begin = (i - o * splits) * chunk;
         const i64 end = begin + chunk < n ? begin + chunk : n;
-        A a = along<R, PROPOLIS_BLOCK>(x + locate(again(kept), o).at[0], begin, end, inner);
+        A a = along<R, BLOCK>(x + locate(again(kept), o).at[0], begin, end, inner);
         a = block_merge<R>(a);
         if (splits > 1) {
             A* parts = partials<A>(scratch) + o * splits;
             if (thread_x() == 0) parts[i - o * splits] = a;
             if (!last_to_come(scratch + o, (u32)splits)) continue;
             a = R::identity();
-            for (int k = (int)thread_x(); k < splits; k += PROPOLIS_BLOCK) {
+            for (int k = (int)thread_x(); k < splits; k += BLOCK) {
                 a = R::merge(a, parts[k]);
             }
             a = block_merge<R>(a);
@@ -95,14 +95,12 @@ PROPOLIS_FN void reduce_blocks(typename R::Out* out, const typename R::In* x, u3
     }
 }
 
-// Packs of V outputs side by side, LANES of a block, each shared by SHARERS threads.
-constexpr int LANES = 32;
-constexpr int SHARERS = PROPOLIS_BLOCK / LANES;
+// Packs of V outputs side by side, COLUMN_LANES of a block, each shared by SHARERS threads.
+constexpr int SHARERS = BLOCK / COLUMN_LANES;
 
 // Elements of a pack: each has an accumulator, and 16 or 8 of bytes do not all stay in registers.
-// _reductions.py knows it.
 template <class T>
-constexpr int WIDTH = sizeof(T) < 2 ? 4 : 16 / sizeof(T);
+constexpr int WIDTH = sizeof(T) < 2 ? BYTE_COLUMNS : PACK_BYTES / sizeof(T);
 
 // Each element of a pack to its own output.
 template <class R, int V, class A>
@@ -119,16 +117,16 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     typedef typename R::In T;
     // What is compared with its place, or widened from f8e4m3, takes the most registers.
     constexpr int U = R::placed ? 1 : sizeof(T) > 1 ? 4 : is_float<T> ? 1 : 2;
-    __shared__ A shared[SHARERS][LANES];
-    const int lane = (int)thread_x() % LANES;
-    const int sharer = (int)thread_x() / LANES;
+    __shared__ A shared[SHARERS][COLUMN_LANES];
+    const int lane = (int)thread_x() % COLUMN_LANES;
+    const int sharer = (int)thread_x() / COLUMN_LANES;
     const bool flat = inner.rank == 1;
     const i64 step = inner.strides[0][0];
     const i64 begin = block_y() * chunk;
     const i64 end = begin + chunk < n ? begin + chunk : n;
-    const i64 tiles = (outputs + LANES * V - 1) / (LANES * V);
+    const i64 tiles = (outputs + COLUMN_LANES * V - 1) / (COLUMN_LANES * V);
     for (i64 tile = block_x(); tile < tiles; tile += blocks_x()) {
-        const i64 o = (tile * LANES + lane) * V;
+        const i64 o = (tile * COLUMN_LANES + lane) * V;
         const bool there = o < outputs;
         const T* from = x + locate(again(kept), there ? o : 0).at[0];
         A a[V];
@@ -173,8 +171,9 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
             }
         }
         if (splits > 1 && last_to_come(scratch + tile, (u32)splits)) {
-            const i64 last = outputs < (tile + 1) * LANES * V ? outputs : (tile + 1) * LANES * V;
-            for (i64 c = tile * LANES * V + thread_x(); c < last; c += PROPOLIS_BLOCK) {
+            const i64 next = (tile + 1) * COLUMN_LANES * V;
+            const i64 last = outputs < next ? outputs : next;
+            for (i64 c = tile * COLUMN_LANES * V + thread_x(); c < last; c += BLOCK) {
                 A all = R::identity();
                 for (i64 k = 0; k < splits; ++k) all = R::merge(all, parts[k * outputs + c]);
                 out[c] = R::finish(all, n, extra);
@@ -183,37 +182,37 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     }
 }
 
-#define REDUCE(family, op, R, T)                                                                        \
-    PROPOLIS_KERNEL family##_##op##_##T##_warps(R<T>::Out* out, const T* x, i64 outputs, i64 n,   \
-                                              i64 extra, Strided kept, Strided inner) {         \
-        reduce_warps<R<T>>(out, x, outputs, n, extra, kept, inner);                             \
-    }                                                                                           \
-    PROPOLIS_KERNEL family##_##op##_##T##_blocks(                                                 \
-        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,     \
-        i32 splits, Strided kept, Strided inner) {                                              \
-        reduce_blocks<R<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner);    \
-    }                                                                                           \
-    PROPOLIS_KERNEL family##_##op##_##T##_columns(                                                \
-        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,     \
-        i32 splits, Strided kept, Strided inner) {                                              \
+#define REDUCE(module, op, R, T)                                                                 \
+    PROPOLIS_KERNEL module##_##op##_##T##_warps(R<T>::Out* out, const T* x, i64 outputs, i64 n,  \
+                                              i64 extra, Strided kept, Strided inner) {          \
+        reduce_warps<R<T>>(out, x, outputs, n, extra, kept, inner);                              \
+    }                                                                                            \
+    PROPOLIS_KERNEL module##_##op##_##T##_blocks(                                                \
+        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
+        i32 splits, Strided kept, Strided inner) {                                               \
+        reduce_blocks<R<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner);     \
+    }                                                                                            \
+    PROPOLIS_KERNEL module##_##op##_##T##_columns(                                               \
+        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
+        i32 splits, Strided kept, Strided inner) {                                               \
         reduce_columns<R<T>, 1>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner); \
-    }                                                                                           \
-    PROPOLIS_KERNEL family##_##op##_##T##_packs(                                                  \
-        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,     \
-        i32 splits, Strided kept, Strided inner) {                                              \
-        reduce_columns<R<T>, WIDTH<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept, \
-                                       inner);                                                 \
+    }                                                                                            \
+    PROPOLIS_KERNEL module##_##op##_##T##_packs(                                                 \
+        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
+        i32 splits, Strided kept, Strided inner) {                                               \
+        reduce_columns<R<T>, WIDTH<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept,  \
+                                       inner);                                                   \
     }
-#define REDUCE_FLOATS(family, op, R) \
-    REDUCE(family, op, R, f64)       \
-    REDUCE(family, op, R, f32)       \
-    REDUCE(family, op, R, f16)       \
-    REDUCE(family, op, R, bf16)      \
-    REDUCE(family, op, R, f8e4m3)
-#define REDUCE_ALL(family, op, R)  \
-    REDUCE_FLOATS(family, op, R)   \
-    REDUCE(family, op, R, u8)      \
-    REDUCE(family, op, R, u32)     \
-    REDUCE(family, op, R, i16)     \
-    REDUCE(family, op, R, i32)     \
-    REDUCE(family, op, R, i64)
+#define REDUCE_FLOATS(module, op, R) \
+    REDUCE(module, op, R, f64)       \
+    REDUCE(module, op, R, f32)       \
+    REDUCE(module, op, R, f16)       \
+    REDUCE(module, op, R, bf16)      \
+    REDUCE(module, op, R, f8e4m3)
+#define REDUCE_ALL(module, op, R)  \
+    REDUCE_FLOATS(module, op, R)   \
+    REDUCE(module, op, R, u8)      \
+    REDUCE(module, op, R, u32)     \
+    REDUCE(module, op, R, i16)     \
+    REDUCE(module, op, R, i32)     \
+    REDUCE(module, op, R, i64)

@@ -4,12 +4,10 @@
 #include "propolis_elementwise.h"
 #include "propolis_reduce.h"
 
-// Threads of the largest blocks.
-#define PROPOLIS_WIDE 1024
-
 // Values of a row that a thread keeps.  Warps take long rows, for more bytes in flight.
 template <int threads, class T>
-constexpr int HELD = (threads == PROPOLIS_WARP ? 32 : 16) / (sizeof(T) == 8 ? 2 : 1);
+constexpr int HELD =
+    (threads == PROPOLIS_WARP ? HELD_BY_WARP : HELD_BY_BLOCK) / (sizeof(T) == 8 ? 2 : 1);
 
 // This thread within its group, and the row of its group: a block holds one or several groups.
 template <int threads>
@@ -18,12 +16,12 @@ PROPOLIS_FN int lane_of_group() {
 }
 template <int threads>
 PROPOLIS_FN i64 row_of_group() {
-    constexpr int groups = threads == PROPOLIS_WARP ? PROPOLIS_BLOCK / PROPOLIS_WARP : 1;
+    constexpr int groups = threads == PROPOLIS_WARP ? BLOCK / PROPOLIS_WARP : 1;
     return (i64)block_x() * groups + thread_x() / threads;
 }
 template <int threads>
 PROPOLIS_FN i64 rows_at_once() {
-    constexpr int groups = threads == PROPOLIS_WARP ? PROPOLIS_BLOCK / PROPOLIS_WARP : 1;
+    constexpr int groups = threads == PROPOLIS_WARP ? BLOCK / PROPOLIS_WARP : 1;
     return (i64)blocks_x() * groups;
 }
 
@@ -47,10 +45,10 @@ PROPOLIS_FN T group_max(T value) {
     }
 }
 
-// f(place, p) for the p-th pack of 16 bytes that this thread keeps of its row.
+// f(place, p) for the p-th pack of PACK_BYTES that this thread keeps of its row.
 template <int threads, class T, class F>
 PROPOLIS_FN void each_held(int width, F f) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
 #pragma unroll
     for (int p = 0; p < HELD<threads, T> / N; ++p) {
         const int i = (p * threads + lane_of_group<threads>()) * N;

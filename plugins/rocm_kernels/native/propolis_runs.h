@@ -1,4 +1,4 @@
-// Operands of products, eight neighbours at a time: a "run".  Rows of plain numbers are here,
+// Operands of products, RUN neighbours (eight) at a time: a "run".  Rows of plain numbers are here,
 // those of the GGUF block formats in propolis_blocks.h.  Every operand has
 //
 //     across()              whether neighbours in memory belong to different rows
@@ -9,10 +9,8 @@
 
 #include "propolis_device.h"
 
-constexpr int RUN = 8;
-
 template <class T>
-constexpr int RUN_PACK = sizeof(T) * RUN < 16 ? RUN : 16 / (int)sizeof(T);
+constexpr int RUN_PACK = sizeof(T) * RUN < PACK_BYTES ? RUN : PACK_BYTES / (int)sizeof(T);
 
 // A run from where it may be loaded in packs.
 template <class T>

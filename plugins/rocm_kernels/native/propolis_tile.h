@@ -6,7 +6,7 @@
 
 // How deep a tile of operands is, so that each thread fetches one run of it.
 template <int SIDE>
-constexpr int DEPTH = RUN * PROPOLIS_BLOCK / SIDE;
+constexpr int DEPTH = RUN * BLOCK / SIDE;
 
 // Operands lie in shared memory column by column: element (side, depth) of a tile.  Sides are
 // mixed with the depth, so that threads that store neighbours in depth meet no common bank.
@@ -30,7 +30,7 @@ PROPOLIS_FN Place place_of(bool across) {
 
 template <class C>
 PROPOLIS_FN void load_four(const C* from, C* to) {
-    constexpr int N = 16 / sizeof(C);
+    constexpr int N = PACK_BYTES / sizeof(C);
 #pragma unroll
     for (int first = 0; first < 4; first += N) {
         const Pack<C, N> pack = load_pack<N>(from + first);
@@ -41,7 +41,7 @@ PROPOLIS_FN void load_four(const C* from, C* to) {
 
 template <class C>
 PROPOLIS_FN void store_four(C* to, const C* from) {
-    constexpr int N = 16 / sizeof(C);
+    constexpr int N = PACK_BYTES / sizeof(C);
 #pragma unroll
     for (int first = 0; first < 4; first += N) {
         Pack<C, N> pack;

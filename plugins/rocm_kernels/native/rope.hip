@@ -79,11 +79,11 @@ PROPOLIS_FN void rope(i64 heads, i64 dim, T* out, const T* x, i64 stride, const 
     }
 }
 
-// Packs of 16 bytes where pairs and addresses allow; the host counts on it for `blocks` alone.
+// Packs of PACK_BYTES where pairs and addresses allow; the host counts on it for `blocks` alone.
 template <bool interleaved, class T, class P>
 PROPOLIS_FN void rope_any(i64 heads, i64 dim, bool packed, T* out, const T* x, i64 stride,
                           const P* positions, const Tables& tables, const Strided2& s) {
-    constexpr int N = smaller(16 / sizeof(T), 8);
+    constexpr int N = pack_of(sizeof(T), true);
     if (packed && aligned<N>(out) && aligned<N>(x)) {
         rope<N, interleaved>(heads, dim, out, x, stride, positions, tables, s);
     } else {

@@ -57,7 +57,7 @@ PROPOLIS_FN C finish(const Finish<log, C>& f, C x) {
 template <int threads, bool log, class T>
 PROPOLIS_FN void softmax_held(T* out, const T* x, int width) {
     typedef Compute<T> C;
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     constexpr int count = HELD<threads, T>;
     C values[count];
 #pragma unroll
@@ -118,7 +118,7 @@ PROPOLIS_FN void softmax_long(T* out, const T* x, i64 width, i64 stride) {
 
 template <int threads, bool held, bool log, class T>
 PROPOLIS_FN void softmax_row(T* out, const T* x, i64 width, i64 stride) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     if (!packed_row<N>(x, width, stride) || !aligned<N>(out)) {
         softmax_long<threads, 1, log>(out, x, width, stride);
     } else if constexpr (held) {
@@ -128,9 +128,8 @@ PROPOLIS_FN void softmax_row(T* out, const T* x, i64 width, i64 stride) {
     }
 }
 
-// Columns side by side, 32 of a block, each shared by 8 threads.
-constexpr int COLUMNS = 32;
-constexpr int SHARERS = PROPOLIS_BLOCK / COLUMNS;
+// Columns side by side, COLUMNS of a block, each shared by SHARERS threads.
+constexpr int SHARERS = BLOCK / COLUMNS;
 
 template <bool log, class T>
 PROPOLIS_FN void softmax_columns(T* out, const T* x, i64 columns, i64 length, i64 stride,
@@ -175,23 +174,23 @@ PROPOLIS_FN void softmax_columns(T* out, const T* x, i64 columns, i64 length, i6
     }
 }
 
-#define ROWS(op, log, T, walk, block, threads, held)                                            \
-    PROPOLIS_KERNEL_OF(block)                                                                   \
-    softmax_##op##_##T##_##walk(T* out, const T* x, i64 rows, i64 width, i64 stride, Strided s) { \
-        for (i64 row = row_of_group<threads>(); row < rows; row += rows_at_once<threads>()) {   \
-            const T* from = x + locate(again(s), row).at[0];                                    \
-            softmax_row<threads, held, log>(out + row * width, from, width, stride);            \
-        }                                                                                       \
+#define ROWS(op, log, T, group, block, threads, held)                                              \
+    PROPOLIS_KERNEL_OF(block)                                                                      \
+    softmax_##op##_##T##_##group(T* out, const T* x, i64 rows, i64 width, i64 stride, Strided s) { \
+        for (i64 row = row_of_group<threads>(); row < rows; row += rows_at_once<threads>()) {      \
+            const T* from = x + locate(again(s), row).at[0];                                       \
+            softmax_row<threads, held, log>(out + row * width, from, width, stride);               \
+        }                                                                                          \
     }
 
-#define SOFTMAX(op, log, T)                                                                     \
-    ROWS(op, log, T, warp, PROPOLIS_BLOCK, PROPOLIS_WARP, true)                                 \
-    ROWS(op, log, T, block, PROPOLIS_BLOCK, PROPOLIS_BLOCK, true)                               \
-    ROWS(op, log, T, wide, PROPOLIS_WIDE, PROPOLIS_WIDE, true)                                  \
-    ROWS(op, log, T, long, PROPOLIS_WIDE, PROPOLIS_WIDE, false)                                 \
-    PROPOLIS_KERNEL softmax_##op##_##T##_columns(T* out, const T* x, i64 columns, i64 length,   \
-                                                 i64 stride, i64 out_stride, Strided2 s) {      \
-        softmax_columns<log>(out, x, columns, length, stride, out_stride, s);                   \
+#define SOFTMAX(op, log, T)                                                                   \
+    ROWS(op, log, T, warp, BLOCK, PROPOLIS_WARP, true)                                        \
+    ROWS(op, log, T, block, BLOCK, BLOCK, true)                                               \
+    ROWS(op, log, T, wide, WIDE, WIDE, true)                                                  \
+    ROWS(op, log, T, long, WIDE, WIDE, false)                                                 \
+    PROPOLIS_KERNEL softmax_##op##_##T##_columns(T* out, const T* x, i64 columns, i64 length, \
+                                                 i64 stride, i64 out_stride, Strided2 s) {    \
+        softmax_columns<log>(out, x, columns, length, stride, out_stride, s);                 \
     }
 #define BOTH(T)                    \
     SOFTMAX(softmax, false, T)     \

@@ -64,50 +64,52 @@ struct Elementwise {
     }
 };
 
-#define KERNELS(op, function, heavy, dtype)                                                      \
+#define KERNELS(op, function, dtype)                                                             \
     PROPOLIS_KERNEL unary_##op##_##dtype(dtype* out, const dtype* x, i64 n) {                    \
-        map<heavy>(n, out, x, [](dtype v) { return Elementwise<function>::apply(v); });          \
+        map<HEAVY_##op>(n, out, x, [](dtype v) { return Elementwise<function>::apply(v); });     \
     }                                                                                            \
-    PROPOLIS_KERNEL unary_##op##_##dtype##_strided(dtype* out, const dtype* x, i64 n, Strided s) { \
-        map_strided<heavy>(n, out, x, s, [](dtype v) { return Elementwise<function>::apply(v); }); \
+    PROPOLIS_KERNEL unary_##op##_##dtype##_strided(dtype* out, const dtype* x, i64 n,            \
+                                                   Strided s) {                                  \
+        map_strided<HEAVY_##op>(n, out, x, s,                                                    \
+                                [](dtype v) { return Elementwise<function>::apply(v); });        \
     }
 
-#define FLOAT_OP(op, heavy)                   \
-    KERNELS(op, op##_of, heavy, f64)          \
-    KERNELS(op, op##_of, heavy, f32)          \
-    KERNELS(op, op##_of, heavy, f16)          \
-    KERNELS(op, op##_of, heavy, bf16)         \
-    KERNELS(op, op##_of, heavy, f8e4m3)
-#define WHOLE_OP(op)                          \
-    KERNELS(op, whole_##op##_of, false, u8)   \
-    KERNELS(op, whole_##op##_of, false, u32)  \
-    KERNELS(op, whole_##op##_of, false, i16)  \
-    KERNELS(op, whole_##op##_of, false, i32)  \
-    KERNELS(op, whole_##op##_of, false, i64)
+#define FLOAT_OP(op)           \
+    KERNELS(op, op##_of, f64)  \
+    KERNELS(op, op##_of, f32)  \
+    KERNELS(op, op##_of, f16)  \
+    KERNELS(op, op##_of, bf16) \
+    KERNELS(op, op##_of, f8e4m3)
+#define WHOLE_OP(op)                  \
+    KERNELS(op, whole_##op##_of, u8)  \
+    KERNELS(op, whole_##op##_of, u32) \
+    KERNELS(op, whole_##op##_of, i16) \
+    KERNELS(op, whole_##op##_of, i32) \
+    KERNELS(op, whole_##op##_of, i64)
 
-FLOAT_OP(exp, true)
-FLOAT_OP(log, true)
-FLOAT_OP(sin, true)
-FLOAT_OP(cos, true)
-FLOAT_OP(tanh, true)
-FLOAT_OP(sqrt, true)
-FLOAT_OP(rsqrt, true)
-FLOAT_OP(recip, true)
-FLOAT_OP(erf, true)
-FLOAT_OP(sigmoid, true)
-FLOAT_OP(silu, true)
-FLOAT_OP(gelu, true)
-FLOAT_OP(gelu_erf, true)
-FLOAT_OP(quick_gelu, true)
-FLOAT_OP(softplus, true)
-FLOAT_OP(abs, false)
-FLOAT_OP(neg, false)
-FLOAT_OP(sqr, false)
-FLOAT_OP(relu, false)
-FLOAT_OP(sign, false)
-FLOAT_OP(floor, false)
-FLOAT_OP(ceil, false)
-FLOAT_OP(round, false)
+FLOAT_OP(exp)
+FLOAT_OP(log)
+FLOAT_OP(sin)
+FLOAT_OP(cos)
+FLOAT_OP(tanh)
+FLOAT_OP(sqrt)
+FLOAT_OP(rsqrt)
+FLOAT_OP(recip)
+FLOAT_OP(erf)
+FLOAT_OP(sigmoid)
+FLOAT_OP(silu)
+FLOAT_OP(gelu)
+FLOAT_OP(gelu_erf)
+FLOAT_OP(quick_gelu)
+FLOAT_OP(softplus)
+FLOAT_OP(abs)
+FLOAT_OP(neg)
+FLOAT_OP(sqr)
+FLOAT_OP(relu)
+FLOAT_OP(sign)
+FLOAT_OP(floor)
+FLOAT_OP(ceil)
+FLOAT_OP(round)
 WHOLE_OP(abs)
 WHOLE_OP(neg)
 WHOLE_OP(sqr)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis_rocm_kernels import _declared
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from propolis_rocm_hip.modules import ModuleSource
+    from propolis_rocm_kernels._kernels import Module
 
 HERE: Final = Path(__file__).parent
 NATIVE: Final = HERE / "native"
@@ -37,15 +40,17 @@ sums are the better for it.  Nothing else of IEEE is given up: never -ffast-math
 """
 
 
-def source_files(module: str) -> dict[str, str]:
+def source_files(module: Module) -> dict[str, str]:
     """
-    The text of a module and of every header that it reaches, by file name, the module first.
+    What is compiled for a module, and every header that it reaches, by file name.
+
+    The module comes first, with what Python declares of it.
 
     Raises:
-        FileNotFoundError: there is no such module.
+        FileNotFoundError: there is no such file.
     """
     found: dict[str, str] = {}
-    wanted = [f"{module}.hip"]
+    wanted = [f"{module.name}.hip", _declared.HEADER]
     while wanted:
         name = wanted.pop(0)
         if name not in found:
@@ -55,20 +60,15 @@ def source_files(module: str) -> dict[str, str]:
                 for header in re.findall(r'^#include "([^"]+)"', found[name], re.MULTILINE)
                 if (NATIVE / header).exists()  # the simulator brings its own
             ]
-    return found
+    return {**found, f"{module.name}.hip": _declared.compiled_text(module, found)}
 
 
-def source_hash(module: str) -> str:
-    """A digest of everything that a module is compiled from, flags included."""
+def source_hash(module: Module) -> str:
+    """A digest of everything that a module is compiled from, flags and declarations included."""
     digest = hashlib.sha256(" ".join(LANGUAGE_FLAGS).encode())
     for name, text in sorted(source_files(module).items()):
         digest.update(f"\0{name}\0{text}".encode())
     return digest.hexdigest()
-
-
-def modules() -> list[str]:
-    """The names of all modules."""
-    return sorted(path.stem for path in NATIVE.glob("*.hip"))
 
 
 @cache
@@ -91,21 +91,21 @@ def read_object(file: str) -> bytes:
     return lzma.decompress((CODE / file).read_bytes())
 
 
-def module_source(module: str, signatures: Mapping[str, str]) -> ModuleSource:
+def module_source(module: Module) -> ModuleSource:
     """A module as rocm_hip loads it; code objects that are older than the sources are left out."""
     # Listing our implementations must work where rocm_hip's library cannot be loaded.
     from propolis_rocm_hip.modules import ModuleSource  # noqa: PLC0415
 
     files = source_files(module)
-    built = manifest().get("modules", {}).get(module, {})
+    built = manifest().get("modules", {}).get(module.name, {})
     fresh = built.get("source") == source_hash(module)
     objects = built["objects"] if fresh else {}
-    source = files.pop(f"{module}.hip")
+    source = files.pop(f"{module.name}.hip")
     return ModuleSource(
-        name=module,
+        name=module.name,
         code={arch: partial(read_object, entry["file"]) for arch, entry in objects.items()},
         source=lambda: source,
         headers={name: partial(str, text) for name, text in files.items()},
         flags=LANGUAGE_FLAGS,
-        signatures=signatures,
+        signatures=module.signatures,
     )

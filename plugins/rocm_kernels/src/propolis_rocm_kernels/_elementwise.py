@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Any
 
-from propolis import OpImpl
-from propolis import Priority
-from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import HEAVY_PACK
+from propolis_rocm_kernels._constants import PACK_BYTES
+from propolis_rocm_kernels._constants import UNROLLED
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Collection
-    from collections.abc import Mapping
-
     from propolis import Tensor
-    from propolis.dtypes import DType
     from propolis_rocm_kernels._kernels import Kernel
     from propolis_rocm_kernels._kernels import Module
 
@@ -33,6 +29,11 @@ def blocks_for(numel: int, per_thread: int) -> int:
     return min(-(-numel // (BLOCK * per_thread)), MAX_BLOCKS)
 
 
+def pack_of(largest: int, *, heavy: bool) -> int:
+    """Elements of a pack, of which the largest has so many bytes: as the header's."""
+    return min(PACK_BYTES // largest, HEAVY_PACK if heavy else PACK_BYTES)
+
+
 class Elementwise:
     """
     The contiguous and the strided kernel of one formula at one dtype.
@@ -42,7 +43,7 @@ class Elementwise:
         name: the contiguous kernel's; the strided one's ends in ``_strided``.
         inputs: how many tensors it reads.
         largest: bytes of the largest element it reads or writes.
-        heavy: the formula is long: fewer elements at once (``pack_of`` of the header).
+        heavy: the formula is long: fewer elements at once.
         scalars: letters of further arguments, after the number of elements.
     """
 
@@ -55,15 +56,15 @@ class Elementwise:
         inputs: int,
         largest: int,
         *,
-        heavy: bool,
+        heavy: bool = False,
         scalars: str = "",
     ) -> None:
         letters = "P" * (1 + inputs) + "q" + scalars
         self._contiguous: Kernel = module.kernel(name, letters)
         self._strided: Kernel = module.kernel(f"{name}_strided", f"{letters}{inputs}")
-        self._pack = min(16 // largest, 8 if heavy else 16)
-        # What a thread has at least, and in large tensors: see ``map`` of the header.
-        self._unrolled = self._pack * (1 if heavy else 2)
+        self._pack = pack_of(largest, heavy=heavy)
+        # What a thread has at least, and in large tensors: as ``map`` of propolis_elementwise.h.
+        self._unrolled = self._pack * (1 if heavy else UNROLLED)
         self._turns = 4 if heavy and inputs == 1 else 1
 
     def __call__(self, out: Tensor, *inputs: Tensor, scalars: tuple[Any, ...] = ()) -> None:
@@ -77,7 +78,7 @@ class Elementwise:
         for x in inputs:
             view = x.layout
             if not view.is_contiguous or view.shape != shape:
-                self._walk(out, inputs, scalars)
+                self._launch_strided(out, inputs, scalars)
                 return
             pointers.append(pointer(x))
         blocks = blocks_for(numel, self._unrolled)
@@ -87,10 +88,12 @@ class Elementwise:
             blocks = max(enough, -(-blocks // self._turns))
         self._contiguous(out.device, blocks, *pointers, numel, *scalars)
 
-    def _walk(self, out: Tensor, inputs: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> None:
+    def _launch_strided(
+        self, out: Tensor, inputs: tuple[Tensor, ...], scalars: tuple[Any, ...]
+    ) -> None:
         layouts = [x.layout for x in inputs]
         views = [(view.shape, view.strides) for view in layouts]
-        packed, numel, run, starts = walk(out.layout.shape, *views)
+        packed, numel, run, starts = strided_of(out.layout.shape, *views)
         blocks = blocks_for(numel, self._pack if run >= self._pack else 1)
         target = pointer(out)
         step = numel * out.dtype.block_bytes
@@ -101,25 +104,3 @@ class Elementwise:
             ]
             self._strided(out.device, blocks, target, *pointers, numel, *scalars, packed)
             target += step
-
-
-def record(
-    name: str,
-    fn: Callable[..., None],
-    kinds: Collection[DType] | Mapping[str, Collection[DType]],
-    *,
-    in_place: bool = True,
-    workspace: int | None = None,
-) -> OpImpl:
-    """How this plugin does an op of this kind: at any strides, and within a captured step."""
-    fn.__name__ = fn.__qualname__ = name
-    return OpImpl(
-        op=name,
-        fn=fn,
-        device="rocm",
-        dtypes=kinds,
-        priority=Priority.GENERIC,
-        capture_safe=True,
-        in_place=in_place,
-        workspace=workspace,
-    )

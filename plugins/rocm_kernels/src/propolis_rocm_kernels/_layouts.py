@@ -7,25 +7,23 @@ import math
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING
-from typing import Final
 from typing import NamedTuple
 
-from propolis_rocm_kernels._signature import MAX_RANK
+from propolis_rocm_kernels._constants import MAX_RANK
+from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._signature import strided
 
 
 if TYPE_CHECKING:
     from propolis.layout import Shape
 
-MAX_RUN: Final = 16
-
 View = tuple["Shape", "Shape"]
 """Shape and strides of a tensor, in elements."""
 
 
-class Walk(NamedTuple):
+class Strided(NamedTuple):
     """
-    Tensors of one shape, walked together in row-major order.
+    Tensors of one shape, that a kernel goes through together in row-major order.
 
     Attributes:
         packed: the ``StridedOf<K>`` of the header.
@@ -42,15 +40,15 @@ class Walk(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def walk(shape: Shape, *views: View) -> Walk:
+def strided_of(shape: Shape, *views: View) -> Strided:
     """
-    How tensors are walked together that broadcast to one shape.
+    The ``StridedOf<K>`` of K tensors that broadcast to one shape.
 
     Args:
         shape: the common one.
         views: shape and strides, in elements, of each tensor.
 
-    >>> walk((2, 3, 4), ((2, 3, 4), (12, 4, 1)), ((4,), (1,))).run
+    >>> strided_of((2, 3, 4), ((2, 3, 4), (12, 4, 1)), ((4,), (1,))).run
     4
     """
     strides = tuple(_broadcast(shape, *view) for view in views)
@@ -65,7 +63,7 @@ def walk(shape: Shape, *views: View) -> Walk:
         for index in itertools.product(*steps)
     )
     run = _run(inner)
-    return Walk(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
+    return Strided(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
 
 
 def _broadcast(shape: Shape, own: Shape, strides: Shape) -> Shape:
@@ -77,7 +75,7 @@ def _broadcast(shape: Shape, own: Shape, strides: Shape) -> Shape:
 
 def collapse(shape: Shape, strides: tuple[Shape, ...]) -> list[tuple[int, ...]]:
     """
-    (size, stride of each tensor) of as few dimensions as walk the same elements in order.
+    (size, stride of each tensor) of as few dimensions as have the same elements in order.
 
     >>> collapse((2, 3, 1, 4), ((12, 4, 4, 1), (4, 0, 0, 1)))
     [(2, 12, 4), (3, 4, 0), (4, 1, 1)]
@@ -100,10 +98,10 @@ def _columns(dims: list[tuple[int, ...]], tensors: int) -> list[list[int]]:
 
 
 def _run(dims: list[tuple[int, ...]]) -> int:
-    """The largest power of two, at most MAX_RUN, that rows and what lies between them allow."""
+    """The largest power of two, at most a pack, that rows and what lies between them allow."""
     size, *steps = dims[-1]
     rows = [d[1 + k] for d in dims[:-1] for k, step in enumerate(steps) if step == 1]
-    return math.gcd(MAX_RUN, size, *rows)
+    return math.gcd(PACK_BYTES, size, *rows)
 
 
 def _pack(dims: list[tuple[int, ...]], tensors: int, run: int) -> bytes:
@@ -112,7 +110,7 @@ def _pack(dims: list[tuple[int, ...]], tensors: int, run: int) -> bytes:
     magic, shifts = zip(*map(_reciprocal, sizes), strict=True)
     strides = [s for column in _columns(dims, tensors) for s in (*column, *missing)]
     return struct.pack(
-        strided(tensors),
+        strided(tensors).letters,
         *(*sizes, *missing),
         *(*magic, *missing),
         *strides,

@@ -9,10 +9,15 @@ from typing import Any
 from typing import Final
 from typing import NamedTuple
 
-from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import PACK_BYTES
+from propolis_rocm_kernels._constants import ROWS_OF_1
+from propolis_rocm_kernels._constants import ROWS_OF_4
+from propolis_rocm_kernels._constants import ROWS_OF_8
+from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._layouts import collapse
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 
 
 if TYPE_CHECKING:
@@ -21,12 +26,9 @@ if TYPE_CHECKING:
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis_rocm_kernels._kernels import Kernel
-    from propolis_rocm_kernels._layouts import Walk
+    from propolis_rocm_kernels._layouts import Strided
 
-RUN: Final = 8
-"""Elements that a thread fetches at once, ``RUN`` of the header."""
-
-ROWS: Final = {1: 1, 4: 2, 8: 2}
+ROWS: Final = {1: ROWS_OF_1, 4: ROWS_OF_4, 8: ROWS_OF_8}
 """Up to how many rows of ``a`` a mat-vec kernel takes: rows of weights a group of lanes has."""
 
 
@@ -50,14 +52,14 @@ class Plan(NamedTuple):
     Attributes:
         m: rows of ``a`` that share one ``b``.
         row: between them, in elements of ``a``.
-        batches: the walk over what is left, of ``a`` and ``b``.
+        batches: what is left, of ``a`` and ``b``.
         step: divides every stride between rows and batches of ``a``.
         b_step: and between batches of ``b``.
     """
 
     m: int
     row: int
-    batches: Walk
+    batches: Strided
     step: int
     b_step: int
 
@@ -75,13 +77,13 @@ def plan(lead: Shape, a: Shape, b: Shape) -> Plan:
     if dims[-1][2] == 0:
         m, row, _ = dims.pop()
     sizes, a_strides, b_strides = zip(*dims, strict=True) if dims else ((), (), ())
-    batches = walk(sizes, (sizes, a_strides), (sizes, b_strides))
+    batches = strided_of(sizes, (sizes, a_strides), (sizes, b_strides))
     return Plan(m, row, batches, math.gcd(row, *a_strides), math.gcd(*b_strides))
 
 
 def in_packs(address: int, dtype: DType, step: int) -> bool:
     """Whether runs may be loaded at once that start at multiples of RUN elements of such rows."""
-    pack = min(16, RUN * dtype.block_bytes)
+    pack = min(PACK_BYTES, RUN * dtype.block_bytes)
     return address % pack == 0 and step * dtype.block_bytes % pack == 0
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._product import ROWS
 from propolis_rocm_kernels._product import Kernels
 from propolis_rocm_kernels._product import in_packs
@@ -44,7 +44,7 @@ def qmatmul_of(module: Module, block_size: int) -> OpImpl:
         if out.numel:
             _launch(kernels[x.dtype, w.dtype], out, x, w)
 
-    return record("qmatmul", qmatmul, {"x": ACTIVATIONS, "w": formats}, in_place=False)
+    return implementation("qmatmul", qmatmul, {"x": ACTIVATIONS, "w": formats}, in_place=False)
 
 
 def _launch(kernels: Kernels, out: Tensor, x: Tensor, w: Tensor) -> None:

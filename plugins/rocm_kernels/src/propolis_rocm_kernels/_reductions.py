@@ -10,13 +10,16 @@ from typing import Final
 from typing import NamedTuple
 
 from propolis.ops.reduce import over
+from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import BYTE_COLUMNS
+from propolis_rocm_kernels._constants import COLUMN_LANES
+from propolis_rocm_kernels._constants import COUNTERS
+from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
-from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 from propolis_rocm_kernels._scratch import BYTES
-from propolis_rocm_kernels._scratch import COUNTERS
 from propolis_rocm_kernels._scratch import PARTIALS
 from propolis_rocm_kernels._scratch import scratch
 
@@ -33,11 +36,10 @@ if TYPE_CHECKING:
     from propolis_rocm_kernels._kernels import Module
 
 _SPLIT: Final = "PPPqqqqi11"
-_WALKS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT, "packs": _SPLIT}
+# Who reduces an output, as the last word of a kernel's name has it.
+_WAYS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT, "packs": _SPLIT}
 
-# Outputs that native/reduce.hip keeps side by side in a block.
-_LANES: Final = 32
-_SHARERS: Final = BLOCK // _LANES
+_SHARERS: Final = BLOCK // COLUMN_LANES
 # Elements that are worth a block of their own.
 _WORTH: Final = 16384
 # Bytes of an output that a warp reads alone.
@@ -47,7 +49,7 @@ _FEW: Final = 16384
 class _Plan(NamedTuple):
     """How a tensor is reduced: see the arguments of the kernels."""
 
-    walk: str
+    way: str
     blocks: int | tuple[int, int, int]
     outputs: int
     n: int
@@ -62,23 +64,23 @@ class _Plan(NamedTuple):
 def _plan(
     shape: Shape, strides: Shape, dims: Shape, size: int, start: int, warp: int, units: int
 ) -> _Plan:
-    """``start`` is what the first element's address is past a multiple of 16."""
+    """``start`` is what the first element's address is past a multiple of PACK_BYTES."""
     reduced = sorted(dims)
     rest = [d for d in range(len(shape)) if d not in dims]
     own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
     theirs = tuple(shape[d] for d in reduced), tuple(strides[d] for d in reduced)
-    kept = walk(own[0], own)
-    inner = walk(theirs[0], theirs)
+    kept = strided_of(own[0], own)
+    inner = strided_of(theirs[0], theirs)
     n = math.prod(theirs[0])
     outputs = kept.numel
     offsets = tuple((i * outputs, start) for i, (start,) in enumerate(kept.starts))
     wanted = 4 * units  # blocks that fill the device
     near, far = _innermost(*own), _innermost(*theirs)
     if near is not None and (far is None or near < far):
-        pack = 4 if size == 1 else 16 // size  # WIDTH of native/propolis_reductions.h
+        pack = BYTE_COLUMNS if size == 1 else PACK_BYTES // size
         whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
         whole = whole and start % (pack * size) == 0 and len(offsets) == 1
-        tiles = -(-outputs // (_LANES * (pack if whole else 1)))
+        tiles = -(-outputs // (COLUMN_LANES * (pack if whole else 1)))
         most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
         splits = max(1, most if tiles <= COUNTERS and tiles < wanted // 2 else 1)
         chunk = -(-n // splits)
@@ -91,7 +93,7 @@ def _plan(
         return _Plan("warps", blocks_of, outputs, n, n, 1, kept.packed, inner.packed, offsets)
     most = min(PARTIALS // outputs, n // _WORTH, -(-wanted // outputs))
     splits = max(1, most if outputs <= COUNTERS and outputs < wanted // 2 else 1)
-    chunk = -(-n // (splits * 16)) * 16 if splits > 1 else n
+    chunk = -(-n // (splits * PACK_BYTES)) * PACK_BYTES if splits > 1 else n
     splits = max(1, -(-n // max(chunk, 1)))
     total = min(outputs * splits, MAX_BLOCKS)
     return _Plan("blocks", total, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
@@ -108,9 +110,9 @@ class Reduction:
 
     def __init__(self, module: Module, name: str, kinds: Collection[DType]) -> None:
         self._kernels: dict[tuple[DType, str], Kernel] = {
-            (d, w): module.kernel(f"{name}_{d.name}_{w}", letters)
+            (d, way): module.kernel(f"{name}_{d.name}_{way}", letters)
             for d in kinds
-            for w, letters in _WALKS.items()
+            for way, letters in _WAYS.items()
         }
 
     def __call__(self, out: Tensor, x: Tensor, dims: Shape, extra: int = 0) -> None:
@@ -121,12 +123,14 @@ class Reduction:
         size = dtype.block_bytes
         to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
         units = device.compute_units
-        plan = _plan(layout.shape, layout.strides, dims, size, start % 16, device.warp_size, units)
-        kernel = self._kernels[dtype, plan.walk]
+        plan = _plan(
+            layout.shape, layout.strides, dims, size, start % PACK_BYTES, device.warp_size, units
+        )
+        kernel = self._kernels[dtype, plan.way]
         for first, second in plan.offsets:
             at = to + first * of_out, start + second * size
             numbers = plan.outputs, plan.n, extra
-            if plan.walk == "warps":
+            if plan.way == "warps":
                 kernel(device, plan.blocks, *at, *numbers, plan.kept, plan.inner)
                 continue
             kernel(
@@ -150,4 +154,4 @@ def over_dims(module: Module, name: str, kinds: Collection[DType]) -> OpImpl:
         del keepdim  # the output has its shape
         reduce(out, x, over(name, x.layout.shape, dims))
 
-    return record(name, run, kinds, in_place=False, workspace=BYTES)
+    return implementation(name, run, kinds, in_place=False, workspace=BYTES)

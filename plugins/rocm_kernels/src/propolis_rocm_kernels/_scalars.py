@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def letter(dtype: DType) -> str:
     """
-    How a scalar of an op on that dtype is handed over: see ``Scalar`` of ``native/affine.hip``.
+    How a scalar of an op on that dtype is handed over: ``Scalar`` of unary_scalars.hip.
 
     Floats in what they are computed in, integers as i64.
     """

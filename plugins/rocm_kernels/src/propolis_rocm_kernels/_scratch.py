@@ -11,19 +11,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from propolis import Tensor
+from propolis_rocm_kernels._constants import ACCUMULATOR
+from propolis_rocm_kernels._constants import COUNTERS
 
 
 if TYPE_CHECKING:
     from propolis import Device
 
-COUNTERS: Final = 4096
-"""Counters at its start, ``COUNTERS`` of native/propolis_accumulate.h."""
-
 PARTIALS: Final = 131072
-"""Accumulators behind them."""
+"""Accumulators, behind the counters at its start."""
 
-_ACCUMULATOR: Final = 24
-BYTES: Final = COUNTERS * 4 + PARTIALS * _ACCUMULATOR
+BYTES: Final = COUNTERS * 4 + PARTIALS * ACCUMULATOR
 """All of it: allocated by the first call on a device that needs it, and kept."""
 
 _of: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()

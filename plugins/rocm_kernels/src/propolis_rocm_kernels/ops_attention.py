@@ -9,13 +9,14 @@ from typing import Final
 from typing import NamedTuple
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
-from propolis_rocm_kernels._kernels import BLOCK
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._product import RUN
 from propolis_rocm_kernels._product import in_packs
+from propolis_rocm_kernels._signature import Structure
 
 
 if TYPE_CHECKING:
@@ -26,19 +27,30 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("attention")
 
-MAX_DIM: Final = 256
+MAX_DIM: Final = MODULE.constant("MAX_DIM", 256)
 """Elements of a head that the kernels hold."""
 
-SIDE: Final = 64
+SIDE: Final = MODULE.constant("SIDE", 64)
 """Queries of a block, and keys it looks at together, where there are many."""
 
 FEW: Final = 4
 """Queries of a sequence, up to which each has a block of its own."""
 
-DECODE_THREADS: Final = 512
+DECODE_THREADS: Final = MODULE.constant("DECODE_THREADS", 512)
+"""Threads of a block that has one query."""
 
-# Ten addresses, strides, scale and softcap, sizes: ``AttentionShape`` of the header.
-_ARGUMENTS: Final = 10 * "P" + 21 * "q" + "dd" + 12 * "i"
+_SHAPE: Final = Structure(
+    "AttentionShape",
+    {
+        **dict.fromkeys(("q", "k", "v", "bias"), "4q"),
+        "table": "2q",
+        **dict.fromkeys(("kv_len", "alibi", "q_start"), "q"),
+        **dict.fromkeys(("scale", "softcap"), "d"),
+        **dict.fromkeys(("batch", "total", "heads", "group", "dim", "value_dim"), "i"),
+        **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "reserved"), "i"),
+    },
+)
+_ARGUMENTS: Final = (10 * "P", _SHAPE)
 _TILED: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _ANY: Final = {d: MODULE.kernel(f"any_{d.name}", _ARGUMENTS) for d in dtypes.FLOATS}
 _DECODE: Final = {
@@ -197,7 +209,7 @@ def _in_packs(x: Tensor) -> bool:
 
 
 def _record(name: str, fn: Any) -> Any:
-    return replace(record(name, fn, dtypes.FLOATS, in_place=False), supports=supports)
+    return replace(implementation(name, fn, dtypes.FLOATS, in_place=False), supports=supports)
 
 
 OPS: Final = [_record("attention", attention), _record("attention_lse", attention_lse)]

@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import Elementwise
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels.ops_fill import copy
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 MODULE: Final = Module("cast")
 
 _CAST: Final = {
-    (a, b): Elementwise(
-        MODULE, f"{a.name}_{b.name}", 1, max(a.block_bytes, b.block_bytes), heavy=False
-    )
+    (a, b): Elementwise(MODULE, f"{a.name}_{b.name}", 1, max(a.block_bytes, b.block_bytes))
     for a in dtypes.PLAIN
     for b in dtypes.PLAIN
     if a is not b
@@ -36,4 +34,4 @@ def cast(out: Tensor, x: Tensor, dtype: DType, /) -> None:
         _CAST[x.dtype, dtype](out, x)
 
 
-OPS: Final = [record("cast", cast, dtypes.PLAIN)]
+OPS: Final = [implementation("cast", cast, dtypes.PLAIN)]

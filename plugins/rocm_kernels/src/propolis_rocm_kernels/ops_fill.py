@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import PACK_BYTES
+from propolis_rocm_kernels._constants import UNROLLED
 from propolis_rocm_kernels._elementwise import blocks_for
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 from propolis_rocm_kernels._scalars import bits
 
 
@@ -49,9 +51,9 @@ def copy(out: Tensor, x: Tensor, /) -> None:
     if x.layout.is_contiguous:
         _copy_bytes(out, x)
     elif x.dtype.is_block:
-        _copy_walk(out, x, _halves(out), _halves(x), 2)
+        _copy_strided(out, x, _halves(out), _halves(x), 2)
     else:
-        _copy_walk(out, x, _view(out), _view(x), x.dtype.block_bytes)
+        _copy_strided(out, x, _view(out), _view(x), x.dtype.block_bytes)
 
 
 def assign(target: Tensor, source: Tensor, /) -> None:
@@ -62,7 +64,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
     if to.is_contiguous and layout.is_contiguous and layout.shape == to.shape:
         _copy_bytes(target, source)
         return
-    _copy_walk(target, source, _view(target), _view(source), target.dtype.block_bytes)
+    _copy_strided(target, source, _view(target), _view(source), target.dtype.block_bytes)
 
 
 def _copy_bytes(out: Tensor, x: Tensor) -> None:
@@ -72,14 +74,14 @@ def _copy_bytes(out: Tensor, x: Tensor) -> None:
     size = 8
     while (nbytes | to | start) % size:
         size //= 2
-    blocks = blocks_for(nbytes, 32)
+    blocks = blocks_for(nbytes, UNROLLED * PACK_BYTES)
     _COPY[size][0](out.device, blocks, to, start, nbytes // size)
 
 
-def _copy_walk(out: Tensor, x: Tensor, to: View, start: View, size: int) -> None:
+def _copy_strided(out: Tensor, x: Tensor, to: View, start: View, size: int) -> None:
     """Any strides, counted in elements of ``size`` bytes."""
-    packed, numel, run, starts = walk(to[0], to, start)
-    pack = 16 // size
+    packed, numel, run, starts = strided_of(to[0], to, start)
+    pack = PACK_BYTES // size
     blocks = blocks_for(numel, pack if run >= pack else 1)
     for first, second in starts:
         pointers = out.ptr + first * size, x.ptr + second * size
@@ -106,10 +108,10 @@ def fill(target: Tensor, /, value: float) -> None:
     element = bits(value, target.dtype)
     at = pointer(target)
     if layout.is_contiguous:
-        blocks = blocks_for(layout.numel, 16 // size)
+        blocks = blocks_for(layout.numel, PACK_BYTES // size)
         contiguous(target.device, blocks, at, layout.numel, element)
         return
-    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
+    packed, numel, _, starts = strided_of(layout.shape, (layout.shape, layout.strides))
     for (start,) in starts:
         strided(target.device, blocks_for(numel, 1), at + start * size, numel, element, packed)
 
@@ -121,7 +123,7 @@ def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
         return
     if dtype.is_integer:
         start, step = int(start) & _U64, int(step) & _U64
-    packed, numel, _, starts = walk(layout.shape, (layout.shape, layout.strides))
+    packed, numel, _, starts = strided_of(layout.shape, (layout.shape, layout.strides))
     for i, (offset,) in enumerate(starts):
         at = pointer(target) + offset * dtype.block_bytes
         blocks = blocks_for(numel, 1)
@@ -135,13 +137,13 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
         return
     batch, position, head, element = cache.layout.strides
     size = cache.dtype.block_bytes
-    packed, numel, run, _ = walk(
+    packed, numel, run, _ = strided_of(
         shape,
         (shape, (batch, 0, head, element)),
         (shape, x.layout.strides),
         (shape, (*positions.layout.strides, 0, 0)),
     )
-    pack = 16 // size
+    pack = PACK_BYTES // size
     _KV_APPEND[size, positions.dtype](
         cache.device,
         blocks_for(numel, pack if run >= pack else 1),
@@ -156,11 +158,11 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
 
 
 OPS: Final = [
-    record("copy", copy, dtypes.ALL),
-    record("assign", assign, dtypes.PLAIN, in_place=False),
-    record("fill", fill, dtypes.PLAIN, in_place=False),
-    record("arange", arange, dtypes.PLAIN, in_place=False),
-    record(
+    implementation("copy", copy, dtypes.ALL),
+    implementation("assign", assign, dtypes.PLAIN, in_place=False),
+    implementation("fill", fill, dtypes.PLAIN, in_place=False),
+    implementation("arange", arange, dtypes.PLAIN, in_place=False),
+    implementation(
         "kv_append",
         kv_append,
         {"cache": dtypes.PLAIN, "positions": (dtypes.i32, dtypes.i64)},

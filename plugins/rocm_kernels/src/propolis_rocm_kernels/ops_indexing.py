@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import ID_I16
+from propolis_rocm_kernels._constants import ID_I32
+from propolis_rocm_kernels._constants import ID_I64
+from propolis_rocm_kernels._constants import ID_U8
+from propolis_rocm_kernels._constants import ID_U32
 from propolis_rocm_kernels._elementwise import blocks_for
+from propolis_rocm_kernels._elementwise import pack_of
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 
 
 if TYPE_CHECKING:
@@ -21,8 +27,15 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("indexing")
 
-# As ``IdKind`` of native/indexing.hip.
-_KINDS: Final = {dtypes.u8: 0, dtypes.u32: 1, dtypes.i16: 2, dtypes.i32: 3, dtypes.i64: 4}
+ID_KINDS: Final = {
+    dtypes.u8: ID_U8,
+    dtypes.u32: ID_U32,
+    dtypes.i16: ID_I16,
+    dtypes.i32: ID_I32,
+    dtypes.i64: ID_I64,
+}
+"""How kernels are told the dtype of ids."""
+
 _SIZES: Final = (1, 2, 4, 8)
 _TAKE: Final = {n: MODULE.kernel(f"take_b{n}", "PPPqqqi2") for n in _SIZES}
 _TAKE_AS: Final = {
@@ -86,11 +99,11 @@ def _take(
     shape = out.layout.shape
     if out.layout.numel == 0:
         return
-    packed, numel, run, starts = walk(shape, (shape, strides), (shape, of_ids))
+    packed, numel, run, starts = strided_of(shape, (shape, strides), (shape, of_ids))
     of_out, of_x = out.dtype.block_bytes, x.dtype.block_bytes
-    pack = min(16 // max(of_out, of_x), 8)
+    pack = pack_of(max(of_out, of_x), heavy=True)
     blocks = blocks_for(numel, pack if run >= pack and of_ids[-1] == 0 else 1)
-    kind, to = _KINDS[ids.dtype], pointer(out)
+    kind, to = ID_KINDS[ids.dtype], pointer(out)
     for first, second in starts:
         at = pointer(ids) + second * ids.dtype.block_bytes
         from_ = pointer(x) + first * of_x
@@ -141,7 +154,7 @@ def _write(
         return
     dim %= len(to.shape)
     shape = _without(layout.shape, dim)
-    packed, lines, _, starts = walk(
+    packed, lines, _, starts = strided_of(
         shape,
         (shape, _without(to.strides, dim)),
         (shape, _without(of_ids, dim)),
@@ -161,7 +174,7 @@ def _write(
             count,
             to.shape[dim],
             *strides,
-            _KINDS[ids.dtype],
+            ID_KINDS[ids.dtype],
             int(serial),
             packed,
         )
@@ -172,11 +185,17 @@ def _without(values: Shape, dim: int) -> Shape:
 
 
 OPS: Final = [
-    record("embedding", embedding, {"ids": tuple(_KINDS), "table": dtypes.PLAIN}, in_place=False),
-    record("index_select", index_select, {"x": dtypes.PLAIN, "ids": tuple(_KINDS)}, in_place=False),
-    record("gather", gather, {"x": dtypes.PLAIN, "ids": tuple(_KINDS)}, in_place=False),
+    implementation(
+        "embedding", embedding, {"ids": tuple(ID_KINDS), "table": dtypes.PLAIN}, in_place=False
+    ),
+    implementation(
+        "index_select", index_select, {"x": dtypes.PLAIN, "ids": tuple(ID_KINDS)}, in_place=False
+    ),
+    implementation("gather", gather, {"x": dtypes.PLAIN, "ids": tuple(ID_KINDS)}, in_place=False),
     *(
-        record(op.__name__, op, {"target": dtypes.PLAIN, "ids": tuple(_KINDS)}, in_place=False)
+        implementation(
+            op.__name__, op, {"target": dtypes.PLAIN, "ids": tuple(ID_KINDS)}, in_place=False
+        )
         for op in (scatter, scatter_add, index_add)
     ),
 ]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._product import ROWS
-from propolis_rocm_kernels._product import RUN
 from propolis_rocm_kernels._product import Kernels
 from propolis_rocm_kernels._product import in_packs
 from propolis_rocm_kernels._product import launch_rows
@@ -102,6 +102,6 @@ def _product(
 
 
 OPS: Final = [
-    record("matmul", matmul, dtypes.FLOATS, in_place=False),
-    record("linear", linear, dtypes.FLOATS, in_place=False),
+    implementation("matmul", matmul, dtypes.FLOATS, in_place=False),
+    implementation("linear", linear, dtypes.FLOATS, in_place=False),
 ]

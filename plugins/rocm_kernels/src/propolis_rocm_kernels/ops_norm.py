@@ -7,10 +7,10 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
-from propolis_rocm_kernels._rows import WALKS
+from propolis_rocm_kernels._layouts import strided_of
+from propolis_rocm_kernels._rows import GROUPS
 from propolis_rocm_kernels._rows import plan
 from propolis_rocm_kernels._scalars import letter
 
@@ -24,9 +24,11 @@ MODULE: Final = Module("norm")
 
 def _kernels(name: str, before: str, after: str) -> dict[tuple[object, str], Kernel]:
     return {
-        (dtype, w): MODULE.kernel(f"{name}_{dtype.name}_{w}", before + letter(dtype) + after)
+        (dtype, group): MODULE.kernel(
+            f"{name}_{dtype.name}_{group}", before + letter(dtype) + after
+        )
         for dtype in dtypes.FLOATS
-        for w in WALKS
+        for group in GROUPS
     }
 
 
@@ -42,9 +44,9 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> No
         return
     width, strides = layout.shape[-1], layout.strides
     outer = layout.shape[:-1]
-    packed, rows, _, starts = walk(outer, (outer, strides[:-1]))
-    walk_name, blocks, threads = plan(device, rows, width, dtype.block_bytes)
-    kernel, size = _RMS_NORM[dtype, walk_name], dtype.block_bytes
+    packed, rows, _, starts = strided_of(outer, (outer, strides[:-1]))
+    group, blocks, threads = plan(device, rows, width, dtype.block_bytes)
+    kernel, size = _RMS_NORM[dtype, group], dtype.block_bytes
     to, start, w = pointer(out), pointer(x), pointer(weight)
     steps = strides[-1], weight.layout.strides[0]
     for (offset,) in starts:
@@ -68,9 +70,11 @@ def add_rms_norm(
         return
     width = layout.shape[-1]
     outer = layout.shape[:-1]
-    packed, rows, _, starts = walk(outer, (outer, layout.strides[:-1]), (outer, other.strides[:-1]))
-    walk_name, blocks, threads = plan(device, rows, width, dtype.block_bytes)
-    kernel, size = _ADD_RMS_NORM[dtype, walk_name], dtype.block_bytes
+    packed, rows, _, starts = strided_of(
+        outer, (outer, layout.strides[:-1]), (outer, other.strides[:-1])
+    )
+    group, blocks, threads = plan(device, rows, width, dtype.block_bytes)
+    kernel, size = _ADD_RMS_NORM[dtype, group], dtype.block_bytes
     steps = layout.strides[-1], other.strides[-1], weight.layout.strides[0]
     done = 0
     for first, second in starts:
@@ -106,9 +110,9 @@ def layer_norm(
         return
     width, strides = layout.shape[-1], layout.strides
     outer = layout.shape[:-1]
-    packed, rows, _, starts = walk(outer, (outer, strides[:-1]))
-    walk_name, blocks, threads = plan(device, rows, width, dtype.block_bytes)
-    kernel, size = _LAYER_NORM[dtype, walk_name], dtype.block_bytes
+    packed, rows, _, starts = strided_of(outer, (outer, strides[:-1]))
+    group, blocks, threads = plan(device, rows, width, dtype.block_bytes)
+    kernel, size = _LAYER_NORM[dtype, group], dtype.block_bytes
     added = (0, 1) if bias is None else (pointer(bias), bias.layout.strides[0])
     to, w = pointer(out), pointer(weight)
     steps = strides[-1], weight.layout.strides[0], added[1]
@@ -128,7 +132,7 @@ def layer_norm(
 
 
 OPS: Final = [
-    record("rms_norm", rms_norm, dtypes.FLOATS, in_place=False),
-    record("add_rms_norm", add_rms_norm, dtypes.FLOATS, in_place=False),
-    record("layer_norm", layer_norm, dtypes.FLOATS, in_place=False),
+    implementation("rms_norm", rms_norm, dtypes.FLOATS, in_place=False),
+    implementation("add_rms_norm", add_rms_norm, dtypes.FLOATS, in_place=False),
+    implementation("layer_norm", layer_norm, dtypes.FLOATS, in_place=False),
 ]

@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis.ops.reduce import over
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._reductions import Reduction
 from propolis_rocm_kernels._reductions import over_dims
@@ -34,5 +34,5 @@ def var(
 OPS: Final = [
     over_dims(MODULE, "sum", dtypes.PLAIN),
     over_dims(MODULE, "mean", dtypes.FLOATS),
-    record("var", var, dtypes.FLOATS, in_place=False, workspace=BYTES),
+    implementation("var", var, dtypes.FLOATS, in_place=False, workspace=BYTES),
 ]

@@ -8,10 +8,11 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import blocks_for
+from propolis_rocm_kernels._elementwise import pack_of
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
+from propolis_rocm_kernels._layouts import strided_of
 
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ _ROPE: Final = {
 
 @lru_cache(maxsize=1024)
 def _plan(shape: Shape, strides: Shape, half: int, size: int) -> tuple[int, ...]:
-    """(whether packs of 16 bytes are whole everywhere, blocks)."""
-    pack = min(16 // size, 8)
+    """(whether packs are whole everywhere, blocks)."""
+    pack = pack_of(size, heavy=True)
     batch, tokens, heads, dim = shape
     whole = (half, dim, *(s for s, n in zip(strides[:-1], shape, strict=False) if n > 1))
     packed = strides[-1] == 1 and not any(n % pack for n in whole)
@@ -60,7 +61,7 @@ def rope(
     shape, strides = layout.shape, layout.strides
     rows, half = c.shape
     outer = shape[:-1]
-    packed, heads, _, _ = walk(outer, (outer, strides[:-1]), (outer, (*at.strides, 0)))
+    packed, heads, _, _ = strided_of(outer, (outer, strides[:-1]), (outer, (*at.strides, 0)))
     whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes)
     _ROPE[interleaved, x.dtype, positions.dtype](
         out.device,
@@ -85,5 +86,5 @@ def rope(
 
 
 OPS: Final = [
-    record("rope", rope, {"x": dtypes.FLOATS, "positions": _POSITIONS}, in_place=False),
+    implementation("rope", rope, {"x": dtypes.FLOATS, "positions": _POSITIONS}, in_place=False),
 ]

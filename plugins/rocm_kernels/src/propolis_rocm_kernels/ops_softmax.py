@@ -7,11 +7,11 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels._layouts import walk
-from propolis_rocm_kernels._rows import WALKS
+from propolis_rocm_kernels._layouts import strided_of
+from propolis_rocm_kernels._rows import GROUPS
 from propolis_rocm_kernels._rows import plan
 
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("softmax")
 
-# Columns of a block of native/softmax.hip.
-_COLUMNS: Final = 32
+# Columns of a block.
+_COLUMNS: Final = MODULE.constant("COLUMNS", 32)
 
 
 def _implement(name: str) -> OpImpl:
     rows_of = {
-        (dtype, w): MODULE.kernel(f"{name}_{dtype.name}_{w}", "PPqqq1")
+        (dtype, group): MODULE.kernel(f"{name}_{dtype.name}_{group}", "PPqqq1")
         for dtype in dtypes.FLOATS
-        for w in WALKS
+        for group in GROUPS
     }
     columns_of = {
         dtype: MODULE.kernel(f"{name}_{dtype.name}_columns", "PPqqqq2") for dtype in dtypes.FLOATS
@@ -48,22 +48,22 @@ def _implement(name: str) -> OpImpl:
         own = out.layout.strides
         if own[dim] > 1 and layout.numel > width:
             own_outer = own[:dim] + own[dim + 1 :]
-            packed, columns, _, starts = walk(outer, (outer, theirs), (outer, own_outer))
+            packed, columns, _, starts = strided_of(outer, (outer, theirs), (outer, own_outer))
             blocks = min(-(-columns // _COLUMNS), MAX_BLOCKS)
             kernel = columns_of[dtype]
             for at, there in starts:
                 pointers = to + there * size, start + at * size
                 kernel(out.device, blocks, *pointers, columns, width, stride, own[dim], packed)
             return
-        packed, rows, _, starts = walk(outer, (outer, theirs))
-        walk_name, blocks, threads = plan(out.device, rows, width, size)
-        kernel = rows_of[dtype, walk_name]
+        packed, rows, _, starts = strided_of(outer, (outer, theirs))
+        group, blocks, threads = plan(out.device, rows, width, size)
+        kernel = rows_of[dtype, group]
         for (at,) in starts:
             from_ = start + at * size
             kernel(out.device, blocks, to, from_, rows, width, stride, packed, threads=threads)
             to += rows * width * size
 
-    return record(name, run, dtypes.FLOATS, in_place=False)
+    return implementation(name, run, dtypes.FLOATS, in_place=False)
 
 
 OPS: Final = [_implement("softmax"), _implement("log_softmax")]

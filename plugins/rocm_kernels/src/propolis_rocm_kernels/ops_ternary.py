@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import Elementwise
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 
 
@@ -18,7 +18,7 @@ MODULE: Final = Module("ternary")
 
 # Elements are moved as they are: a kernel for each size of the condition and of what is chosen.
 _WHERE: Final = {
-    (c, t): Elementwise(MODULE, f"where_b{c}_b{t}", 3, max(c, t), heavy=False)
+    (c, t): Elementwise(MODULE, f"where_b{c}_b{t}", 3, max(c, t))
     for c in (1, 2, 4, 8)
     for t in (1, 2, 4, 8)
 }
@@ -30,5 +30,5 @@ def where(out: Tensor, condition: Tensor, a: Tensor, b: Tensor, /) -> None:
 
 
 OPS: Final = [
-    record("where", where, {"condition": dtypes.INTEGERS, "a": dtypes.PLAIN}),
+    implementation("where", where, {"condition": dtypes.INTEGERS, "a": dtypes.PLAIN}),
 ]

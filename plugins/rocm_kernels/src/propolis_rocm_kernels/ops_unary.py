@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import Elementwise
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels.ops_fill import copy
 
@@ -32,6 +32,7 @@ ROUNDING_OPS: Final = "floor ceil round"
 
 
 def _implement(name: str, kinds: Collection[DType], *, heavy: bool) -> OpImpl:
+    MODULE.constant(f"HEAVY_{name}", heavy)
     kernels = {
         dtype: Elementwise(MODULE, f"{name}_{dtype.name}", 1, dtype.block_bytes, heavy=heavy)
         for dtype in kinds
@@ -40,14 +41,14 @@ def _implement(name: str, kinds: Collection[DType], *, heavy: bool) -> OpImpl:
     def run(out: Tensor, x: Tensor, /) -> None:
         kernels[x.dtype](out, x)
 
-    return record(name, run, kinds)
+    return implementation(name, run, kinds)
 
 
 def _round_whole(name: str) -> OpImpl:
     def run(out: Tensor, x: Tensor, /) -> None:
         copy(out, x)
 
-    return record(name, run, dtypes.INTEGERS)
+    return implementation(name, run, dtypes.INTEGERS)
 
 
 OPS: Final = [

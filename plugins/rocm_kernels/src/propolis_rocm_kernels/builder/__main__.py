@@ -12,12 +12,15 @@ import click
 
 from propolis_rocm_kernels import _code
 from propolis_rocm_kernels._archs import ARCHS
+from propolis_rocm_kernels._families import modules as find_modules
 from propolis_rocm_kernels.builder import compile as compiling
 from propolis_rocm_kernels.builder import toolchain
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from propolis_rocm_kernels._kernels import Module
 
 
 @click.command()
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 def main(archs: tuple[str, ...], jobs: int, scratch: Path, if_able: bool) -> None:
     """Compile every module for every architecture; what is up to date is left as it is."""
     started = time.monotonic()
-    modules = _code.modules()
+    modules = list(find_modules().values())
     wanted = archs or tuple(ARCHS)
     try:
         found = toolchain.find(scratch.absolute())
@@ -47,10 +50,10 @@ def main(archs: tuple[str, ...], jobs: int, scratch: Path, if_able: bool) -> Non
     click.echo(f"{_code.CODE}: {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
 
 
-def _left_out(modules: Sequence[str], wanted: Sequence[str]) -> str:
+def _left_out(modules: Sequence[Module], wanted: Sequence[str]) -> str:
     """What the wheel will lack; code objects that are older than the sources must not be in it."""
     known = _code.manifest().get("modules", {})
-    if any(known.get(name, {}).get("source") != _code.source_hash(name) for name in modules):
+    if any(known.get(m.name, {}).get("source") != _code.source_hash(m) for m in modules):
         shutil.rmtree(_code.CODE, ignore_errors=True)
         _code.manifest.cache_clear()
     lacking = [arch for arch in wanted if arch not in _code.archs()]

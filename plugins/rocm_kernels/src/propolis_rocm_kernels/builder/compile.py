@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence
 
+    from propolis_rocm_kernels._kernels import Module
     from propolis_rocm_kernels.builder.toolchain import Toolchain
 
 
 def build(
     toolchain: Toolchain,
-    modules: Sequence[str],
+    modules: Sequence[Module],
     archs: Sequence[str],
     jobs: int,
     report: Callable[[str], None],
@@ -38,39 +39,43 @@ def build(
 
     Args:
         toolchain: with what.
-        modules: the names of ``native/*.hip``.
+        modules: what Python declares of each ``native/*.hip``.
         archs: for which architectures.
         jobs: how many compilers may run at a time.
         report: told each file that was compiled.
 
     Raises:
-        ToolchainError: the compiler refused one; the message is the compiler's.
+        ToolchainError: the compiler refused one, with the compiler's message, or it has kernels
+            that Python does not declare.
     """
     _code.CODE.mkdir(exist_ok=True)
     old = _load(_code.CODE / "manifest.json").get("modules", {})
     known = _load(_code.CODE / "resources.json.xz")
-    sources = {module: _code.source_hash(module) for module in modules}
-    done: dict[str, Any] = {m: {"source": sources[m], "objects": {}} for m in modules}
-    resources: dict[str, Any] = {m: {} for m in modules}
+    names = [module.name for module in modules]
+    done: dict[str, Any] = {
+        m.name: {"source": _code.source_hash(m), "objects": {}} for m in modules
+    }
+    resources: dict[str, Any] = {name: {} for name in names}
 
-    def one(module: str, arch: str) -> None:
+    def one(module: Module, arch: str) -> None:
+        name = module.name
         flags = _portable(toolchain.flags(arch))
-        made_of = [sources[module], toolchain.version, *flags]
+        made_of = [done[name]["source"], toolchain.version, *flags]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-        entry = old.get(module, {}).get("objects", {}).get(arch)
+        entry = old.get(name, {}).get("objects", {}).get(arch)
         if entry is None or entry["key"] != key or not _intact(entry):
             code, used = _compile(toolchain, module, arch)
-            entry = {"key": key, **_store(code, f"{module}-{arch}.co.xz")}
-            report(f"{module} for {arch}: {len(code)} bytes, {entry['size']} packed")
+            entry = {"key": key, **_store(code, f"{name}-{arch}.co.xz")}
+            report(f"{name} for {arch}: {len(code)} bytes, {entry['size']} packed")
         else:
-            used = known[module][arch]
-        done[module]["objects"][arch] = entry
-        resources[module][arch] = used
+            used = known[name][arch]
+        done[name]["objects"][arch] = entry
+        resources[name][arch] = used
 
     with ThreadPoolExecutor(jobs) as pool:
         # Long ones first would be better still; all are alike.
         list(pool.map(lambda pair: one(*pair), [(m, a) for m in modules for a in archs]))
-    for table in (*(done[m]["objects"] for m in modules), *resources.values()):
+    for table in (*(done[name]["objects"] for name in names), *resources.values()):
         _sort(table, archs)
     manifest = {
         "compiler": toolchain.version,
@@ -87,27 +92,30 @@ def build(
         left_over.unlink()
 
 
-def _compile(toolchain: Toolchain, module: str, arch: str) -> tuple[bytes, dict[str, Any]]:
+def _compile(toolchain: Toolchain, module: Module, arch: str) -> tuple[bytes, dict[str, Any]]:
     """The code object, and what each kernel uses."""
+    name = module.name
+    text = _code.source_files(module)[f"{name}.hip"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "code.co"
-        command = [toolchain.clang, *toolchain.flags(arch), f"{module}.hip", "-o", str(out)]
+        command = [toolchain.clang, *toolchain.flags(arch), "-", "-o", str(out)]
         done = subprocess.run(
-            command, cwd=_code.NATIVE, capture_output=True, text=True, check=False
+            command, cwd=_code.NATIVE, input=text, capture_output=True, text=True, check=False
         )
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "-Rpass-analysis" not in line]
-            msg = f"{module} does not compile for {arch}:\n" + "\n".join(errors[-40:])
+            msg = f"{name} does not compile for {arch}:\n" + "\n".join(errors[-40:])
             raise ToolchainError(msg)
         code = out.read_bytes()
     if (found := codeobject.arch_of(code)) != arch:
-        msg = f"{module}: the compiler made a code object for {found}, not for {arch}"
+        msg = f"{name}: the compiler made a code object for {found}, not for {arch}"
+        raise ToolchainError(msg)
+    kernels = codeobject.kernels(code)
+    if unknown := sorted(set(kernels) - set(module.kernels)):
+        msg = f"{name}.hip has kernels that ops_{name}.py does not declare: {', '.join(unknown)}"
         raise ToolchainError(msg)
     occupancy = _occupancy(done.stderr)
-    return code, {
-        name: {**asdict(kernel), "occupancy": occupancy[name]}
-        for name, kernel in codeobject.kernels(code).items()
-    }
+    return code, {k: {**asdict(kernels[k]), "occupancy": occupancy[k]} for k in kernels}
 
 
 def _occupancy(remarks: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._reductions import Reduction
 from propolis_rocm_kernels._reductions import over_dims
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from propolis import OpImpl
     from propolis import Tensor
 
-MODULE: Final = Module("extreme")
+MODULE: Final = Module("reduce_extreme")
 
 
 def _implement_arg(name: str) -> OpImpl:
@@ -25,7 +25,7 @@ def _implement_arg(name: str) -> OpImpl:
     def run(out: Tensor, x: Tensor, /, dim: int = -1) -> None:
         reduce(out, x, (dim % len(x.layout.shape),))
 
-    return record(name, run, dtypes.PLAIN, in_place=False)
+    return implementation(name, run, dtypes.PLAIN, in_place=False)
 
 
 OPS: Final = [

@@ -56,20 +56,20 @@ struct elu {
 };
 
 #define KERNELS1(op, T)                                                                        \
-    PROPOLIS_KERNEL affine_##op##_##T(T* out, const T* x, i64 n, Scalar<T> a) {                \
-        map<true>(n, out, x, [=](T v) { return op::apply(v, a); });                            \
+    PROPOLIS_KERNEL unary_scalars_##op##_##T(T* out, const T* x, i64 n, Scalar<T> a) {         \
+        map<HEAVY_##op>(n, out, x, [=](T v) { return op::apply(v, a); });                      \
     }                                                                                          \
-    PROPOLIS_KERNEL affine_##op##_##T##_strided(T* out, const T* x, i64 n, Scalar<T> a,        \
+    PROPOLIS_KERNEL unary_scalars_##op##_##T##_strided(T* out, const T* x, i64 n, Scalar<T> a, \
                                                 Strided s) {                                   \
-        map_strided<true>(n, out, x, s, [=](T v) { return op::apply(v, a); });                 \
+        map_strided<HEAVY_##op>(n, out, x, s, [=](T v) { return op::apply(v, a); });           \
     }
-#define KERNELS2(op, T)                                                                        \
-    PROPOLIS_KERNEL affine_##op##_##T(T* out, const T* x, i64 n, Scalar<T> a, Scalar<T> b) {   \
-        map<false>(n, out, x, [=](T v) { return op::apply(v, a, b); });                        \
-    }                                                                                          \
-    PROPOLIS_KERNEL affine_##op##_##T##_strided(T* out, const T* x, i64 n, Scalar<T> a,        \
-                                                Scalar<T> b, Strided s) {                      \
-        map_strided<false>(n, out, x, s, [=](T v) { return op::apply(v, a, b); });             \
+#define KERNELS2(op, T)                                                                             \
+    PROPOLIS_KERNEL unary_scalars_##op##_##T(T* out, const T* x, i64 n, Scalar<T> a, Scalar<T> b) { \
+        map<HEAVY_##op>(n, out, x, [=](T v) { return op::apply(v, a, b); });                        \
+    }                                                                                               \
+    PROPOLIS_KERNEL unary_scalars_##op##_##T##_strided(T* out, const T* x, i64 n, Scalar<T> a,      \
+                                                Scalar<T> b, Strided s) {                           \
+        map_strided<HEAVY_##op>(n, out, x, s, [=](T v) { return op::apply(v, a, b); });             \
     }
 #define OF_FLOATS(KERNELS, op) \
     KERNELS(op, f64)           \

@@ -9,8 +9,9 @@ from typing import Any
 from typing import Final
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._elementwise import pointer
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._scalars import letter
 from propolis_rocm_kernels._scratch import BYTES
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from propolis import OpImpl
     from propolis import Tensor
 
-MODULE: Final = Module("group_norm")
+MODULE: Final = Module("norm_group")
 
-# Elements that are worth a block of their own, and what chunks are multiples of.
+# Elements that are worth a block of their own.
 _WORTH: Final = 4096
 _LARGEST: Final = 2**32 - 1
 _MOMENTS: Final = {d: MODULE.kernel(f"moments_{d.name}", "PPqqq") for d in dtypes.FLOATS}
@@ -63,7 +64,7 @@ def _implement(name: str) -> OpImpl:
         length = layout.numel // rows
         wanted = -(-8 * device.compute_units // rows)
         chunks = max(1, min(wanted, -(-length // _WORTH), PARTIALS // rows))
-        chunk = -(-length // (chunks * 16)) * 16 if chunks > 1 else length
+        chunk = -(-length // (chunks * PACK_BYTES)) * PACK_BYTES if chunks > 1 else length
         chunks = -(-length // chunk)
         memory, at = scratch(device), pointer(x)
         _MOMENTS[dtype](device, rows * chunks, memory, at, length, chunk, chunks)
@@ -75,7 +76,7 @@ def _implement(name: str) -> OpImpl:
             eps,
         )
 
-    made = record(name, run, dtypes.FLOATS, in_place=False, workspace=BYTES)
+    made = implementation(name, run, dtypes.FLOATS, in_place=False, workspace=BYTES)
     return dataclasses.replace(made, strided=False, supports=_too_large)
 
 

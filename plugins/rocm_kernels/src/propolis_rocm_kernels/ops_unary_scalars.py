@@ -7,7 +7,7 @@ from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels._elementwise import Elementwise
-from propolis_rocm_kernels._elementwise import record
+from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._scalars import letter
 from propolis_rocm_kernels._scalars import scalar
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.dtypes import DType
 
-MODULE: Final = Module("affine")
+MODULE: Final = Module("unary_scalars")
 
 
 def _kernels(
     name: str, scalars: int, kinds: Collection[DType], *, heavy: bool
 ) -> dict[DType, Elementwise]:
+    MODULE.constant(f"HEAVY_{name}", heavy)
     return {
         dtype: Elementwise(
             MODULE,
@@ -67,8 +68,8 @@ def elu(out: Tensor, x: Tensor, /, alpha: float = 1.0) -> None:
 
 
 OPS: Final = [
-    record("affine", affine, dtypes.PLAIN),
-    record("clamp", clamp, dtypes.PLAIN),
-    record("powf", powf, dtypes.FLOATS),
-    record("elu", elu, dtypes.FLOATS),
+    implementation("affine", affine, dtypes.PLAIN),
+    implementation("clamp", clamp, dtypes.PLAIN),
+    implementation("powf", powf, dtypes.FLOATS),
+    implementation("elu", elu, dtypes.FLOATS),
 ]

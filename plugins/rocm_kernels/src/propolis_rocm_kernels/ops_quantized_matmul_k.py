@@ -1,4 +1,4 @@
-"""Products with weights in the block formats of 32."""
+"""Products with weights in the block formats of 256."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._qmatmul import qmatmul_of
 
 
-MODULE: Final = Module("qmatmul")
+MODULE: Final = Module("quantized_matmul_k")
 
-OPS: Final = [qmatmul_of(MODULE, block_size=32)]
+OPS: Final = [qmatmul_of(MODULE, block_size=256)]

@@ -5,7 +5,7 @@
 // Chunk c of group g is block g * chunks + c.
 template <class T>
 PROPOLIS_FN void moments_of_chunks(u32* scratch, const T* x, i64 length, i64 chunk, i64 chunks) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     typedef Compute<T> C;
     const i64 group = block_x() / chunks;
     const i64 begin = (block_x() - group * chunks) * chunk;
@@ -14,7 +14,7 @@ PROPOLIS_FN void moments_of_chunks(u32* scratch, const T* x, i64 length, i64 chu
     const i64 packs = aligned<N>(from + begin) ? (end - begin) / N : 0;
     Moments<C> a = Var<T>::identity();
 #pragma unroll 1
-    for (i64 p = thread_x(); p < packs; p += PROPOLIS_BLOCK) {
+    for (i64 p = thread_x(); p < packs; p += BLOCK) {
         const Pack<T, N> pack = load_pack<N>(from + begin + p * N);
         C sum = 0, squares = 0;
 #pragma unroll
@@ -28,7 +28,7 @@ PROPOLIS_FN void moments_of_chunks(u32* scratch, const T* x, i64 length, i64 chu
         a = merged(a, Moments<C>{N, mean, squares});
     }
 #pragma unroll 1
-    for (i64 i = begin + packs * N + thread_x(); i < end; i += PROPOLIS_BLOCK) {
+    for (i64 i = begin + packs * N + thread_x(); i < end; i += BLOCK) {
         Var<T>::add(a, from[i], 0);
     }
     a = block_merge<Var<T>>(a);
@@ -39,12 +39,12 @@ template <bool silu, class T>
 PROPOLIS_FN void write_chunks(T* out, const u32* scratch, const T* x, const T* weight,
                               const T* bias, i64 length, i64 chunk, i64 chunks, i64 groups,
                               i64 positions, Compute<T> eps) {
-    constexpr int N = 16 / sizeof(T);
+    constexpr int N = PACK_BYTES / sizeof(T);
     typedef Compute<T> C;
     const i64 group = block_x() / chunks;
-    const Moments<C>* parts = (const Moments<C>*)(scratch + COUNTERS) + group * chunks;
+    const Moments<C>* parts = partials<const Moments<C>>(scratch) + group * chunks;
     Moments<C> a = Var<T>::identity();
-    for (i64 k = thread_x(); k < chunks; k += PROPOLIS_BLOCK) a = merged(a, parts[k]);
+    for (i64 k = thread_x(); k < chunks; k += BLOCK) a = merged(a, parts[k]);
     a = block_merge<Var<T>>(a);
     const C scale = 1 / math::sqrt(a.squares / (C)length + eps);
     const C mean = a.mean;
@@ -62,7 +62,7 @@ PROPOLIS_FN void write_chunks(T* out, const u32* scratch, const T* x, const T* w
     const bool packed = aligned<N>(from + begin) && aligned<N>(to + begin) && positions % N == 0;
     const i64 packs = packed ? (end - begin) / N : 0;
 #pragma unroll 1
-    for (i64 p = thread_x(); p < packs; p += PROPOLIS_BLOCK) {
+    for (i64 p = thread_x(); p < packs; p += BLOCK) {
         const i64 i = begin + p * N;
         const Pack<T, N> pack = load_pack<N>(from + i);
         const i64 channel = first_channel + (u32)i / (u32)positions;
@@ -72,21 +72,21 @@ PROPOLIS_FN void write_chunks(T* out, const u32* scratch, const T* x, const T* w
         store_pack<N>(to + i, result);
     }
 #pragma unroll 1
-    for (i64 i = begin + packs * N + thread_x(); i < end; i += PROPOLIS_BLOCK) {
+    for (i64 i = begin + packs * N + thread_x(); i < end; i += BLOCK) {
         to[i] = one(from[i], first_channel + (u32)i / (u32)positions);
     }
 }
 
-#define WRITES(op, silu, T)                                                                     \
-    PROPOLIS_KERNEL group_norm_##op##_##T(T* out, const u32* scratch, const T* x,               \
+#define WRITES(op, silu, T)                                                                      \
+    PROPOLIS_KERNEL norm_group_##op##_##T(T* out, const u32* scratch, const T* x,                \
                                           const T* weight, const T* bias, i64 length, i64 chunk, \
-                                          i64 chunks, i64 groups, i64 positions,                \
-                                          Compute<T> eps) {                                     \
-        write_chunks<silu>(out, scratch, x, weight, bias, length, chunk, chunks, groups,        \
-                           positions, eps);                                                     \
+                                          i64 chunks, i64 groups, i64 positions,                 \
+                                          Compute<T> eps) {                                      \
+        write_chunks<silu>(out, scratch, x, weight, bias, length, chunk, chunks, groups,         \
+                           positions, eps);                                                      \
     }
 #define GROUP_NORM(T)                                                                           \
-    PROPOLIS_KERNEL group_norm_moments_##T(u32* scratch, const T* x, i64 length, i64 chunk,     \
+    PROPOLIS_KERNEL norm_group_moments_##T(u32* scratch, const T* x, i64 length, i64 chunk,     \
                                            i64 chunks) {                                        \
         moments_of_chunks(scratch, x, length, chunk, chunks);                                   \
     }                                                                                           \

@@ -1,9 +1,0 @@
-// Products with weights in the block formats of 32.
-#include "propolis_qmatmul.h"
-
-QMATMUL(qmatmul, q4_0, Q4_0)
-QMATMUL(qmatmul, q4_1, Q4_1)
-QMATMUL(qmatmul, q5_0, Q5_0)
-QMATMUL(qmatmul, q5_1, Q5_1)
-QMATMUL(qmatmul, q8_0, Q8_0)
-QMATMUL(qmatmul, q8_1, Q8_1)

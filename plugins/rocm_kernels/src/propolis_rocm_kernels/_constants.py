@@ -1,0 +1,81 @@
+"""
+Numbers that Python and the kernels' headers share: here they are said, once.
+
+Each module is compiled with those that its files name, under the same names (see
+:mod:`propolis_rocm_kernels._declared`).  What one ``.hip`` alone shares with its ``ops_*.py``
+is said there, by ``MODULE.constant``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from propolis import dtypes
+
+
+BLOCK: Final = 256
+"""Threads of a block, where a kernel does not say otherwise."""
+
+WIDE: Final = 1024
+"""Threads of the largest blocks."""
+
+PACK_BYTES: Final = 16
+"""Bytes that a thread loads or stores at once, at most: so many elements of one byte."""
+
+HEAVY_PACK: Final = 8
+"""Elements of a pack, at most, where each takes many instructions."""
+
+UNROLLED: Final = 2
+"""Packs that a thread has in flight, of short formulas."""
+
+MAX_RANK: Final = 6
+"""Dimensions of a ``StridedOf``."""
+
+RUN: Final = 8
+"""Elements of an operand of a product that a thread fetches at once."""
+
+ROWS_OF_1: Final = 1
+"""Rows of weights that a group of lanes has, of the mat-vec kernel for one row of ``a``."""
+ROWS_OF_4: Final = 2
+"""The same of the kernel for up to four."""
+ROWS_OF_8: Final = 2
+"""And for up to eight."""
+
+HELD_BY_WARP: Final = 32
+"""Values of a row that a thread keeps, if a warp takes the row; half as many of f64."""
+
+HELD_BY_BLOCK: Final = 16
+"""The same if a block does."""
+
+COLUMN_LANES: Final = 32
+"""Threads of a block with neighbouring outputs, where columns are reduced."""
+
+BYTE_COLUMNS: Final = 4
+"""Neighbouring outputs that a thread reduces, of elements of one byte; of others a whole pack."""
+
+COUNTERS: Final = 4096
+"""Counters at the start of a device's scratch memory."""
+
+ACCUMULATOR: Final = 24
+"""Bytes of the largest accumulator that lies behind them."""
+
+ID_U8: Final = 0
+"""How an index is stored: the dtypes of ids are told to kernels by number."""
+ID_U32: Final = 1
+ID_I16: Final = 2
+ID_I32: Final = 3
+ID_I64: Final = 4
+
+
+def constants() -> dict[str, int]:
+    """
+    All of these, by name, and of each block format the elements and bytes of a block.
+
+    >>> constants()["BLOCK"], constants()["Q4_0_BYTES"]
+    (256, 18)
+    """
+    found = {name: value for name, value in globals().items() if name.isupper()}
+    for block in sorted(dtypes.BLOCKS, key=str):
+        found[f"{block.name.upper()}_SIZE"] = block.block_size
+        found[f"{block.name.upper()}_BYTES"] = block.block_bytes
+    return found
