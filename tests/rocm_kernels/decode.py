@@ -70,7 +70,7 @@ def steps(model, ids, number):
         return {
             "ids": drawn,
             "costs": costs,
-            "calls": len(engine._graph),
+            "calls": len(engine._step[0]),
             "queued": len(engine._step[0]._joined or ()),
             "placement": engine.model.device.table.placement.as_dict(),
             "lines": engine.model.device.table.placement.lines(),
