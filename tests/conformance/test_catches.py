@@ -272,7 +272,7 @@ def test_captured_mutation(judged_here, check, body):
 
 
 FAKE = """
-from propolis.testing import FakeDevice, device_view
+from propolis_conformance.testing import FakeDevice, device_view
 class Provider:
     kind = "fake"
     def enumerate(self):

@@ -175,7 +175,7 @@ def test_explain_the_last_rung(cli, site, sources):
 
 def test_explain_an_op_that_nobody_serves(cli, monkeypatch):
     """Nobody is an answer."""
-    monkeypatch.setattr("propolis_cpu_ref.plugin.FAMILIES", ())
+    monkeypatch.setattr("propolis_cpu_ref.ops_binary.OPS", ())
     assert cli("explain", "add").out.startswith("add (a=f32) on cpu: nobody\n")
 
 

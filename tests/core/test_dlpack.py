@@ -18,8 +18,8 @@ from propolis import dlpack
 from propolis import dtypes
 from propolis.errors import DTypeError
 from propolis.errors import UsageError
-from propolis.testing import FakeMemory
-from propolis.testing import device_view
+from propolis_conformance.testing import FakeMemory
+from propolis_conformance.testing import device_view
 
 
 PLAIN = [d for d in dtypes.ALL if not d.is_block]

@@ -12,7 +12,7 @@ from propolis.dispatch import DispatchTable
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
-from propolis.testing import FakeDevice
+from propolis_conformance.testing import FakeDevice
 
 
 @pytest.fixture

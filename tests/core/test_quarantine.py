@@ -20,7 +20,7 @@ from propolis.errors import FallbackError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.runtime import Runtime
-from propolis.testing import device_view
+from propolis_conformance.testing import device_view
 
 
 def raising(exc, calls=None):

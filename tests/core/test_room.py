@@ -11,7 +11,7 @@ from propolis.cpu import CpuDevice
 from propolis.cpu import CpuMemory
 from propolis.errors import OutOfMemoryError
 from propolis.storage import Memory
-from propolis.testing import FakeDevice
+from propolis_conformance.testing import FakeDevice
 
 
 def test_what_fits_is_admitted():

@@ -27,8 +27,8 @@ from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
 from propolis.runtime import Runtime
 from propolis.runtime import set_default_runtime
-from propolis.testing import FakeMemory
-from propolis.testing import device_view
+from propolis_conformance.testing import FakeMemory
+from propolis_conformance.testing import device_view
 
 
 @pytest.fixture(autouse=True)

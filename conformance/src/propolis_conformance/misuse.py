@@ -11,7 +11,6 @@ from propolis import dtypes
 from propolis.cpu import CpuDevice
 from propolis.errors import DeviceError
 from propolis.errors import OpError
-from propolis.testing import FakeDevice
 from propolis_conformance.arena import CONTIGUOUS
 from propolis_conformance.arena import Placed
 from propolis_conformance.arena import place
@@ -19,6 +18,7 @@ from propolis_conformance.checks import CheckFailedError
 from propolis_conformance.checks import check_call
 from propolis_conformance.inputs import Value
 from propolis_conformance.inputs import size_of
+from propolis_conformance.testing import FakeDevice
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import ctypes
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
-from typing import Protocol
 
 import numpy as np
 
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
     from propolis.layout import Shape
 
 
-class Exported(Protocol):
-    """A tensor, as far as it is seen here."""
+class Exchanged:
+    """What numpy and other libraries ask of a tensor, and what it takes of the tensor itself."""
+
+    __slots__ = ()
 
     device: Any
     dtype: DType
@@ -37,17 +38,67 @@ class Exported(Protocol):
     @property
     def shape(self) -> Shape:
         """In elements."""
+        raise NotImplementedError
 
     @property
     def strides(self) -> Shape:
         """In elements."""
+        raise NotImplementedError
 
     @property
     def ptr(self) -> int:
         """The address of the first element."""
+        raise NotImplementedError
 
     def numpy(self) -> np.ndarray:
         """A view on the CPU, a copy from other devices."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        """
+        What ``np.asarray`` and numpy's functions see: :meth:`numpy`, cast where they ask for it.
+
+        Raises:
+            ValueError: that needs a copy, and ``copy`` is False.
+            DTypeError: a block format, which holds no numbers one by one.
+        """
+        if self.dtype.is_block:
+            msg = f"{self!r} is no array of numbers: ops.dequantize gives them, .numpy() the bytes"
+            raise DTypeError(msg)
+        away = self.device.kind != "cpu"
+        if copy is False and (away or dtype not in (None, self.dtype.numpy)):
+            wanted = self.dtype.numpy if dtype is None else dtype
+            msg = f"{self!r} becomes an array of {wanted} by a copy alone: leave out copy=False"
+            raise ValueError(msg)
+        return np.array(self.numpy(), dtype, copy=None if away else copy)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """
+        A DLPack capsule of the same memory: of every plain dtype, on the CPU and on ROCm devices.
+
+        Args:
+            stream: where the consumer reads on a ROCm device.  Work queued here is waited for,
+                unless it is -1.
+            max_version: of DLPack, that the consumer knows; from (1, 0) on capsules can be
+                read-only.
+            dl_device: here, when None, or ``(1, 0)`` for the CPU.
+            copy: True for memory of its own, False for the same or an error.
+
+        Raises:
+            BufferError: DLPack cannot say what this is, or not without a copy.
+            UsageError: the device has no such stream.
+        """
+        return exported(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return device_of(self)
 
 
 _CPU: Final = (1, 0)
@@ -126,7 +177,7 @@ _pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_
 )
 
 
-def device_of(tensor: Exported) -> tuple[int, int]:
+def device_of(tensor: Exchanged) -> tuple[int, int]:
     """
     DLPack's device type and index.
 
@@ -146,14 +197,14 @@ def device_of(tensor: Exported) -> tuple[int, int]:
 
 
 def exported(
-    tensor: Exported,
+    tensor: Exchanged,
     stream: int | None,
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:
     """
-    A capsule for the consumer: see :meth:`propolis.Tensor.__dlpack__`.
+    A capsule for the consumer: see :meth:`Exchanged.__dlpack__`.
 
     Raises:
         BufferError: it cannot be exported so.
@@ -307,7 +358,7 @@ class _Capsule:
 class _Elsewhere:
     """Memory of a device as numpy sees memory, which it never reads: it keeps it alive."""
 
-    def __init__(self, tensor: Exported) -> None:
+    def __init__(self, tensor: Exchanged) -> None:
         self._storage = tensor.storage
         carrier, size = f"<u{tensor.dtype.block_bytes}", tensor.dtype.block_bytes
         self.__array_interface__ = {
@@ -319,4 +370,4 @@ class _Elsewhere:
         }
 
 
-__all__ = ["device_of", "exported", "imported"]
+__all__ = ["Exchanged", "device_of", "exported", "imported"]

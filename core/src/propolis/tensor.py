@@ -230,7 +230,7 @@ class Device:
         return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"
 
 
-class Tensor:
+class Tensor(dlpack.Exchanged):
     """
     An n-dimensional array of one dtype on one device.
 
@@ -245,6 +245,9 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_array", "device", "dtype", "layout", "packed", "storage")
+
+    storage: Storage
+    device: Device
 
     def __init__(
         self,
@@ -464,52 +467,6 @@ class Tensor:
             msg = f"item: {self!r} has {self.numel} elements, not 1; .numpy() gives them all"
             raise ShapeError(msg)
         return self.numpy().item()
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """
-        What ``np.asarray`` and numpy's functions see: :meth:`numpy`, cast where they ask for it.
-
-        Raises:
-            ValueError: that needs a copy, and ``copy`` is False.
-            DTypeError: a block format, which holds no numbers one by one.
-        """
-        if self.dtype.is_block:
-            msg = f"{self!r} is no array of numbers: ops.dequantize gives them, .numpy() the bytes"
-            raise DTypeError(msg)
-        away = self.device.kind != "cpu"
-        if copy is False and (away or dtype not in (None, self.dtype.numpy)):
-            wanted = self.dtype.numpy if dtype is None else dtype
-            msg = f"{self!r} becomes an array of {wanted} by a copy alone: leave out copy=False"
-            raise ValueError(msg)
-        return np.array(self.numpy(), dtype, copy=None if away else copy)
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """
-        A DLPack capsule of the same memory: of every plain dtype, on the CPU and on ROCm devices.
-
-        Args:
-            stream: where the consumer reads on a ROCm device.  Work queued here is waited for,
-                unless it is -1.
-            max_version: of DLPack, that the consumer knows; from (1, 0) on capsules can be
-                read-only.
-            dl_device: here, when None, or ``(1, 0)`` for the CPU.
-            copy: True for memory of its own, False for the same or an error.
-
-        Raises:
-            BufferError: DLPack cannot say what this is, or not without a copy.
-            UsageError: the device has no such stream.
-        """
-        return dlpack.exported(self, stream, max_version, dl_device, copy)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.device_of(self)
 
     @classmethod
     def from_dlpack(

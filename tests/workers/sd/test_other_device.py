@@ -9,8 +9,8 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
-from propolis.testing import FakeDevice
-from propolis.testing import assert_on
+from propolis_conformance.testing import FakeDevice
+from propolis_conformance.testing import assert_on
 from propolis_workers.sd import GenerateParams
 from propolis_workers.sd import LoRA
 from propolis_workers.sd import StableDiffusion

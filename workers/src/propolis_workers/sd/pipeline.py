@@ -27,8 +27,8 @@ from propolis.errors import ArgumentTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
-from propolis.rehearsal import RehearsalDevice
 from propolis_workers.arguments import shown
+from propolis_workers.rehearsal import RehearsalDevice
 from propolis_workers.sd.denoising import Guide
 from propolis_workers.sd.denoising import Known
 from propolis_workers.sd.denoising import denoise

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from propolis import Device
     from propolis import Tensor
-    from propolis.rehearsal import CountingMemory
+    from propolis_workers.rehearsal import CountingMemory
     from propolis_workers.sd.lora import LoRA
     from propolis_workers.sd.params import GenerateParams
     from propolis_workers.sd.pipeline import StableDiffusion
@@ -56,7 +56,7 @@ class Rehearsal:
         Begin.
 
         Args:
-            model: on a :class:`~propolis.rehearsal.RehearsalDevice`.
+            model: on a :class:`~propolis_workers.rehearsal.RehearsalDevice`.
             memory: that device's.
         """
         self.model = model

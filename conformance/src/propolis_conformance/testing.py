@@ -6,7 +6,7 @@ notices every access out of bounds or after free, and says where.
 
     >>> import numpy as np
     >>> from propolis import Tensor
-    >>> from propolis.testing import FakeDevice
+    >>> from propolis_conformance.testing import FakeDevice
     >>> device = FakeDevice()
     >>> x = Tensor.from_numpy(np.float32([1, 2]), device)
     >>> x.numpy().tolist()
@@ -223,7 +223,7 @@ class FakeDevice(Device):
         memory: FakeMemory | None = None,
     ) -> None:
         properties = DeviceProperties(
-            kind, index, "Fake One", arch=arch, extra={"simulator": "propolis.testing"}
+            kind, index, "Fake One", arch=arch, extra={"simulator": "propolis_conformance.testing"}
         )
         super().__init__(properties, memory or FakeMemory())
 

@@ -7,7 +7,7 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.rehearsal import RehearsalDevice
+from propolis_workers.rehearsal import RehearsalDevice
 
 
 def test_what_lives_is_counted():

@@ -9,12 +9,12 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis.errors import DeviceError
 from propolis.errors import OutOfMemoryError
-from propolis.testing import FakeDevice
-from propolis.testing import FakeMemory
-from propolis.testing import FakeMemoryError
-from propolis.testing import assert_close
-from propolis.testing import assert_on
-from propolis.testing import device_view
+from propolis_conformance.testing import FakeDevice
+from propolis_conformance.testing import FakeMemory
+from propolis_conformance.testing import FakeMemoryError
+from propolis_conformance.testing import assert_close
+from propolis_conformance.testing import assert_on
+from propolis_conformance.testing import device_view
 
 
 @pytest.fixture
