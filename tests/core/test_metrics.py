@@ -61,7 +61,8 @@ def test_lines_for_people(measured):
     device, x = measured
     ops.add(x, x)
     ops.mul(x, x)
-    device.table.placement.metrics.costs["mul", "cpu_ref", "cpu"].seconds = 2.5
+    costs = device.table.placement.metrics.costs
+    costs["mul", "cpu_ref", "cpu"].seconds, costs["add", "fake", "fake:0"].seconds = 2.5, 0.0
     *_, head, mul, add = device.table.placement.lines()
     assert head == "metrics: op   plugin   device  calls  fallbacks   bytes  seconds   share"
     assert mul.startswith("metrics: mul  cpu_ref  cpu         1          1  0.0 MB    2.500  ")

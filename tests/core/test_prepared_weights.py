@@ -52,7 +52,7 @@ class Packer:
         if not self.healthy:
             msg = "broken"
             raise RuntimeError(msg)
-        view, form = self.fakes.view, w.packed.get(self.prepare)
+        view, form = self.fakes.view, w.prepared.get(self.prepare)
         self.forms.append("raw" if form is None else "own")
         matrix = view(w).T if form is None else view(form) / self.factor
         view(out)[...] = view(x) @ matrix
@@ -89,7 +89,7 @@ def test_prepare_asks_the_winner(fakes):
     device = fakes.device(fakes.impl("linear", prepare=prepare))
     weight = Tensor.from_numpy(np.zeros((2, 3), np.float32), device)
     ready = device.table.prepare(ops.linear, KEY, weight)
-    assert dict(ready.packed) == {prepare: (2, 3)}
+    assert dict(ready.prepared) == {prepare: (2, 3)}
     assert "weights: 1 for linear made ready by fake: f32 0.0 MB -> 0.0 MB" in (
         device.table.placement.lines()
     )
@@ -112,7 +112,7 @@ def test_the_successor_finds_its_own_form(world, drops):
     assert [w.linear() for _ in range(3)] == [w.expected] * 3
     assert (w.first.forms, w.second.forms) == (["own"], ["raw", "own", "own"])
     assert w.second.prepared == 1
-    assert set(w.weight.packed) == {w.second.prepare}
+    assert set(w.weight.prepared) == {w.second.prepare}
     assert [line for line in w.device.table.placement.lines() if line.startswith("weights")] == [
         "weights: 1 for linear x5.0 by second: f32 0.0 MB -> 0.0 MB"
     ]
@@ -181,7 +181,7 @@ def test_the_cpu_rung_gets_a_dropped_weight(fakes):
     first.healthy = False
     graph.replay()
     assert y.numpy().tolist() == [array.sum(axis=1).tolist()]
-    assert weight.packed == {}
+    assert weight.prepared == {}
 
 
 def test_a_declined_call_gets_the_weight_as_it_is(world):
@@ -191,7 +191,7 @@ def test_a_declined_call_gets_the_weight_as_it_is(world):
     w.device.table.rebind()
     assert w.linear() == w.expected
     assert (w.second.forms, w.second.prepared) == (["raw"], 0)
-    assert set(w.weight.packed) == {w.first.prepare}
+    assert set(w.weight.prepared) == {w.first.prepare}
 
 
 def test_variants_of_one_plugin_have_their_own_forms(fakes):
@@ -225,7 +225,7 @@ def test_a_successor_without_need_or_memory(world, monkeypatch):
     object.__setattr__(w.second.impl, "prepare", full)
     assert [w.linear(), w.linear()] == [w.expected] * 2
     assert w.second.forms == ["raw", "raw"]
-    assert w.weight.packed == {}
+    assert w.weight.prepared == {}
 
 
 def test_one_that_cannot_prepare_is_taken_out(fakes, cpu):
@@ -239,7 +239,7 @@ def test_one_that_cannot_prepare_is_taken_out(fakes, cpu):
     bad = fakes.impl("linear", prepare=broken, plugin="bad", priority=9)
     device = fakes.device(bad, good.impl)
     weight = Tensor.from_numpy(np.ones((2, 3), np.float32), device)
-    assert set(device.table.prepare(ops.linear, KEY, weight).packed) == {good.prepare}
+    assert set(device.table.prepare(ops.linear, KEY, weight).prepared) == {good.prepare}
     (entry,) = device.table.quarantine.entries.values()
     assert entry.source.plugin == "bad"
     assert entry.reason == "prepare() raised RuntimeError: no repacking"
@@ -273,7 +273,7 @@ def test_a_weight_for_two_dtypes_keeps_the_form_of_the_healthy_one(world, fakes)
     both = w.device.table.prepare(ops.linear, f16, w.weight)
     assert w.first.prepared == 1
     w.device.table.condemn(w.first.impl, f16, "raised")
-    assert set(both.packed) == {w.first.prepare, w.second.prepare}
+    assert set(both.prepared) == {w.first.prepare, w.second.prepare}
 
 
 def test_a_restore_that_gives_something_else(world, fakes):

@@ -198,7 +198,7 @@ def test_a_weight_that_a_device_refuses_to_prepare_once(fakes):
     weight = Tensor.from_numpy(np.ones((2, 2), np.float32), device)
     with capture_logs() as logs:
         ready = device.table.prepare(ops.linear, ops.linear.key(dtypes.f32), weight)
-    assert dict(ready.packed) == {prepare: "form"}
+    assert dict(ready.prepared) == {prepare: "form"}
     assert [line["event"] for line in logs] == ["op.repeated"]
     assert device.table.quarantine.entries == {}
 

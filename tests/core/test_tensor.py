@@ -422,10 +422,10 @@ def test_device_memory_is_not_the_hosts(fakes):
 # -- prepared weights ----------------------------------------------------------
 
 
-def test_with_packed_adds(cpu):
+def test_with_prepared_adds(cpu):
     """Each plugin's prepared form is kept beside the others; the tensor stays as it was."""
     tensor = Tensor.from_numpy(count(2), cpu)
-    packed = tensor.with_packed({"a": 1}).with_packed({"b": 2})
-    assert dict(packed.packed) == {"a": 1, "b": 2}
-    assert dict(tensor.packed) == {}
+    packed = tensor.with_prepared({"a": 1}).with_prepared({"b": 2})
+    assert dict(packed.prepared) == {"a": 1, "b": 2}
+    assert dict(tensor.prepared) == {}
     assert np.shares_memory(packed.numpy(), tensor.numpy())

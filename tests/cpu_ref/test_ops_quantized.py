@@ -66,7 +66,7 @@ def tensor_of(raw, block):
 def prepared(x, w, cpu):
     """The weight as a worker has it after loading."""
     weight = cpu.table.prepare(ops.qmatmul, ops.qmatmul.key(x.dtype, w.dtype), w)
-    assert set(weight.packed) == {ops_quantized.prepare}
+    assert set(weight.prepared) == {ops_quantized.prepare}
     return weight
 
 

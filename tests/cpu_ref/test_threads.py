@@ -389,7 +389,7 @@ def test_blocks(with_threads, cpu, block):
     assert one == two
     key = ops.qmatmul.key(dtypes.f32, block)
     prepared = with_threads(2, lambda: cpu.table.prepare(ops.qmatmul, key, w))
-    assert one == prepared.packed[ops_quantized.prepare].tobytes()
+    assert one == prepared.prepared[ops_quantized.prepare].tobytes()
 
 
 def test_every_op_claims_to_be_deterministic(cpu):

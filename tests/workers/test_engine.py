@@ -99,7 +99,7 @@ def test_decode_survives_a_quarantine(tiny, tmp_path, drops):
         if not healthy[0]:
             msg = "kernel failed"
             raise RuntimeError(msg)
-        np.matmul(x.array, w.packed[prepare] / 2, out=out.array)
+        np.matmul(x.array, w.prepared[prepare] / 2, out=out.array)
 
     impl = OpImpl(
         op="qmatmul",
@@ -157,17 +157,17 @@ def test_the_first_step_is_computed_once(llm):
 
 def test_the_next_answer_keeps_the_captured_step(llm, monkeypatch):
     """One that fits into the last one's memory captures nothing, and says the same."""
-    captures = []
+    captures, llm._free = [], None
     real = engine_module.capture
     monkeypatch.setattr(engine_module, "capture", lambda d: captures.append(1) or real(d))
-    first = list(llm.complete("a b", max_tokens=6))
-    made = len(captures)
-    assert list(llm.complete("a b", max_tokens=6)) == first
-    short = llm.complete("a", max_tokens=3)
-    assert short._engine.capacity < 8
+    first = list(llm.complete("the", max_tokens=6))
+    assert captures == [1]
+    assert list(llm.complete("the", max_tokens=6)) == first
+    short = llm.complete("a", max_tokens=2)
+    assert short._engine.capacity < 7
     list(short)
-    assert len(captures) == made
-    both = llm.complete("a b", max_tokens=6), llm.complete("a b", max_tokens=6)
+    assert captures == [1]
+    both = llm.complete("the", max_tokens=6), llm.complete("the", max_tokens=6)
     assert both[0]._engine is not both[1]._engine
     pieces = [list(answer) for answer in both]
     assert pieces == [first, first]

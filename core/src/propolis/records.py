@@ -147,7 +147,7 @@ class OpImpl:
         supports: dynamic support, called with the op's arguments: None, or the
             reason why not.  It must be cheap and pure.
         prepare: makes of a weight, once at load, what ``fn`` then finds in
-            ``Tensor.packed`` under this very function: ``w.packed.get(prepare)``.  ``fn``
+            ``Tensor.prepared`` under this very function: ``w.prepared.get(prepare)``.  ``fn``
             takes weights that nobody prepared too: those that another implementation led
             for when they were loaded.
         strided: whether inputs may be strided; if not, core copies those that are.
@@ -190,7 +190,7 @@ class Prepared:
     What :attr:`OpImpl.prepare` made of a weight.
 
     Attributes:
-        payload: anything; the implementation finds it in ``Tensor.packed``.
+        payload: anything; the implementation finds it in ``Tensor.prepared``.
         nbytes: the memory it takes.
         what: one phrase for the placement summary, ``"dequantised to f32"``.
         restore: gives the weight again, contiguous and whole, from the payload or the

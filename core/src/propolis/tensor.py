@@ -239,12 +239,12 @@ class Tensor(dlpack.Exchanged):
         layout: shape, strides and offset in elements.
         dtype: the element type.
         device: where the bytes are.
-        packed: what implementations made of a weight at load, by the function that made
+        prepared: what implementations made of a weight at load, by the function that made
             it (see :meth:`propolis.dispatch.DispatchTable.prepare`); empty for other
             tensors.
     """
 
-    __slots__ = ("__weakref__", "_array", "device", "dtype", "layout", "packed", "storage")
+    __slots__ = ("__weakref__", "_array", "device", "dtype", "layout", "prepared", "storage")
 
     storage: Storage
     device: Device
@@ -261,7 +261,7 @@ class Tensor(dlpack.Exchanged):
         self.layout = layout
         self.dtype = dtype
         self.device = device
-        self.packed: Mapping[object, object] = {}
+        self.prepared: Mapping[object, object] = {}
         self._array = array
 
     # -- what it is ------------------------------------------------------------
@@ -540,10 +540,15 @@ class Tensor(dlpack.Exchanged):
             return self
         return self.device.table.copy(self)
 
-    def with_packed(self, packed: Mapping[object, object]) -> Tensor:
+    @property
+    def packed(self) -> Mapping[object, object]:
+        """The name of :attr:`prepared` in API level 1's first plugins."""
+        return self.prepared
+
+    def with_prepared(self, prepared: Mapping[object, object]) -> Tensor:
         """The same tensor, carrying what an implementation prepared of it."""
         tensor = Tensor(self.storage, self.layout, self.dtype, self.device, self._array)
-        tensor.packed = {**self.packed, **packed}
+        tensor.prepared = {**self.prepared, **prepared}
         return tensor
 
     def _with_layout(self, layout: Layout) -> Tensor:

@@ -154,7 +154,7 @@ class Call:
             {name: value for name, value in given.items() if name not in live},
             shared,
             into,
-            tuple(name for name, tensor in live.items() if tensor.packed),
+            tuple(name for name, tensor in live.items() if tensor.prepared),
         )
 
     @property

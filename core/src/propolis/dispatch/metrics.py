@@ -54,7 +54,7 @@ def traffic(impl: OpImpl, call: Call) -> int:
         if place in tables:
             looked += value.nbytes
         else:
-            payload = value.packed.get(impl.prepare) if impl.prepare is not None else None
+            payload = value.prepared.get(impl.prepare) if impl.prepare is not None else None
             nbytes = getattr(payload, "nbytes", None)
             whole.append(nbytes if isinstance(nbytes, int) else value.nbytes)
     return sum(whole) + min(looked, max(whole) * len(tables))

@@ -77,7 +77,7 @@ class Weights:
         if made is None:
             return weight
         # A copy of a strided weight at every call would be a copy without its form.
-        ready = (weight if made[0].strided else weight.contiguous()).with_packed({})
+        ready = (weight if made[0].strided else weight.contiguous()).with_prepared({})
         self._uses[ready] = list(uses)
         self._attach(ready, spec, key, *made)
         return ready
@@ -107,8 +107,8 @@ class Weights:
             for use in stale:
                 uses.remove(use)
                 if not any(other.impl.prepare == impl.prepare for other in uses):
-                    kept = {by: form for by, form in weight.packed.items() if by != impl.prepare}
-                    weight.packed = kept
+                    kept = {by: form for by, form in weight.prepared.items() if by != impl.prepare}
+                    weight.prepared = kept
                     self._table.placement.forget_weight(use.impl, weight, use.nbytes, use.what)
                 # The call that brought us here has succeeded.  A weight that cannot be
                 # prepared now (too little memory) stays as it is, which every fn takes.
@@ -168,6 +168,6 @@ class Weights:
     ) -> None:
         self._table.placement.add_weight(impl, weight, prepared.nbytes, prepared.what)
         self._uses[weight].append(_Use(spec, key, impl, prepared.nbytes, prepared.what))
-        weight.packed = {**weight.packed, impl.prepare: prepared.payload}
+        weight.prepared = {**weight.prepared, impl.prepare: prepared.payload}
         if prepared.restore is not None:
             release(weight, prepared.restore)

@@ -50,7 +50,7 @@ def quantize(out: Tensor, x: Tensor, dtype: DType, /) -> None:
 def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, in f32 (f64 for f64 activations)."""
     y = scratch(out)
-    dense: Any = w.packed.get(prepare)
+    dense: Any = w.prepared.get(prepare)
     if dense is not None:
         times_transposed(out.device.threads, wide(x), dense, y)
     else:

@@ -84,7 +84,7 @@ def _product(
         0 if bias is None else bias.strides[0],
     )
     most = rows_for(given.m)
-    packed = (
+    in_runs = (
         a_step == b_step == 1
         and depth % RUN == 0
         and in_packs(at, dtype, given.step)
@@ -95,7 +95,7 @@ def _product(
     for i, (a_start, b_start) in enumerate(given.batches.starts):
         start = out_at + i * given.batches.numel * given.m * n * size
         values = (start, at + a_start * size, b_at + b_start * size, bias_at, *strides)
-        if most and packed:
+        if most and in_runs:
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
         else:
             launch_tiles(_KERNELS[dtype].tiles, device, given, n, values)

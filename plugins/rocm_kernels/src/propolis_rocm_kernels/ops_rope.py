@@ -38,10 +38,10 @@ def _plan(shape: Shape, strides: Shape, half: int, size: int) -> tuple[int, ...]
     pack = pack_of(size, heavy=True)
     batch, tokens, heads, dim = shape
     whole = (half, dim, *(s for s, n in zip(strides[:-1], shape, strict=False) if n > 1))
-    packed = strides[-1] == 1 and not any(n % pack for n in whole)
-    each = pack if packed else 1
+    contiguous = strides[-1] == 1 and not any(n % pack for n in whole)
+    each = pack if contiguous else 1
     units = half // each + -(-(dim - 2 * half) // (2 * each))
-    return int(packed), blocks_for(batch * tokens * heads * units, 1)
+    return int(contiguous), blocks_for(batch * tokens * heads * units, 1)
 
 
 def rope(
