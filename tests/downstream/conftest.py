@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,10 +10,15 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.utils import canonicalize_name
 from patience import patience
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 ROOT = Path(__file__).parents[2]
@@ -41,23 +47,47 @@ def call(*command: str | Path, **options) -> str:
 
 
 @pytest.fixture(scope="session")
-def dist(tmp_path_factory) -> Path:
-    """A folder with a wheel and an sdist of each of our distributions."""
-    folder = tmp_path_factory.mktemp("dist")
-    for project in PROJECTS:
-        call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
-    return folder
+def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Fill a folder once, whichever of pytest's processes comes first; the others wait for it."""
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+
+    def made(name: str, fill: Callable[[Path], None]) -> Path:
+        folder = root / name
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                part = root / f"{name}.part"
+                part.mkdir()
+                fill(part)
+                part.rename(folder)
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory) -> Path:
+def dist(once) -> Path:
+    """A folder with a wheel and an sdist of each of our distributions."""
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder]
+        for project in PROJECTS:
+            call(*command, project)
+
+    return once("dist", build)
+
+
+@pytest.fixture(scope="session")
+def house(once) -> Path:
     """A folder with a wheel of everything that ours depend on, in the pinned versions."""
-    folder = tmp_path_factory.mktemp("house")
-    pins = ROOT / "requirements"
-    wanted = ["-r", pins / "run.txt", "-c", pins / "dev.txt", *MORE]
-    call(*PIP, "download", "--quiet", "--no-deps", "--dest", folder, *wanted)
-    yield folder
-    shutil.rmtree(folder)
+
+    def download(folder: Path) -> None:
+        pins = ROOT / "requirements"
+        wanted = ["-r", pins / "run.txt", "-c", pins / "dev.txt", *MORE]
+        call(*PIP, "download", "--quiet", "--no-deps", "--dest", folder, *wanted)
+
+    return once("house", download)
 
 
 class Environment:

@@ -143,7 +143,7 @@ def test_every_launch_fails_once(decode, truth):
     served = [run for run in runs if run[0] == truth]
     refused = [run[0] for run in runs if run[0] != truth]
     assert all(fell == 0 for _, _, fell in served)  # no op loses its place for it
-    assert len(refused) == 4 + TOKENS - 1  # K and V, in the prompt and in a step; each replay
+    assert len(refused) == 4 + TOKENS - 2  # K and V, in the prompt and in a step; each replay
     for kind, message in refused:
         assert kind in {"PluginError", "DeviceError"}
         assert "hipErrorLaunchOutOfResources (701)" in message
@@ -152,7 +152,7 @@ def test_every_launch_fails_once(decode, truth):
 
 
 @pytest.mark.parametrize(
-    "launch", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 20, 40, 52, 53))]
+    "launch", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 20, 40, 52))]
 )
 def test_a_device_that_is_lost(propolis, model, launch):
     """In the prompt, in the captured step or in a replay: one clear error, and an end."""
