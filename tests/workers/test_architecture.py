@@ -3,27 +3,17 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
-from propolis_workers.llm import LLM
 from propolis_workers.llm.architecture import ModelConfig
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
-from propolis_workers.llm.llama import rope_frequencies
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 BIG = 10**400
 
 
@@ -100,30 +90,6 @@ def test_gguf_embedding(tiny, tmp_path):
         config_from_gguf(GGUFFile.open(path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "scale"),
-    [
-        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, 1.0),
-        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, 4.0),
-        ({"rope__scaling__type": "linear"}, 1.0),
-        # As llama.cpp: a factor without a type is linear; an older key had the factor alone.
-        ({"rope__scaling__factor": 4.0}, 4.0),
-        ({"rope__scale_linear": 2.0}, 2.0),
-        ({"rope__scaling__factor": 0.0}, 1.0),
-    ],
-)
-def test_gguf_rope_scaling(tiny, tmp_path, changes, scale):
-    """Linear scaling is read as llama.cpp reads it."""
-    assert scale == from_gguf(tiny, tmp_path, **changes).rope_scale
-
-
-@pytest.mark.parametrize("kind", ["yarn", "longrope", ""])
-def test_gguf_unknown_scaling(tiny, tmp_path, kind):
-    """A scaling that is not supported is refused, never ignored."""
-    with pytest.raises(UnsupportedModelError, match=f"rope scaling '{kind}'; supported: none, li"):
-        from_gguf(tiny, tmp_path, rope__scaling__type=kind)
-
-
 def test_gguf_experts(tiny, tmp_path):
     """A mixture of experts, which calls itself llama too, is refused as what it is."""
     with pytest.raises(UnsupportedModelError, match="8 experts; supported"):
@@ -158,7 +124,7 @@ def test_folder_defaults(tiny):
     names = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling")
     config = from_folder(tiny, **dict.fromkeys(names), quantization_config=None)
     assert (4, 8, 10_000.0) == (config.kv_heads, config.head_dim, config.rope_base)
-    assert (1.0, None) == (config.rope_scale, config.rope_llama3)
+    assert config.rope_scaling == {"rope_type": "default"}
 
 
 @pytest.mark.parametrize(
@@ -170,11 +136,6 @@ def test_folder_defaults(tiny):
         ({"rms_norm_eps": []}, "rms_norm_eps is .*, of the wrong type"),
         ({"rms_norm_eps": BIG}, "rms_norm_eps is .*, outside"),
         ({"model_type": 1}, "model_type is '1', of the wrong type"),
-        ({"rope_scaling": [1]}, "rope_scaling is .*, not an object"),
-        ({"rope_scaling": "linear"}, "rope_scaling is .*, not an object"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
-        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor is '4', of the wrong type"),
-        ({"rope_scaling": LLAMA3 | {"factor": None}}, "rope_scaling: factor is missing"),
         ({"rope_theta": "x"}, "rope_theta is 'x', of the wrong type"),
     ],
 )
@@ -190,8 +151,6 @@ def test_folder_types(tiny, changes, message):
         ({"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
         ({"mlp_bias": True}, "attention_bias and mlp_bias are not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; supported: silu"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn'; supported: default, lin"),
-        ({"rope_scaling": {"rope_type": [1]}}, "rope scaling .1.; supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised by 'fp8'; supported"),
         ({"quantization_config": 1}, "quantised by an unknown method; supported"),
     ],
@@ -217,105 +176,9 @@ def test_folder_unsupported(tiny, changes, message):
         {"rms_norm_eps": -1.0},
         {"rope_theta": 0},
         {"rope_theta": math.inf},
-        {"rope_scaling": {"type": "linear", "factor": 0}},
-        {"rope_scaling": {"type": "linear", "factor": math.nan}},
-        {"rope_scaling": LLAMA3 | {"factor": 0}},
-        {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-        {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": -1}},
-        {"rope_scaling": LLAMA3 | {"low_freq_factor": math.nan}},
     ],
 )
 def test_nonsense(tiny, changes):
     """Numbers that describe no transformer are refused before anything is computed."""
     with pytest.raises(ModelError, match="do not describe a transformer"):
         from_folder(tiny, **changes)
-
-
-def test_hf_rope(tiny):
-    """Rope settings are found where transformers 4 and 5 write them."""
-    four = from_folder(tiny, rope_theta=5e5, rope_scaling=LLAMA3)
-    five = from_folder(tiny, rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 5e5})
-    assert four == five
-    assert (5e5, 1.0, (8.0, 1.0, 4.0, 8192.0)) == (
-        *(four.rope_base, four.rope_scale, four.rope_llama3),
-    )
-    linear = from_folder(tiny, rope_scaling={"type": "linear", "factor": 4})
-    assert (10_000.0, 4.0, None) == (linear.rope_base, linear.rope_scale, linear.rope_llama3)
-    plain = from_folder(tiny, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
-    assert (7.0, 1.0, None) == (plain.rope_base, plain.rope_scale, plain.rope_llama3)
-
-
-def llama3_frequencies(base: float, dim: int, factor, low, high, original) -> list[float]:
-    """Llama 3.1's frequencies, one by one, as Meta's own code computes them."""
-    frequencies = []
-    for index in range(0, dim, 2):
-        frequency = 1.0 / base ** (index / dim)
-        wavelength = 2 * math.pi / frequency
-        if wavelength < original / high:
-            frequencies.append(frequency)
-        elif wavelength > original / low:
-            frequencies.append(frequency / factor)
-        else:
-            smooth = (original / wavelength - low) / (high - low)
-            frequencies.append((1 - smooth) * frequency / factor + smooth * frequency)
-    return frequencies
-
-
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("factors", [(8.0, 1.0, 4.0, 8192.0), (32.0, 1.0, 4.0, 8192.0)])
-def test_llama3_frequencies(tiny, dim, factors):
-    """The frequencies of Llama 3.1 and 3.2 are those of Meta's code: kept, blended, divided."""
-    keys = [key for key in LLAMA3 if key != "rope_type"]
-    scaling = LLAMA3 | dict(zip(keys, factors, strict=True))
-    config = from_folder(tiny, head_dim=dim, rope_theta=5e5, rope_scaling=scaling)
-    truth = llama3_frequencies(5e5, dim, *factors)
-    np.testing.assert_allclose(rope_frequencies(config), truth, rtol=1e-14)
-    plain = 5e5 ** (-np.arange(0, dim, 2) / dim)
-    kinds = {round(float(a / b), 3) for a, b in zip(plain, truth, strict=True)}
-    assert {1.0, factors[0]} < kinds  # all three branches are met
-
-
-def test_plain_frequencies(tiny):
-    """Without scaling, and with linear scaling, the frequencies are the paper's."""
-    linear = from_folder(tiny, rope_scaling={"rope_type": "linear", "factor": 2.0})
-    for config in (from_folder(tiny), linear):
-        np.testing.assert_allclose([1, 0.1, 0.01, 0.001], rope_frequencies(config), rtol=1e-12)
-
-
-def test_linear_logits(tiny, tmp_path):
-    """Linear scaling divides the positions, in either kind of file."""
-    ids = [*range(60, 90)]
-    truth = tiny.reference(ids, np.array([0.25, 0.025, 0.0025, 0.00025]))
-    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
-    for path in (
-        tiny.gguf(tmp_path / "m.gguf", metadata=keys),
-        tiny.folder(tmp_path / "m", config=scaling),
-    ):
-        logits = LLM.load(path).engine().logits_of(ids)
-        np.testing.assert_allclose(logits, truth, rtol=1e-3, atol=1e-4)
-
-
-def test_gguf_frequency_factors(tiny, tmp_path):
-    """GGUF files hold Llama 3.1's scaling as factors that divide the frequencies."""
-    ids = [*range(60, 90)]
-    factors = np.array([1.0, 1.5, 5.0, 8.0], np.float32)
-    path = tiny.gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
-    truth = tiny.reference(ids, np.array([1, 0.1, 0.01, 0.001]) / factors)
-    logits = LLM.load(path).engine().logits_of(ids)
-    np.testing.assert_allclose(logits, truth, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("factors", "message"),
-    [
-        (np.ones(3, np.float32), r"rope_freqs.weight has shape \(3,\)"),
-        (np.zeros(4, np.float32), "rope_freqs.weight .* finite"),
-        (np.full(4, np.nan, np.float32), "rope_freqs.weight .* finite"),
-    ],
-)
-def test_gguf_bad_frequency_factors(tiny, tmp_path, factors, message):
-    """Factors of the wrong number, or that no frequency can be divided by, are refused."""
-    path = tiny.gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
-    with pytest.raises(ModelError, match=message):
-        LLM.load(path)

@@ -297,7 +297,7 @@ def test_memory_of_a_short_sequence(tiny, tmp_path):
     """A model that claims a context of 2**28 costs no more than the sequence needs."""
     path = tiny.gguf(tmp_path / "m.gguf", metadata={"llama.context_length": 1 << 28})
     engine = LLM.load(path).engine(50)
-    assert engine.model.rope.cos.shape[0] < 10_000
+    assert engine.rope.cos.shape[0] < 10_000
     assert error_of(engine.logits_of(IDS), tiny.reference(IDS)) < 1e-11
 
 
@@ -309,7 +309,7 @@ def test_rope_tables_grow(tiny, tmp_path):
     short.prefill(IDS[:2])
     short.decode(IDS[2])
     long = llm.engine()
-    tables = llm.model.rope
+    tables = long.rope
     assert (10_000, 4) == tables.cos.shape == tables.sin.shape
     angles = np.outer([0, 1, 4095, 4096, 4097, 9999], [1, 0.1, 0.01, 0.001])
     rows = angles[:, 0].astype(int)
@@ -317,3 +317,35 @@ def test_rope_tables_grow(tiny, tmp_path):
     np.testing.assert_allclose(tables.sin.numpy()[rows], np.sin(angles), atol=1e-7)
     np.testing.assert_allclose(short.decode(IDS[3]), truth[3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(long.logits_of(IDS[:4]), truth, rtol=1e-4, atol=1e-5)
+
+
+def scaled(tiny, length: int) -> np.ndarray:
+    """The logits of the first tokens where the base follows the length (dynamic NTK)."""
+    trained, base = 16, 10_000.0
+    base *= max(2 * length / trained - 1, 1) ** (8 / 6)
+    return tiny.reference(IDS[:12], base ** (-np.arange(0, 8, 2) / 8))
+
+
+def test_each_length_has_its_rotation(tiny, tmp_path):
+    """Where angles depend on the length, each sequence keeps those of its own to its end."""
+    settings = {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 2}}
+    llm = LLM.load(tiny.folder(tmp_path / "m", config=settings))
+    engines = {length: llm.engine(length) for length in (12, 24, 32, 16)}
+    for engine in engines.values():
+        engine.prefill(IDS[:6])
+    for token in IDS[6:12]:
+        last = {length: engine.decode(token) for length, engine in engines.items()}
+    for length, logits in last.items():
+        assert error_of(logits, scaled(tiny, length)[-1]) < 1e-11
+    np.testing.assert_array_equal(last[12], last[16])  # as it was trained
+    assert error_of(last[32], scaled(tiny, 24)[-1]) > 1e-4
+
+
+def test_another_length_begins_anew(tiny, tmp_path, llm):
+    """A captured step serves the next sequence only where that is turned by the same angles."""
+    settings = {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 2}}
+    engine = LLM.load(tiny.folder(tmp_path / "m", config=settings)).engine(32)
+    assert [False, False, True] == [engine.begin(n) for n in (16, 31, 32)]
+    short = LLM.load(tmp_path / "m").engine(16)
+    assert [True, True, False] == [short.begin(n) for n in (4, 16, 17)]
+    assert llm.engine(32).begin(4)

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
+from propolis.rope import rope_frequencies
 from propolis_workers.llm import LLM
-from propolis_workers.llm.llama import rope_frequencies
 
 
 pytestmark = [
@@ -22,16 +22,38 @@ pytestmark = [
 
 VOCAB = 266
 IDS = [int(i) for i in np.random.default_rng(1).integers(0, VOCAB, 48)]
+TRAINED = {"original_max_position_embeddings": 32}
 ROPE = {
     "default": {"rope_type": "default", "rope_theta": 5000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    # Trained for max_position_embeddings, which test_rope makes less than the sequence.
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, **TRAINED},
+    "yarn, more": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+        "mscale": 1.5,
+        "mscale_all_dim": 0.5,
+        **TRAINED,
+    },
     "llama3": {
         "rope_type": "llama3",
         "rope_theta": 100.0,
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
+        **TRAINED,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        **TRAINED,
     },
 }
 
@@ -92,8 +114,11 @@ def check(oracle, model, folder):
         truth = model(torch.tensor([IDS])).logits[0].numpy()
     llm = LLM.load(folder)
     spread = np.ptp(truth)
-    assert np.abs(llm.engine().logits_of(IDS) - truth).max() <= 1e-4 * spread
-    engine = llm.engine()
+    # As long as what they saw: dynamic and longrope depend on it.
+    logits = llm.engine(len(IDS)).logits_of(IDS)
+    assert np.abs(logits - truth).max() <= 1e-4 * spread
+    assert ((logits - truth) ** 2).mean() <= 1e-9 * (truth**2).mean()
+    engine = llm.engine(len(IDS))
     engine.prefill(IDS[:-2])
     decoded = [engine.decode(token) for token in IDS[-2:]]
     assert np.abs(np.array(decoded) - truth[-2:]).max() <= 1e-4 * spread
@@ -122,11 +147,29 @@ def test_sharded(oracle, saved):
 @pytest.mark.parametrize("rope", ROPE)
 def test_rope(oracle, saved, rope):
     """So does each rope scaling; its frequencies are theirs."""
-    model, folder = saved(rope=rope)
+    length = 40 if rope == "dynamic" else 64
+    model, folder = saved(rope=rope, max_position_embeddings=length)
     llm = check(oracle, model, folder)
-    theirs = model.model.rotary_emb.inv_freq.numpy()
-    ours = rope_frequencies(llm.config) / llm.config.rope_scale
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    theirs = model.model.rotary_emb.inv_freq.numpy()  # of the sequence that they saw
+    config = llm.config
+    ours, amplitude = rope_frequencies(
+        config.rope_dim, config.rope_base, config.rope_scaling, len(IDS)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=2e-6)
+    assert amplitude == pytest.approx(model.model.rotary_emb.attention_scaling)
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_short_sequences(oracle, saved, rope):
+    """One that may not exceed the trained length is turned as theirs that does not."""
+    torch = oracle[0]
+    model, folder = saved(rope=rope, max_position_embeddings=32 if rope == "dynamic" else 64)
+    with torch.no_grad():
+        truth = model(torch.tensor([IDS[:32]])).logits[0].numpy()
+    logits = LLM.load(folder).engine(32).logits_of(IDS[:32])
+    assert ((logits - truth) ** 2).mean() <= 1e-9 * (truth**2).mean()
+    longer = LLM.load(folder).engine(33).logits_of(IDS[:32])
+    assert ((longer - truth) ** 2).mean() > 1e-6 * (truth**2).mean()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis.errors import ConfigError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis.rope import rope_frequencies
+from propolis_workers.llm.rope_scaling import LONGEST
+from propolis_workers.llm.rope_scaling import PLAIN
+from propolis_workers.llm.rope_scaling import extended
+from propolis_workers.llm.rope_scaling import rope_from_config
+from propolis_workers.llm.rope_scaling import rope_from_gguf
+from propolis_workers.llm.rope_scaling import with_gguf_factors
 from propolis_workers.settings import Settings
 
 
@@ -32,8 +42,6 @@ LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "embedding": ("token_embd", "model.embed_tokens"),
     "norm": ("output_norm", "model.norm"),
     "output": ("output", "lm_head"),
-    # What divides the rope frequencies; in GGUF files alone, config.json says it in words.
-    "rope_factors": ("rope_freqs", "rope_freqs"),
     "layers.{}.attention_norm": ("blk.{}.attn_norm", "model.layers.{}.input_layernorm"),
     "layers.{}.q": ("blk.{}.attn_q", "model.layers.{}.self_attn.q_proj"),
     "layers.{}.k": ("blk.{}.attn_k", "model.layers.{}.self_attn.k_proj"),
@@ -44,15 +52,6 @@ LLAMA_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "layers.{}.up": ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj"),
     "layers.{}.down": ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj"),
 }
-
-
-# What config.json and propolis.rope call the four numbers of ``rope_llama3``.
-LLAMA3_KEYS: Final = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,8 @@ class ModelConfig:
         rope_base: base of the rotation frequencies.
         rope_dim: elements of a head that are rotated.
         rope_interleaved: whether rope pairs neighbours.
-        rope_scale: positions are divided by it (linear scaling).
-        rope_llama3: Llama 3.1's frequency scaling: factor, low and high frequency
-            factor, original context; or None.
+        rope_scaling: how the rotation frequencies are scaled: ``rope_type`` and the keys that
+            ``propolis.rope`` reads for it.
         tied: whether the embedding is the output too where the file has no other.
     """
 
@@ -114,27 +112,30 @@ class ModelConfig:
     rope_base: float = 10_000.0
     rope_dim: int = 0
     rope_interleaved: bool = False
-    rope_scale: float = 1.0
-    rope_llama3: tuple[float, float, float, float] | None = None
+    rope_scaling: Mapping[str, Any] = field(default_factory=lambda: PLAIN, hash=False, repr=False)
     tied: bool = True
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.width, self.ffn_width, self.layers, self.heads)
-        factor, low, high, original = self.rope_llama3 or (1.0, 1.0, 4.0, 1.0)
         fits = (
             all(0 < n <= 1 << 24 for n in (*sizes, self.kv_heads, self.head_dim))
             and self.layers <= 4096
             and self.heads % self.kv_heads == 0
             and 0 < self.rope_dim <= self.head_dim
             and self.rope_dim % 2 == 0
-            and 0 < self.context_length <= 1 << 28
-            and all(0 < x < math.inf for x in (self.rope_base, self.rope_scale, factor, original))
-            and 0 < low < high < math.inf
+            and 0 < self.context_length <= LONGEST
+            and 0 < self.rope_base < math.inf
             and 0 <= self.norm_eps < math.inf
         )
         if not fits:
             msg = f"the model's settings do not describe a transformer: {self}"
             raise ModelError(msg)
+        try:
+            # At its longest, where dynamic's base is the largest.
+            rope_frequencies(self.rope_dim, self.rope_base, self.rope_scaling, self.context_length)
+        except ConfigError as exc:
+            msg = f"the model's rope scaling cannot be computed: {exc}"
+            raise ModelError(msg) from exc
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
@@ -160,14 +161,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if experts:
         msg = f"{read.source}: a mixture of {experts} experts; supported: none"
         raise UnsupportedModelError(msg)
-    # As llama.cpp: a factor without a type is linear; older files have another key for it.
-    scaling = file.metadata.get(f"{name}.rope.scaling.type", "linear")
-    if scaling not in ("none", "linear"):
-        msg = f"{read.source}: rope scaling {scaling!r}; supported: none, linear, llama3"
-        raise UnsupportedModelError(msg)
-    factor = read.number(f"{name}.rope.scaling.factor", 0.0)
-    factor = factor or read.number(f"{name}.rope.scale_linear", 0.0) or 1.0
-    return ModelConfig(
+    rope_dim = read.count(f"{name}.rope.dimension_count", head_dim)
+    config = ModelConfig(
         architecture=name,
         vocab_size=embedding.shape[0],
         width=width,
@@ -179,9 +174,16 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         norm_eps=read.number(f"{name}.attention.layer_norm_rms_epsilon"),
         context_length=read.count(f"{name}.context_length"),
         rope_base=read.number(f"{name}.rope.freq_base", 10_000.0),
-        rope_dim=read.count(f"{name}.rope.dimension_count", head_dim),
+        rope_dim=rope_dim,
         rope_interleaved=architecture.interleaved_in_gguf,
-        rope_scale=factor if scaling == "linear" else 1.0,
+        rope_scaling=rope_from_gguf(read, file, rope_dim // 2),
+    )
+    return replace(
+        config,
+        context_length=extended(config.context_length, config.rope_scaling),
+        rope_scaling=with_gguf_factors(
+            read, file, config.rope_scaling, config.rope_dim, config.rope_base
+        ),
     )
 
 
@@ -214,9 +216,9 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
     heads = read.count("num_attention_heads")
     width = read.count("hidden_size")
     head_dim = read.count("head_dim", width // max(heads, 1))
-    scaling = folder.config.get("rope_scaling") or folder.config.get("rope_parameters") or {}
-    base, scale, llama3 = _hf_rope(scaling, read.number("rope_theta", 10_000.0))
-    return ModelConfig(
+    context = read.count("max_position_embeddings")
+    base, scaling = rope_from_config(read, context)
+    config = ModelConfig(
         architecture=name,
         vocab_size=read.count("vocab_size"),
         width=width,
@@ -226,35 +228,13 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
         kv_heads=read.count("num_key_value_heads", heads),
         head_dim=head_dim,
         norm_eps=read.number("rms_norm_eps"),
-        context_length=read.count("max_position_embeddings"),
+        context_length=context,
         rope_base=base,
         rope_dim=head_dim,
-        rope_scale=scale,
-        rope_llama3=llama3,
+        rope_scaling=scaling,
         tied=bool(folder.config.get("tie_word_embeddings")),
     )
-
-
-def _hf_rope(
-    scaling: Any,
-    theta: float,
-) -> tuple[float, float, tuple[float, float, float, float] | None]:
-    """Base, linear scale and llama3 factors of config.json's rope settings."""
-    if not isinstance(scaling, dict):
-        msg = f"config.json: rope_scaling is {scaling!r}, not an object"
-        raise ModelError(msg)
-    read = Settings("config.json rope_scaling", scaling, _MODEL)
-    base = read.number("rope_theta", theta)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return base, 1.0, None
-    if kind == "linear":
-        return base, read.number("factor"), None
-    if kind == "llama3":
-        factor, low, high, original = (read.number(key) for key in LLAMA3_KEYS)
-        return base, 1.0, (factor, low, high, original)
-    msg = f"config.json: rope scaling {kind!r}; supported: default, linear, llama3"
-    raise UnsupportedModelError(msg)
+    return replace(config, context_length=extended(context, scaling))
 
 
 def _architecture(source: str, name: str) -> Architecture:

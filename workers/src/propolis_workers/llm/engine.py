@@ -36,6 +36,7 @@ class Engine:
         model: the model.
         capacity: tokens that the sequence may have.
         position: tokens it has.
+        rope: what turns its queries and keys.
     """
 
     def __init__(self, model: Llama, capacity: int | None = None) -> None:
@@ -63,7 +64,7 @@ class Engine:
             SHORTER,
         )
         self._cache = KVCache(model.config, model.device, self.capacity)
-        model.rope.reserve(self.capacity)
+        self.rope = model.rope.reserve(self.capacity)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
         self._step: tuple[Graph, Tensor] | None = None
@@ -115,7 +116,7 @@ class Engine:
         self._cache.set_lengths(self.position + 1)
         if self._step is None:
             with capture(self.model.device) as graph:  # it runs: this token's step is done
-                logits = self.model(self._id, self._at, self._cache)
+                logits = self.model(self._id, self._at, self.rope, self._cache)
             self._step = graph, logits
         else:
             graph, logits = self._step
@@ -131,9 +132,10 @@ class Engine:
             capacity: tokens that it may have.
 
         Returns:
-            Whether there is room for so many; if not, nothing has changed.
+            Whether there is room for so many, and they are rotated as these are; if not,
+            nothing has changed.
         """
-        if capacity > self._cache.capacity:
+        if capacity > self._cache.capacity or not self.model.rope.alike(capacity, self.capacity):
             return False
         self.capacity, self.position = capacity, 0
         return True
@@ -148,7 +150,7 @@ class Engine:
         tokens = Tensor.from_numpy(np.array([ids], np.int64), device)
         positions = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], device)
         self._cache.set_lengths(end)
-        logits = self.model(tokens, positions, self._cache, last_only=last_only)
+        logits = self.model(tokens, positions, self.rope, self._cache, last_only=last_only)
         self.position = end
         return logits
 

@@ -133,12 +133,6 @@ class Layers:
         """A norm."""
         return RMSNorm(_as_f32(self._tensor(name, (width,))), eps)
 
-    def vector(self, name: str, width: int) -> np.ndarray | None:
-        """The values of a small tensor on the host, f32, where the file has it."""
-        if self._name(name) + ".weight" not in self._source.tensors:
-            return None
-        return _as_f32(self._tensor(name, (width,))).numpy()
-
     def _prepared(self, weight: Tensor) -> Tensor:
         if not weight.dtype.is_block:
             return _as_f32(weight)

@@ -12,9 +12,8 @@ import numpy as np
 
 from propolis import Tensor
 from propolis import ops
-from propolis.errors import ModelError
-from propolis.rope import rope_frequencies as scaled_frequencies
-from propolis_workers.llm.architecture import LLAMA3_KEYS
+from propolis.rope import rope_frequencies
+from propolis.rope import rope_tables
 
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Attention:
         )
         self.o = weights.linear(name + "o", width, config.width)
 
-    def __call__(self, x: Tensor, positions: Tensor, rope: RopeTables, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, rope: Rotation, cache: KVCache) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
         b, t, _ = x.shape
         config = self.config
@@ -87,7 +86,7 @@ class Block:
         self,
         x: Tensor,
         positions: Tensor,
-        rope: RopeTables,
+        rope: Rotation,
         cache: KVCache,
         *,
         last_only: bool = False,
@@ -116,13 +115,13 @@ class Llama:
         self.norm = weights.rms_norm("norm", config.width, config.norm_eps)
         tied = "embedding" if config.tied else ""
         self.output = weights.linear("output", config.width, config.vocab_size, tied=tied)
-        factors = weights.vector("rope_factors", config.rope_dim // 2)
-        self.rope = RopeTables(config, weights.device, factors)
+        self.rope = RopeTables(config, weights.device)
 
     def __call__(
         self,
         ids: Tensor,
         positions: Tensor,
+        rope: Rotation,
         cache: KVCache,
         *,
         last_only: bool = True,
@@ -133,6 +132,7 @@ class Llama:
         Args:
             ids: (b, t), i64.
             positions: (b, t), i32: the position of each token in its sequence.
+            rope: the sequences' own, from ``self.rope``.
             cache: holds everything before; its lengths count the new tokens too.
             last_only: only the last token's logits: (b, 1, vocab_size); else all
                 tokens': (b, t, vocab_size), f32.
@@ -140,69 +140,80 @@ class Llama:
         x = self.embedding(ids)
         *blocks, last = self.blocks
         for block in blocks:
-            x = block(x, positions, self.rope, cache)
-        x = last(x, positions, self.rope, cache, last_only=last_only)
+            x = block(x, positions, rope, cache)
+        x = last(x, positions, rope, cache, last_only=last_only)
         return self.output(self.norm(x))
 
 
-class RopeTables:
+class Rotation:
     """
-    Cosine and sine of the angles of every position that a sequence needed so far.
+    Turns queries and keys by the angles of their positions.
 
-    Angles are computed in f64.  Not all positions from the start: a file may claim a
-    context of any length.
+    Attributes:
+        cos: (positions, rope_dim / 2) f32, on the device.
+        sin: same shape.
+        interleaved: whether pairs are neighbours.
     """
 
-    def __init__(
-        self, config: ModelConfig, device: Device, factors: np.ndarray | None = None
-    ) -> None:
-        """
-        Prepare the tables.
-
-        Args:
-            config: the model's numbers.
-            device: where the tables go.
-            factors: (rope_dim / 2,): what divides the frequencies, if anything does.
-
-        Raises:
-            ModelError: a factor is no positive number.
-        """
-        if factors is not None and not np.all((factors > 0) & np.isfinite(factors)):
-            msg = "tensor rope_freqs.weight holds factors that are not positive and finite"
-            raise ModelError(msg)
-        frequencies = rope_frequencies(config) / config.rope_scale
-        self._frequencies = frequencies if factors is None else frequencies / factors
-        self._limit = config.context_length
-        self._device = device
-        self.interleaved = config.rope_interleaved
-        self.cos, self.sin = self._tables(min(_STEP, self._limit))
-
-    def reserve(self, positions: int) -> None:
-        """Have so many positions; steps captured before keep the tables they were given."""
-        have = self.cos.shape[0]
-        if positions > have:
-            self.cos, self.sin = self._tables(min(max(positions, 2 * have), self._limit))
-
-    def _tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        tables = np.empty((2, positions, len(self._frequencies)), np.float32)
-        for start in range(0, positions, _STEP):  # bounds the memory in f64
-            part = slice(start, min(start + _STEP, positions))
-            angles = np.outer(np.arange(part.start, part.stop), self._frequencies)
-            tables[0, part], tables[1, part] = np.cos(angles), np.sin(angles)
-        cos, sin = (Tensor.from_numpy(table, self._device) for table in tables)
-        return cos, sin
+    def __init__(self, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
+        self.cos = cos
+        self.sin = sin
+        self.interleaved = interleaved
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """(b, t, heads, head_dim) -> the same, rotated."""
         return ops.rope(x, positions, self.cos, self.sin, interleaved=self.interleaved)
 
 
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """The angle per position of each pair, f64 (rope_dim / 2,), before linear scaling."""
-    scaling: dict[str, object] = {"rope_type": "default"}
-    if config.rope_llama3 is not None:
-        scaling = {"rope_type": "llama3", **dict(zip(LLAMA3_KEYS, config.rope_llama3, strict=True))}
-    return scaled_frequencies(config.rope_dim, config.rope_base, scaling)[0]
+class RopeTables:
+    """
+    The rotations of sequences, for all the positions that one needed so far.
+
+    Not all positions from the start: a file may claim a context of any length.
+    """
+
+    def __init__(self, config: ModelConfig, device: Device) -> None:
+        self._config = config
+        self._device = device
+        self._length = 0  # of the sequence that the rotation was made for
+        self._rotation: Rotation | None = None
+
+    def reserve(self, length: int) -> Rotation:
+        """
+        The rotation of a sequence that may have so many tokens.
+
+        It is the sequence's own from then on: keys that it turned stay as they are, and where
+        angles depend on the length, another sequence has others.
+        """
+        rows = max(length, _STEP)
+        if self._rotation is not None and self.alike(length, self._length):
+            have = self._rotation.cos.shape[0]
+            if length <= have:
+                return self._rotation
+            rows = max(length, 2 * have)
+        self._rotation = self._made(length, min(rows, self._config.context_length))
+        self._length = length
+        return self._rotation
+
+    def alike(self, length: int, other: int) -> bool:
+        """Whether sequences that may have so many tokens are turned by the same angles."""
+        config = self._config
+        one, two = (
+            rope_frequencies(config.rope_dim, config.rope_base, config.rope_scaling, tokens)[0]
+            for tokens in (length, other)
+        )
+        return np.array_equal(one, two)
+
+    def _made(self, length: int, rows: int) -> Rotation:
+        config = self._config
+        tables = np.empty((2, rows, config.rope_dim // 2), np.float32)
+        for start in range(0, rows, _STEP):  # bounds the memory in f64
+            positions = np.arange(start, min(start + _STEP, rows))
+            tables[:, positions] = rope_tables(
+                config.rope_dim, positions, config.rope_base, config.rope_scaling, length
+            )
+        cos, sin = (Tensor.from_numpy(table, self._device) for table in tables)
+        return Rotation(cos, sin, interleaved=config.rope_interleaved)
 
 
-__all__ = ["Llama", "RopeTables", "rope_frequencies"]
+__all__ = ["Llama", "RopeTables", "Rotation"]
