@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from propolis.rope import rope_frequencies
 from propolis_workers.llm import LLM
+from propolis_workers.llm.rope import rope_frequencies
 
 
 pytestmark = [

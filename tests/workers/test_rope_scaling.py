@@ -10,12 +10,12 @@ import pytest
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
-from propolis.rope import ROPE_TYPES
-from propolis.rope import rope_frequencies
 from propolis_workers.llm import LLM
 from propolis_workers.llm.architecture import ModelConfig
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
+from propolis_workers.llm.rope import ROPE_TYPES
+from propolis_workers.llm.rope import rope_frequencies
 from propolis_workers.weights import GGUFFile
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Settings:
+class FileSettings:
     """
     The settings of a model: a ``config.json`` or the metadata of a GGUF file.
 
@@ -77,4 +77,4 @@ class Settings:
         return value
 
 
-__all__ = ["Settings"]
+__all__ = ["FileSettings"]

@@ -18,14 +18,14 @@ from typing import Final
 from propolis.errors import ConfigError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
-from propolis.rope import rope_frequencies
+from propolis_workers.llm.rope import rope_frequencies
 from propolis_workers.llm.rope_scaling import LONGEST
 from propolis_workers.llm.rope_scaling import PLAIN
 from propolis_workers.llm.rope_scaling import extended
 from propolis_workers.llm.rope_scaling import rope_from_config
 from propolis_workers.llm.rope_scaling import rope_from_gguf
 from propolis_workers.llm.rope_scaling import with_gguf_factors
-from propolis_workers.settings import Settings
+from propolis_workers.settings import FileSettings
 
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ModelConfig:
         rope_dim: elements of a head that are rotated.
         rope_interleaved: whether rope pairs neighbours.
         rope_scaling: how the rotation frequencies are scaled: ``rope_type`` and the keys that
-            ``propolis.rope`` reads for it.
+            ``propolis_workers.llm.rope`` reads for it.
         tied: whether the embedding is the output too where the file has no other.
     """
 
@@ -147,7 +147,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             rope scaling.
         ModelError: a number is missing or makes no sense.
     """
-    read = Settings(file.path.name, file.metadata, _MODEL)
+    read = FileSettings(file.path.name, file.metadata, _MODEL)
     name = read.text("general.architecture")
     architecture = _architecture(read.source, name)
     heads = read.count(f"{name}.attention.head_count")
@@ -196,7 +196,7 @@ def config_from_folder(folder: SafetensorsFolder) -> ModelConfig:
             its rope scaling.
         ModelError: a number is missing or makes no sense.
     """
-    read = Settings("config.json", folder.config, _MODEL)
+    read = FileSettings("config.json", folder.config, _MODEL)
     name = read.text("model_type")
     _architecture(read.source, name)
     if folder.config.get("attention_bias") or folder.config.get("mlp_bias"):

@@ -12,8 +12,8 @@ import numpy as np
 
 from propolis import Tensor
 from propolis import ops
-from propolis.rope import rope_frequencies
-from propolis.rope import rope_tables
+from propolis_workers.llm.rope import rope_frequencies
+from propolis_workers.llm.rope import rope_tables
 
 
 if TYPE_CHECKING:

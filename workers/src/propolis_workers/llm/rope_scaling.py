@@ -1,7 +1,7 @@
 """
 How a model's files say that its rotations are scaled for long contexts.
 
-Both kinds of files are read into the words of Hugging Face, as ``propolis.rope`` takes them:
+Both kinds of files are read into the words of Hugging Face, as :mod:`.rope` takes them:
 ``rope_type`` and the keys that its formula reads.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
-from propolis.rope import ROPE_TYPES
-from propolis.rope import rope_frequencies
 from propolis_workers.layers import read_weight
-from propolis_workers.settings import Settings
+from propolis_workers.llm.rope import ROPE_TYPES
+from propolis_workers.llm.rope import rope_frequencies
+from propolis_workers.settings import FileSettings
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _TRAINED: Final = "original_max_position_embeddings"
 _IN_GGUF: Final = ("none", "linear", "yarn", "longrope")
 
 
-def rope_from_config(read: Settings, context: int) -> tuple[float, Mapping[str, Any]]:
+def rope_from_config(read: FileSettings, context: int) -> tuple[float, Mapping[str, Any]]:
     """
     Base and scaling, from a ``config.json`` as transformers 4 or 5 wrote it.
 
@@ -49,7 +49,7 @@ def rope_from_config(read: Settings, context: int) -> tuple[float, Mapping[str, 
     if not isinstance(given, dict):
         msg = f"{read.source}: rope_scaling is {str(given)[:60]!r}, not an object"
         raise ModelError(msg)
-    inner = Settings(f"{read.source} rope_scaling", given, "language model")
+    inner = FileSettings(f"{read.source} rope_scaling", given, "language model")
     base = inner.number("rope_theta", read.number("rope_theta", 10_000.0))
     kind = given.get("rope_type") or given.get("type") or "default"
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
@@ -68,7 +68,7 @@ def rope_from_config(read: Settings, context: int) -> tuple[float, Mapping[str, 
     return base, _frozen(kind, scaling)
 
 
-def rope_from_gguf(read: Settings, file: GGUFFile, pairs: int) -> Mapping[str, Any]:
+def rope_from_gguf(read: FileSettings, file: GGUFFile, pairs: int) -> Mapping[str, Any]:
     """
     The scaling that a GGUF file's metadata names.
 
@@ -106,7 +106,7 @@ def rope_from_gguf(read: Settings, file: GGUFFile, pairs: int) -> Mapping[str, A
     return PLAIN if kind == "none" or factor == 1 else _frozen(kind, {"factor": factor})
 
 
-def _yarn_from_gguf(read: Settings, key: str, scaling: dict[str, Any]) -> Mapping[str, Any]:
+def _yarn_from_gguf(read: FileSettings, key: str, scaling: dict[str, Any]) -> Mapping[str, Any]:
     """
     YaRN, as the converter of llama.cpp writes it for a model of transformers.
 
@@ -130,7 +130,7 @@ def _yarn_from_gguf(read: Settings, key: str, scaling: dict[str, Any]) -> Mappin
 
 
 def with_gguf_factors(
-    read: Settings,
+    read: FileSettings,
     file: GGUFFile,
     scaling: Mapping[str, Any],
     dim: int,

@@ -13,7 +13,7 @@ from propolis_workers import settings
 _LARGEST: Final = 1 << 20  # no size of a model is above it
 
 
-class Settings(settings.Settings):
+class FileSettings(settings.FileSettings):
     """
     A ``config.json`` of diffusers or transformers.
 
@@ -101,4 +101,4 @@ class Settings(settings.Settings):
         return values
 
 
-__all__ = ["Settings"]
+__all__ = ["FileSettings"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
-from propolis_workers.sd._settings import Settings
+from propolis_workers.sd._settings import FileSettings
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CLIPTextConfig:
         nested = values.get("text_config")
         if isinstance(nested, dict):
             values = nested
-        read = Settings(where, values, "text encoder")
+        read = FileSettings(where, values, "text encoder")
         read.expect("model_type", None, "clip_text_model", "clip")
         kinds = values.get("architectures")
         projected = None
@@ -164,7 +164,7 @@ class UNetConfig:
             UnsupportedModelError: the model is of another kind, or has a part that the
                 UNet here does not.
         """
-        read = Settings(where, values, "UNet")
+        read = FileSettings(where, values, "UNet")
         read.expect("_class_name", None, "UNet2DConditionModel")
         for key, allowed in _UNET_FIXED.items():
             read.expect(key, *allowed)
@@ -278,7 +278,7 @@ class VAEConfig:
             ModelError: one has a wrong type or makes no sense.
             UnsupportedModelError: the model is of another kind.
         """
-        read = Settings(where, values, "VAE")
+        read = FileSettings(where, values, "VAE")
         read.expect("_class_name", None, "AutoencoderKL")
         for key in ("latents_mean", "latents_std"):
             read.expect(key, None)
@@ -345,7 +345,7 @@ _UNET_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def _attends(read: Settings, key: str, way: str, names: tuple[str, ...]) -> tuple[bool, ...]:
+def _attends(read: FileSettings, key: str, way: str, names: tuple[str, ...]) -> tuple[bool, ...]:
     """Which of the blocks have cross-attention."""
     kinds = (f"CrossAttn{way}Block2D", f"{way}Block2D")
     for name in names:

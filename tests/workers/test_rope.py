@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from propolis.errors import ConfigError
-from propolis.rope import ROPE_TYPES
-from propolis.rope import rope_frequencies
-from propolis.rope import rope_tables
+from propolis_workers.llm.rope import ROPE_TYPES
+from propolis_workers.llm.rope import rope_frequencies
+from propolis_workers.llm.rope import rope_tables
 
 
 LLAMA3 = {
