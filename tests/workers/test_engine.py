@@ -157,7 +157,8 @@ def test_the_first_step_is_computed_once(llm):
 
 def test_the_next_answer_keeps_the_captured_step(llm, monkeypatch):
     """One that fits into the last one's memory captures nothing, and says the same."""
-    captures, llm._free = [], None
+    captures = []
+    llm._free.clear()
     real = engine_module.capture
     monkeypatch.setattr(engine_module, "capture", lambda d: captures.append(1) or real(d))
     first = list(llm.complete("the", max_tokens=6))

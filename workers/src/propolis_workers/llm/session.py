@@ -11,6 +11,8 @@ A model ready to answer: file, tokenizer, weights on a device.
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,8 @@ class LLM:
     """
     A language model on a device.
 
+    The memory of the last answer's sequence is kept for the next one, which may need no more.
+
     Attributes:
         path: its file or folder.
         source: the weights, memory-mapped.
@@ -78,7 +82,8 @@ class LLM:
         self.model = model
         self.load_seconds = load_seconds
         self._template: ChatTemplate | None = None
-        self._free: Engine | None = None
+        # The last answer's sequence, for the next: it has a step that was captured.
+        self._free: deque[Engine] = deque(maxlen=1)
 
     @classmethod
     def load(
@@ -232,24 +237,24 @@ class LLM:
     ) -> Generation:
         # No more memory than this answer may need, or the one before it needed.
         capacity = min(self._limit(context), len(ids) + max(max_tokens, 1))
-        engine, self._free = self._free, None
-        if engine is None or not engine.begin(capacity):
-            engine = None  # its memory first: the new one's may not fit beside it
-            engine = self.engine(capacity)
         return Generation(
-            engine,
+            self._free_engine(capacity) or self.engine(capacity),
             self.tokenizer,
             ids,
             params=params,
             max_tokens=max_tokens,
             stops=stops,
             path=self.path,
-            ended=self._keep,
+            ended=self._free.append,
         )
 
-    def _keep(self, engine: Engine) -> None:
-        """Have the next answer use a sequence whose answer is complete, and its captured step."""
-        self._free = engine
+    def _free_engine(self, capacity: int) -> Engine | None:
+        """The sequence of an answer that is complete; where it is too short, its memory is free."""
+        with suppress(IndexError):
+            engine = self._free.pop()  # at once: another thread finds none
+            if engine.begin(capacity):
+                return engine
+        return None
 
 
 def _expect_room(
