@@ -7,6 +7,7 @@ Both kinds of files are read into the words of Hugging Face, as :mod:`.rope` tak
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from typing import Any
@@ -102,7 +103,7 @@ def rope_from_gguf(read: FileSettings, file: GGUFFile, pairs: int) -> Mapping[st
             for which in ("short", "long")
         )
         scaling = {"short_factor": short, "long_factor": long, _TRAINED: trained}
-        return _frozen(kind, scaling | {"attention_factor": read.number(f"{key}attn_factor", 1.0)})
+        return _frozen(kind, scaling | {"attention_factor": _amplitude(read)})
     return PLAIN if kind == "none" or factor == 1 else _frozen(kind, {"factor": factor})
 
 
@@ -153,7 +154,7 @@ def with_gguf_factors(
     Raises:
         ModelError: the tensor does not fit.
     """
-    amplitude = read.number(f"{read.text('general.architecture')}.rope.scaling.attn_factor", 1.0)
+    amplitude = _amplitude(read)
     tensor = "rope_freqs.weight" in file.tensors
     # As llama.cpp, which does not look for the tensor beside longrope's own.
     if scaling["rope_type"] == "longrope" or (amplitude == 1 and not tensor):
@@ -177,6 +178,15 @@ def extended(context: int, scaling: Mapping[str, Any]) -> int:
     if scaling["rope_type"] not in ("dynamic", "yarn"):
         return context
     return max(context, int(min(scaling["factor"] * scaling[_TRAINED], LONGEST)))
+
+
+def _amplitude(read: FileSettings) -> float:
+    """What a GGUF file multiplies cosines and sines with."""
+    key = f"{read.text('general.architecture')}.rope.scaling.attn_factor"
+    amplitude = read.number(key, 1.0)
+    if not 0 < amplitude < math.inf:
+        raise read.wrong(key, "not a finite number above 0")
+    return amplitude
 
 
 def _frozen(kind: str, scaling: Mapping[str, Any]) -> Mapping[str, Any]:
