@@ -107,7 +107,7 @@ def test_a_plugin(tool, tmp_path, monkeypatch) -> None:
     assert found["root_packages"] == ["hive", "propolis"]
     assert [c["forbidden_modules"] for c in found["contracts"]] == [["hive"]]
     settings = tmp_path / "plugins/hive/pyproject.toml"
-    settings.write_text(re.search(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1])
+    settings.write_text(re.search(r"(?m)^    \[tool\.propolis\]\n.*$", PAGE)[0].replace("    ", ""))
     assert tomllib.loads(settings.read_text())["tool"]["propolis"]["imports"]
     names = [c["name"] for c in tool("contracts").contracts([Path("plugins/hive")])["contracts"]]
     assert names == []
