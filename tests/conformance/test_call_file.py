@@ -17,7 +17,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
-from propolis_conformance.drift import Call
+from propolis_conformance.drift import SavedCall
 from propolis_conformance.drift import load
 from propolis_conformance.drift import save
 from propolis_conformance.drift.file import free_path
@@ -28,7 +28,7 @@ def strided(cpu):
     """A call with a permuted view, a broadcast one, and one tensor given twice."""
     base = Tensor.from_numpy(np.arange(24, dtype=np.float32).reshape(4, 6), cpu)
     x = base.narrow(1, 2, 3).permute(1, 0)
-    return Call.given(ops.add, (x, x), {})
+    return SavedCall.given(ops.add, (x, x), {})
 
 
 def test_a_call_comes_back_as_it_was(cpu, strided, tmp_path):
@@ -57,7 +57,7 @@ def test_every_kind_of_attribute(cpu, tmp_path):
         (ops.sum, (x, (0, 2)), {"keepdim": True}, {"dims": (0, 2), "keepdim": True}),
         (ops.clamp, (x, -1.5, float("inf")), {}, {"low": -1.5, "high": float("inf")}),
     ):
-        save(Call.given(spec, args, kwargs), tmp_path / "call.npz")
+        save(SavedCall.given(spec, args, kwargs), tmp_path / "call.npz")
         assert load(tmp_path / "call.npz").attributes == attributes
 
 
@@ -66,7 +66,7 @@ def test_blocks_and_empty_tensors(cpu, tmp_path):
     raw = np.random.default_rng(0).integers(0, 256, 2 * 2 * 20, np.uint8)
     w = Tensor.from_blocks(raw, dtypes.q4_1, (2, 64), cpu)
     x = Tensor.from_numpy(np.zeros((0, 64), np.float32), cpu)
-    save(Call.given(ops.qmatmul, (x, w), {}), tmp_path / "call.npz")
+    save(SavedCall.given(ops.qmatmul, (x, w), {}), tmp_path / "call.npz")
     found = load(tmp_path / "call.npz")
     assert found.tensors["w"].raw.tolist() == raw.tolist()
     assert found.tensors["x"].value(cpu).array.shape == (0, 64)
@@ -252,7 +252,7 @@ def test_no_file(tmp_path):
             load(path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        save(Call("neg", {}), tmp_path / "file" / "a.npz")
+        save(SavedCall("neg", {}), tmp_path / "file" / "a.npz")
 
 
 @settings(max_examples=150, deadline=None)

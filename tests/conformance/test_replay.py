@@ -12,7 +12,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.config import Config
 from propolis.runtime import Runtime
-from propolis_conformance.drift import Call
+from propolis_conformance.drift import SavedCall
 from propolis_conformance.drift import load
 from propolis_conformance.drift import replay
 from propolis_conformance.drift import save
@@ -42,7 +42,7 @@ def call(cpu, tmp_path):
     b = Tensor.from_numpy(np.ones((3, 2), np.float32), cpu)
     facts = {"device": "cpu", "by": "somebody", "layer": "7", "failure": "values: off"}
     path = tmp_path / "call.npz"
-    save(Call.given(ops.add, (a, b), {}).ended((ops.add(a, b),), **facts), path)
+    save(SavedCall.given(ops.add, (a, b), {}).ended((ops.add(a, b),), **facts), path)
     return path
 
 
@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_written(adds, tmp_path, capsys):
 def test_a_call_of_another_device(cli, cpu, tmp_path):
     """Where this machine has not the device, it runs on the one of the settings, and says so."""
     x = Tensor.from_numpy(np.float32([1, 2]), cpu)
-    call = Call.given(ops.neg, (x,), {}).ended((ops.neg(x),), device="rocm:3")
+    call = SavedCall.given(ops.neg, (x,), {}).ended((ops.neg(x),), device="rocm:3")
     save(call, tmp_path / "call.npz")
     done = cli("replay", "--here", str(tmp_path / "call.npz"))
     assert (done.code, done.err) == (0, "saved from rocm:3, which is not here: running on cpu\n")
@@ -269,7 +269,7 @@ def test_on_a_device_with_its_own_memory(fakes, runtime):
     x = Tensor.from_numpy(np.float32([[1, 2], [3, 4]]), device)
     ops.add.into(x, x, x)
     y = x.permute(1, 0)
-    calls = [Call.of(ops.add, (x, x, x), {}), Call.given(ops.add, (y, y), {})]
+    calls = [SavedCall.of(ops.add, (x, x, x), {}), SavedCall.given(ops.add, (y, y), {})]
     first = layouts.pop()
     for call in calls:
         assert replay(call, runtime, device).passed
@@ -282,7 +282,9 @@ def test_prepared_weights_are_prepared_again(cpu, runtime):
     blocks = ops.quantize(Tensor.from_numpy(np.ones((4, 32), np.float32), cpu), dtypes.q8_0)
     key = ops.qmatmul.key(dtypes.f32, dtypes.q8_0)
     weight = cpu.table.prepare(ops.qmatmul, key, blocks)
-    call = Call.given(ops.qmatmul, (Tensor.from_numpy(np.ones((1, 32), np.float32)), weight), {})
+    call = SavedCall.given(
+        ops.qmatmul, (Tensor.from_numpy(np.ones((1, 32), np.float32)), weight), {}
+    )
     assert call.prepared == ("w",)
     assert replay(call, runtime, cpu).passed
     (entry,) = cpu.table.placement.as_dict()["prepared_weights"]
@@ -292,7 +294,7 @@ def test_prepared_weights_are_prepared_again(cpu, runtime):
 def test_arguments_that_the_op_refuses(cli, cpu, tmp_path):
     """A file whose shapes do not fit is the file's fault."""
     x, y = (Tensor.from_numpy(np.zeros(n, np.float32), cpu) for n in (2, 3))
-    save(Call.given(ops.add, (x, y), {}), tmp_path / "call.npz")
+    save(SavedCall.given(ops.add, (x, y), {}), tmp_path / "call.npz")
     done = cli("replay", "--here", str(tmp_path / "call.npz"))
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "add" in done.err

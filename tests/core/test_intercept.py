@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import Handler
+from propolis.dispatch import table as table_module
 from propolis.errors import DispatchError
 
 
@@ -95,17 +97,17 @@ def test_other_threads_are_not_watched(fakes):
     assert ([], 1, [2]) == (mine.calls, len(all_.calls), results)
 
 
-def test_neither_capture_nor_shadow_nests(fakes):
+def test_who_watches_does_so_alone(fakes):
     """What looks at this thread's calls does so alone; the second says so."""
     device = fakes.device(fakes.impl())
     watch = device.table.watch
-    with watch(Noting(), "shadow"):
-        with pytest.raises(DispatchError, match="is being captured"), capture(device):
+    with watch(Noting(), "drift"):
+        with pytest.raises(DispatchError, match="captured or watched"), capture(device):
             pass
-        with pytest.raises(DispatchError, match="neither nests"):
-            watch(Noting(), "shadow")
-    with capture(device), pytest.raises(DispatchError, match="neither nests"):
-        watch(Noting(), "shadow")
+        with pytest.raises(DispatchError, match="which does not nest"):
+            watch(Noting(), "drift")
+    with capture(device), pytest.raises(DispatchError, match="which does not nest"):
+        watch(Noting(), "drift")
     assert device.table.bound is device.table.plain
 
 
@@ -139,3 +141,41 @@ def test_failures_alone_cost_nothing(fakes):
     x = on(device, 1)
     assert ops.add(x, x).numpy().item() == 2  # the CPU did it
     assert told == [("add", "bad", "odd", True)]
+
+
+def test_only_the_own_threads_failures_are_told(fakes):
+    """Who looks at one thread's calls learns of that thread's failures alone."""
+    told = []
+
+    class Listening(Handler):
+        def failed(self, call, impl, error, *, intact):
+            told.append(threading.current_thread().name)
+
+    def broken(out, a, b, /):
+        msg = "odd"
+        raise RuntimeError(msg)
+
+    device = fakes.device(fakes.impl(fn=broken, plugin="bad"))
+    x = on(device, 1)
+    with device.table.watch(Listening(), "test"):
+        thread = threading.Thread(target=ops.add, args=(x, x))
+        thread.start()
+        thread.join()
+    assert told == []
+
+
+def test_a_look_that_ends_while_another_thread_binds(fakes, monkeypatch):
+    """What that thread binds goes where it looked, not into the entries that stay."""
+    device = fakes.device(fakes.impl())
+    table, x = device.table, on(device, 1)
+    context = table.intercept(Noting())
+
+    def ends_meanwhile(*args):
+        context.close()
+        return partial(*args)
+
+    monkeypatch.setattr(table_module, "partial", ends_meanwhile)
+    table.bind(ops.add, dtypes.f32)
+    monkeypatch.undo()
+    assert table.bound is table.plain
+    assert ops.add(x, x).numpy().item() == 2

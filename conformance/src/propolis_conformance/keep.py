@@ -25,7 +25,7 @@ def keep(folder: str, bench: Bench, case: Case, failure: str = "") -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from propolis_conformance.drift.call import Call  # noqa: PLC0415  (drift imports conformance)
+    from propolis_conformance.drift.call import SavedCall  # noqa: PLC0415  (drift imports conformance)
     from propolis_conformance.drift.facts import facts  # noqa: PLC0415
     from propolis_conformance.drift.file import save  # noqa: PLC0415
 
@@ -40,7 +40,7 @@ def keep(folder: str, bench: Bench, case: Case, failure: str = "") -> None:
         "seed": case.seed,
         "failure": failure or "ended the process, or gave no sign of life",
     }
-    call = Call.given(spec, args, kwargs)
+    call = SavedCall.given(spec, args, kwargs)
     save(replace(call, facts=found), path_of(folder, bench.unit.name))
 
 

@@ -195,7 +195,7 @@ def build(
         seconds: how long all took.
         ops: the ops that were chosen; all when empty.
     """
-    ours = ("propolis-core", "propolis-cpu-ref", "numpy")
+    ours = ("propolis-core", "propolis-conformance", "propolis-cpu-ref", "numpy")
     extra = {str(k): without_places(str(v)) for k, v in facts["device_extra"].items()}
     return Report(
         format=FORMAT,

@@ -18,6 +18,7 @@ from propolis.ops import catalogue
 from propolis.plugins.contract import check_impl
 from propolis.runtime import Runtime
 from propolis.runtime import set_default_runtime
+from propolis.wording import plugin_name
 from propolis_conformance.keys import keys
 from propolis_conformance.keys import label_of
 from propolis_conformance.meter import Meter
@@ -95,7 +96,7 @@ class Subject:
         config = Config.load(fallback="allow")
         runtime = Runtime.start(config)
         set_default_runtime(runtime)
-        name = plugin.replace("-", "_").lower()
+        name = plugin_name(plugin)
         report = next((r for r in runtime.plugins.reports if r.candidate.name == name), None)
         if report is None:
             known = ", ".join(sorted(r.candidate.name for r in runtime.plugins.reports))

@@ -57,7 +57,14 @@ def replace_text(path: Path, text: str, *, private: bool = True) -> None:
 
 
 def _umask() -> int:
-    umask = os.umask(0)
+    """The process's: Linux says it, elsewhere it is set anew, which other threads see."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    except OSError:
+        pass  # procfs is hidden
+    umask = os.umask(0o077)
     os.umask(umask)
     return umask
 

@@ -9,6 +9,7 @@ hardware subclasses :class:`Device` and :class:`~propolis.storage.Memory`; the C
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import ParamSpec
@@ -148,6 +149,9 @@ class Device:
         if not self.checks_memory:
             return
         free = self.guarded(self.memory.available)
+        if free is not None and nbytes > free:
+            gc.collect()  # graphs that nobody uses may hold memory in cycles
+            free = self.guarded(self.memory.available)
         if free is not None and nbytes > free:
             msg = (
                 f"{what} needs {size_of(nbytes)} of memory, and {size_of(free)} are free on "

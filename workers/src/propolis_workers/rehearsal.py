@@ -82,7 +82,7 @@ class RehearsalDevice(Device):
 
     def __init__(self) -> None:
         super().__init__(DeviceProperties(_KIND, 0, "a rehearsal", "none"), CountingMemory())
-        provenance = Provenance(_KIND, "propolis-core", "")
+        provenance = Provenance(_KIND, "propolis-workers", "")
         impls = (
             OpImpl(op=name, fn=_nothing, device=_KIND, dtypes=spec.dtypes, provenance=provenance)
             for name, spec in catalogue().items()

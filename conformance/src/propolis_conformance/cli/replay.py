@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.config import Config
-    from propolis_conformance.drift import Call
     from propolis_conformance.drift import HostTensor
     from propolis_conformance.drift import Replay
+    from propolis_conformance.drift import SavedCall
 
 
 @click.command()
@@ -77,7 +77,7 @@ def replay(
 
 
 def judged(
-    call: Call, config: Config, device: str | None, alive: Callable[..., None]
+    call: SavedCall, config: Config, device: str | None, alive: Callable[..., None]
 ) -> dict[str, Any]:
     """
     Run a call in this process: ``lines`` for people and a ``report`` for machines.
@@ -116,7 +116,7 @@ def _elsewhere(*, missing: str = "", device: str = "", **_: Any) -> None:
 
 
 def _apart(
-    file: Path, call: Call, config: Config, device: str | None, timeout: float
+    file: Path, call: SavedCall, config: Config, device: str | None, timeout: float
 ) -> dict[str, Any]:
     """As :func:`judged`, in a process of its own, whose death or silence is a verdict."""
     from propolis_conformance.process import START  # noqa: PLC0415  (not for --help)
@@ -157,7 +157,7 @@ def _apart(
     return found
 
 
-def _ended(call: Call, where: dict[str, Any], problem: str) -> dict[str, Any]:
+def _ended(call: SavedCall, where: dict[str, Any], problem: str) -> dict[str, Any]:
     """What there is to say of a call that did not come back."""
     from propolis_conformance.drift import Replay  # noqa: PLC0415  (not for --help)
 
@@ -168,7 +168,7 @@ def _ended(call: Call, where: dict[str, Any], problem: str) -> dict[str, Any]:
     return {"lines": lines, "report": {**report, "by": where["by"], "differing_bytes": None}}
 
 
-def _saved(call: Call) -> list[str]:
+def _saved(call: SavedCall) -> list[str]:
     """What is in the file."""
     facts = call.facts
     who = facts.get("by") or facts.get("plugin") or "nobody known"
@@ -180,7 +180,7 @@ def _saved(call: Call) -> list[str]:
     return lines + [f"  {name} = {value}" for name, value in call.attributes.items()]
 
 
-def _outcome(call: Call, found: Replay, device: str) -> list[str]:
+def _outcome(call: SavedCall, found: Replay, device: str) -> list[str]:
     """How it went."""
     from propolis_conformance.drift.measure import tolerance_text  # noqa: PLC0415
 
@@ -210,7 +210,7 @@ def _tensor(tensor: HostTensor) -> str:
     return f"{shape} {tensor.dtype} strides {tensor.strides}{where}, {tensor.raw.nbytes} bytes"
 
 
-def _report(call: Call, found: Replay, device: str) -> dict[str, Any]:
+def _report(call: SavedCall, found: Replay, device: str) -> dict[str, Any]:
     return {
         "op": call.op,
         "dtypes": [kind.name for kind in call.kinds],

@@ -1,15 +1,14 @@
 """
 Drift: single calls against their truth in float64, within a running model or from a file.
 
-:class:`~propolis_conformance.drift.watch.Drift` judges a sample of a model's calls while it
-runs; :class:`~propolis_conformance.drift.call.Call` is one call with its arguments, in memory or
-in a file; :func:`~propolis_conformance.drift.replay.replay` runs one again.
+:class:`.watch.Drift` judges a sample of a model's calls while it runs; :class:`.call.SavedCall`
+is one call with its arguments, in memory or in a file; :func:`.replay.replay` runs one again.
 """
 
 from __future__ import annotations
 
-from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
+from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.file import load
 from propolis_conformance.drift.file import save
 from propolis_conformance.drift.replay import Replay
@@ -17,4 +16,4 @@ from propolis_conformance.drift.replay import replay
 from propolis_conformance.drift.watch import Drift
 
 
-__all__ = ["Call", "Drift", "HostTensor", "Replay", "load", "replay", "save"]
+__all__ = ["Drift", "HostTensor", "Replay", "SavedCall", "load", "replay", "save"]

@@ -89,7 +89,7 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SavedCall:
     """
     An op's name and arguments, and what came of them.
 
@@ -114,7 +114,7 @@ class Call:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: OpSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def of(cls, spec: OpSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SavedCall:
         """
         A copy of a call's arguments, before it runs.
 
@@ -132,7 +132,7 @@ class Call:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         outputs: Sequence[Tensor] = (),
-    ) -> Call:
+    ) -> SavedCall:
         """The same from arguments as callers give them, and the destinations if there are any."""
         given = spec.signature.bind(*args, **kwargs).arguments
         live = {name: value for name, value in given.items() if isinstance(value, Tensor)}
@@ -172,7 +172,7 @@ class Call:
         """Bytes of its arguments' elements, each tensor once."""
         return sum(t.raw.nbytes for name, t in self.tensors.items() if name not in self.shared)
 
-    def ended(self, outputs: tuple[Tensor, ...], **facts: Any) -> Call:
+    def ended(self, outputs: tuple[Tensor, ...], **facts: Any) -> SavedCall:
         """The same call with its results, and more facts."""
         results = tuple(map(HostTensor.of, outputs))
         return replace(self, results=results, facts={**self.facts, **facts})
@@ -191,4 +191,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.storage is b.storage and a.layout == b.layout and a.dtype is b.dtype)
 
 
-__all__ = ["Call", "HostTensor", "destinations"]
+__all__ = ["HostTensor", "SavedCall", "destinations"]

@@ -39,7 +39,7 @@ def facts(device: Device, source: Provenance | None) -> dict[str, Any]:
             "distribution": source.distribution,
             "version": source.version,
         }
-    for name in ("propolis-core", "numpy"):
+    for name in ("propolis-core", "propolis-conformance", "numpy"):
         found[name] = importlib.metadata.version(name)
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from propolis import events
 from propolis.dispatch import Handler
 from propolis.wording import describe
-from propolis_conformance.drift.call import Call
+from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.file import free_path
 from propolis_conformance.drift.file import save
@@ -40,7 +40,7 @@ class Saver(Handler):
             found |= {"by": str(impl.provenance), "failure": f"raised {describe(error)}"}
             if not intact:
                 found["inputs"] = "as the failing call left them"
-            saved = replace(Call.of(call.spec, call.args, call.attributes), facts=found)
+            saved = replace(SavedCall.of(call.spec, call.args, call.attributes), facts=found)
             path = free_path(self.folder, op, plugin)
             save(saved, path)
         except Exception as exc:  # noqa: BLE001  (a full disk must not end a run)

@@ -26,8 +26,8 @@ from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis.layout import Layout
 from propolis.ops import catalogue
-from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
+from propolis_conformance.drift.call import SavedCall
 
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _MOST_REPEATED: Final = 2**28
 _MAX_HEADER: Final = 2**20
 
 
-def save(call: Call, path: Path) -> None:
+def save(call: SavedCall, path: Path) -> None:
     """
     Write a call.
 
@@ -88,7 +88,7 @@ def free_path(folder: Path, *words: str) -> Path:
     return path
 
 
-def load(path: Path) -> Call:
+def load(path: Path) -> SavedCall:
     """
     Read a call; nothing that a file holds is executed, and its sizes are checked first.
 
@@ -159,7 +159,7 @@ def _array(name: str, raw: bytes) -> np.ndarray[Any, Any]:
     return data
 
 
-def _call(header: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Call:
+def _call(header: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> SavedCall:
     if header["format"] != FORMAT:
         msg = f"it has format {header['format']!r}; this version reads {FORMAT}"
         raise FileFormatError(msg)
@@ -176,7 +176,7 @@ def _call(header: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Call:
         else:
             tensors[name] = _tensor(f"tensor.{name}", field, arrays)
     results = [_tensor(f"result.{i}", f, arrays) for i, f in enumerate(header["results"])]
-    call = Call(
+    call = SavedCall(
         spec.name,
         tensors,
         {name: _value(value) for name, value in header["attributes"].items()},
@@ -190,7 +190,7 @@ def _call(header: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Call:
     return call
 
 
-def _expect_fits(spec: OpSpec, call: Call) -> None:
+def _expect_fits(spec: OpSpec, call: SavedCall) -> None:
     """Refuse arguments that the op has not, or without which it cannot be called."""
     parameters = spec.signature.parameters
     for name in (*call.tensors, *call.attributes):

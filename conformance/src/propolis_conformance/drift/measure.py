@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from propolis.dtypes import DType
     from propolis.ops import OpSpec
     from propolis.tensor import Device
-    from propolis_conformance.drift.call import Call
+    from propolis_conformance.drift.call import SavedCall
     from propolis_conformance.truth import Truth
 
 Array = np.ndarray[Any, Any]
@@ -92,7 +92,7 @@ def rank(errors: Errors) -> tuple[bool, float, float, float]:
     return (not errors.passed, errors.ratio, errors.nonfinite, errors.max_abs)
 
 
-def judge(call: Call, oracle: Device) -> Errors:
+def judge(call: SavedCall, oracle: Device) -> Errors:
     """
     A call's results against the truth for its arguments.
 
@@ -106,7 +106,7 @@ def judge(call: Call, oracle: Device) -> Errors:
     return compared(call, expectation(call, oracle), oracle)
 
 
-def compared(call: Call, expected: Truth, cpu: Device) -> Errors:
+def compared(call: SavedCall, expected: Truth, cpu: Device) -> Errors:
     """A call's results against a truth that is known; any CPU will do."""
     found = Errors(source=expected.source)
     for i, result in enumerate(call.results):
@@ -118,7 +118,7 @@ def compared(call: Call, expected: Truth, cpu: Device) -> Errors:
     return found
 
 
-def expectation(call: Call, oracle: Device) -> Truth:
+def expectation(call: SavedCall, oracle: Device) -> Truth:
     """The truth for a call's arguments; raises as :func:`judge`."""
     return truth(
         call.spec,

@@ -14,8 +14,8 @@ from propolis.dispatch import DispatchTable
 from propolis.dispatch import Handler
 from propolis.errors import DeviceLostError
 from propolis.wording import describe
-from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
+from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.call import destinations
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.facts import oracle
@@ -54,7 +54,7 @@ class Replay:
             the file has none.
     """
 
-    call: Call
+    call: SavedCall
     by: str = ""
     errors: Errors | None = None
     problems: list[str] = field(default_factory=list)
@@ -67,7 +67,11 @@ class Replay:
 
 
 def replay(
-    call: Call, runtime: Runtime, device: Device, *, after_run: Callable[[bool], None] | None = None
+    call: SavedCall,
+    runtime: Runtime,
+    device: Device,
+    *,
+    after_run: Callable[[bool], None] | None = None,
 ) -> Replay:
     """
     Run a call on a device, twice with other bytes in its outputs, and judge it.
@@ -89,11 +93,11 @@ def replay(
     for table in map(DispatchTable.of, (device, runtime.cpu)):
         table.quarantine = noted
     found = Replay(call)
-    runs: list[Call] = []
+    runs: list[SavedCall] = []
     for poison in _POISONS:
         tensors = _placed(call, device)
         before = {name: HostTensor.of(tensor) for name, tensor in tensors.items()}
-        seen = _Seen(device)
+        seen = _Seen(device, spec)
         try:
             with seen.table.watch(seen, "replay"):
                 outputs = _run(call, tensors, device, poison)
@@ -129,22 +133,25 @@ def replay(
 class _Seen(Handler):
     """Who ran the call itself; what it calls in turn is not asked about."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, spec: OpSpec) -> None:
         self.table = DispatchTable.of(device)
+        self.spec = spec
         self.reached = False
         self.by = ""
         self.source: Any = None
 
     def run(self, call: dispatch.Call, proceed: Callable[[], None]) -> None:
         """Run it, and ask afterwards."""
-        inner, self.reached = self.reached, True
+        # Before it core may copy an input that is written over.
+        itself = call.spec is self.spec and not self.reached
+        self.reached = self.reached or itself
         proceed()
-        if not inner:
+        if itself:
             server = self.table.server(call)
             self.by, self.source = str(server), server.provenance
 
 
-def _placed(call: Call, device: Device) -> dict[str, Tensor]:
+def _placed(call: SavedCall, device: Device) -> dict[str, Tensor]:
     """The arguments' tensors, aliased and prepared as they were."""
     tensors: dict[str, Tensor] = {}
     key = call.spec.key(*call.kinds)
@@ -156,7 +163,7 @@ def _placed(call: Call, device: Device) -> dict[str, Tensor]:
     return tensors
 
 
-def _run(call: Call, tensors: dict[str, Tensor], device: Device, poison: int) -> list[Tensor]:
+def _run(call: SavedCall, tensors: dict[str, Tensor], device: Device, poison: int) -> list[Tensor]:
     spec: Any = call.spec
     args, kwargs = arranged(spec, {**tensors, **call.attributes})
     metas = spec.infer(*args, **kwargs)
@@ -175,7 +182,7 @@ def _run(call: Call, tensors: dict[str, Tensor], device: Device, poison: int) ->
 
 
 def _changed(
-    spec: OpSpec, call: Call, tensors: dict[str, Tensor], before: dict[str, HostTensor]
+    spec: OpSpec, call: SavedCall, tensors: dict[str, Tensor], before: dict[str, HostTensor]
 ) -> list[str]:
     """Inputs that were written."""
     written = {*call.into.values(), *(list(tensors)[:1] if spec.mutates else ())}
@@ -197,7 +204,7 @@ def _unwritten(first: tuple[HostTensor, ...], second: tuple[HostTensor, ...]) ->
     return found
 
 
-def _judge(found: Replay, runs: list[Call], truths: Device) -> None:
+def _judge(found: Replay, runs: list[SavedCall], truths: Device) -> None:
     """The worse of the runs: some kernels are wrong now and then."""
     try:
         found.errors = max((judge(run, truths) for run in runs), key=rank)

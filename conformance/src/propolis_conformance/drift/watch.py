@@ -13,8 +13,8 @@ import numpy as np
 
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import Handler
-from propolis_conformance.drift.call import Call
 from propolis_conformance.drift.call import HostTensor
+from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.measure import Errors
 from propolis_conformance.drift.measure import compared
@@ -106,7 +106,7 @@ class Drift:
         self.sample = sample
         self.layer = ""
         self.cells: dict[tuple[str, str], Cell] = defaultdict(Cell)
-        self.worst: dict[str, tuple[Errors, Call]] = {}
+        self.worst: dict[str, tuple[Errors, SavedCall]] = {}
         self._seen: set[tuple[Any, ...]] = set()
         self._wrong: set[tuple[str, Key]] = set()
         self._rng = np.random.default_rng(seed)
@@ -117,9 +117,9 @@ class Drift:
         Judge what this thread runs inside the ``with`` block.
 
         Raises:
-            DispatchError: its calls are captured or shadowed already.
+            DispatchError: its calls are captured or watched already.
         """
-        with DispatchTable.of(self.device).watch(_Judging(self), "shadow"):
+        with DispatchTable.of(self.device).watch(_Judging(self), "drift"):
             yield self
 
     @property
@@ -144,13 +144,13 @@ class Drift:
         cell = self.cells[spec.name, layer]
         cell.calls += 1
         shapes = tuple(value.shape for value in call.args if hasattr(value, "shape"))
-        site, op = (spec.name, key, layer, shapes), (spec.name, key)
-        known = site in self._seen and op not in self._wrong
+        place, op = (spec.name, key, layer, shapes), (spec.name, key)
+        known = place in self._seen and op not in self._wrong
         if known and self._rng.random() >= self.sample:
             proceed()
             return
-        self._seen.add(site)
-        saved = Call.of(spec, call.args, call.attributes)
+        self._seen.add(place)
+        saved = SavedCall.of(spec, call.args, call.attributes)
         proceed()
         self.device.synchronize()
         server = DispatchTable.of(self.device).server(call)
@@ -168,7 +168,7 @@ class Drift:
             for output, right in zip(call.written, truth.outputs, strict=True):
                 HostTensor.of(output).filled(right, self.oracle).copy_into(output)
 
-    def _note(self, cell: Cell, call: Call, errors: Errors) -> None:
+    def _note(self, cell: Cell, call: SavedCall, errors: Errors) -> None:
         layer, by = str(call.facts["layer"]), str(call.facts["by"])
         cell.add(Cell(0, 1, 0, int(not errors.passed), errors, by, layer))
         known = self.worst.get(call.op)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from propolis import __version__
 from propolis.errors import UsageError
 from propolis.records import API_LEVEL
+from propolis.wording import plugin_name
 
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
         UsageError: the name cannot be a module's or is one's already, the folder exists,
             or the kind cannot be a new one.
     """
-    package = name.strip().lower().replace("-", "_")
+    package = plugin_name(name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or keyword.iskeyword(package):
         msg = f"{name!r} cannot name a plugin: use letters, digits and _, a letter first"
         raise UsageError(msg)

@@ -102,7 +102,10 @@ class Table(ABC):
         """
         me = get_ident()
         if len(self.handlers(me)) > len(self.handlers(None)):
-            msg = f"{what}: {self.device.id} is being captured or shadowed already: neither nests"
+            msg = (
+                f"{what}: this thread's calls on {self.device.id} are captured or watched "
+                f"already, which does not nest: end that first"
+            )
             raise DispatchError(msg)
         return self.intercept(handler, thread=me)
 

@@ -71,7 +71,8 @@ class Ladder:
         known = spec.decomposition
         self.decomposition = known.fn if known and trace.is_decomposed else None
         self._parts = trace.parts
-        self.has_cpu = trace.cpu is not None and trace.cpu.on_device
+        self._cpu = trace.cpu.server if trace.cpu is not None and trace.cpu.on_device else None
+        self.has_cpu = self._cpu is not None
         self.keeper: Keeper | None = None
         self._rejections = trace.rejections
         self.named: dict[int, Calls] = {}
@@ -110,7 +111,7 @@ class Ladder:
                 return Server(impl=impl)
         if self.decomposition is not None:
             return Server(parts=self._parts)
-        return Server(cpu=Table.of(self.table.cpu).server(call) if self.has_cpu else None)
+        return Server(cpu=self._cpu)
 
     def _refusal(self, impl: OpImpl, call: Call) -> str | None:
         """Why the implementation does not run this call; None when it does."""

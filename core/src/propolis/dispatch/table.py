@@ -159,12 +159,13 @@ class DispatchTable(Table):
             DeviceLostError: the device failed for good earlier.
         """
         self.device.expect_alive()
-        known = self.bound[spec.name].get(key)
+        bound = self.bound  # once: another thread may begin to look, or end
+        known = bound[spec.name].get(key)
         if known is not None:
             return known
         run = self._plain(spec, key)  # says now that nobody serves it
-        if self.bound is not self.plain:
-            run = self.bound[spec.name][key] = partial(self._handed_over, spec, key)
+        if bound is not self.plain:
+            run = bound[spec.name][key] = partial(self._handed_over, spec, key)
         return run
 
     def _plain(self, spec: OpSpec, key: Key) -> Callable[..., None]:
@@ -237,8 +238,8 @@ class DispatchTable(Table):
         Hand calls to a handler from now on, until the context that is returned ends.
 
         What a decomposed op calls is handed over too, within the call of the whole.  A step
-        that was captured earlier runs unseen by those who look at one thread: replays look
-        nothing up.
+        that was captured earlier runs unseen: replays look nothing up.  One that is captured
+        later is seen at each replay by those who look at every thread.
 
         Args:
             handler: the handler.
@@ -269,8 +270,10 @@ class DispatchTable(Table):
 
     def failed(self, call: Call, impl: OpImpl, error: BaseException, *, intact: bool) -> None:
         """Tell those who look that an implementation raised."""
-        for _, handler in self._handlers:
-            handler.failed(call, impl, error, intact=intact)
+        me = get_ident()
+        for thread, handler in self._handlers:
+            if thread in (None, me):
+                handler.failed(call, impl, error, intact=intact)
 
     def server(self, call: Call) -> Server:
         """Who takes a call as things stand; asked after one that ended, who ran it."""

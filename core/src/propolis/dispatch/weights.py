@@ -43,7 +43,7 @@ _SAMPLE = (64, 256)
 
 
 def _same(a: OpImpl, b: OpImpl) -> bool:
-    """Whether they are one implementation; its function may be wrapped, to be measured."""
+    """Whether they are one implementation, which a plugin may yield anew."""
     return (a.op, a.provenance, a.variant) == (b.op, b.provenance, b.variant)
 
 

@@ -1,7 +1,7 @@
 """
 What is checked of the tensors of a call, whatever the op.
 
-Captured calls are checked once, when they are recorded.
+Captured calls are checked once, when they are captured.
 """
 
 from __future__ import annotations

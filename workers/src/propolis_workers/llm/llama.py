@@ -175,8 +175,9 @@ class RopeTables:
     def __init__(self, config: ModelConfig, device: Device) -> None:
         self._config = config
         self._device = device
-        self._length = 0  # of the sequence that the rotation was made for
-        self._rotation: Rotation | None = None
+        # The last rotation, and the length that it was made for; swapped at once, as sequences
+        # may begin in several threads.
+        self._last: tuple[int, Rotation] | None = None
 
     def reserve(self, length: int) -> Rotation:
         """
@@ -185,15 +186,15 @@ class RopeTables:
         It is the sequence's own from then on: keys that it turned stay as they are, and where
         angles depend on the length, another sequence has others.
         """
-        rows = max(length, _STEP)
-        if self._rotation is not None and self.alike(length, self._length):
-            have = self._rotation.cos.shape[0]
+        rows, last = max(length, _STEP), self._last
+        if last is not None and self.alike(length, last[0]):
+            have = last[1].cos.shape[0]
             if length <= have:
-                return self._rotation
+                return last[1]
             rows = max(length, 2 * have)
-        self._rotation = self._made(length, min(rows, self._config.context_length))
-        self._length = length
-        return self._rotation
+        rotation = self._made(length, min(rows, self._config.context_length))
+        self._last = length, rotation
+        return rotation
 
     def alike(self, length: int, other: int) -> bool:
         """Whether sequences that may have so many tokens are turned by the same angles."""

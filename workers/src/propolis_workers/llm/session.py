@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,14 @@ from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.generation import expect_max_tokens
 from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.llama import Llama
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import find_model
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
@@ -217,6 +218,7 @@ class LLM:
 
     def engine(self, context: int | None = None) -> Engine:
         """An empty sequence on this model, as long as the model's context when None."""
+        self._free.clear()  # its memory first: both may not fit
         return Engine(self.model, self._limit(context))
 
     def _limit(self, context: int | None) -> int:
@@ -235,8 +237,10 @@ class LLM:
         stops: Sequence[str],
         context: int | None,
     ) -> Generation:
+        expect_max_tokens(max_tokens)
+        StopStrings(stops)  # refuses them before a sequence is taken
         # No more memory than this answer may need, or the one before it needed.
-        capacity = min(self._limit(context), len(ids) + max(max_tokens, 1))
+        capacity = min(self._limit(context), len(ids) + max_tokens)
         return Generation(
             self._free_engine(capacity) or self.engine(capacity),
             self.tokenizer,
@@ -249,12 +253,12 @@ class LLM:
         )
 
     def _free_engine(self, capacity: int) -> Engine | None:
-        """The sequence of an answer that is complete; where it is too short, its memory is free."""
-        with suppress(IndexError):
+        """The sequence of an answer that is complete, where it is long enough."""
+        try:
             engine = self._free.pop()  # at once: another thread finds none
-            if engine.begin(capacity):
-                return engine
-        return None
+        except IndexError:
+            return None
+        return engine if engine.begin(capacity) else None
 
 
 def _expect_room(
