@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["left_out"] = dict(left_out)
     gone = set(items).difference(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in gone])
-    items[:] = kept
+    # The long ones first, so that no process is left with one while the other has nothing to do.
+    items[:] = sorted(kept, key=lambda item: why[item] != "slow")
 
 
 def _why_not_quick(item: pytest.Item, cells: set[pytest.Item]) -> str:
