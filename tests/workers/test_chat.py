@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -302,6 +303,8 @@ def test_on_a_terminal(tiny_gguf, tmp_path, llm):
     command = [sys.executable, "-c", code, "llm", "chat", "-n", "6", "-m", str(tiny_gguf)]
     child, terminal = pty.fork()
     if not child:
+        # Ignored by all that a shell starts in the background, these tests perhaps.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execve(command[0], command, environ)  # noqa: S606  (the terminal is this process's)
     with os.fdopen(terminal, "r+b", buffering=0) as keyboard:
         seen = [until(keyboard, b"you> ")]

@@ -92,6 +92,7 @@ def test_weights_that_do_not_fit(long, free, monkeypatch):
 def test_context_that_does_not_fit(loaded, free, monkeypatch):
     """So is a context, before its keys and values are allocated."""
     monkeypatch.delattr(KVCache, "__init__")
+    monkeypatch.setattr(loaded.model.device, "threads", 2)
     free(1_000_000_000)
     with pytest.raises(OutOfMemoryError, match=r"^a context of 100000000 tokens needs 236\.80 GB"):
         Engine(loaded.model, 100_000_000)
