@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -309,3 +310,14 @@ def test_no_such_file(cli, tmp_path):
         done = cli("replay", "--here", str(path))
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert str(path) in done.err
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_who_runs_the_call_is_credited(adds, tmp_path):
+    """And not who copies an input for it that the call writes over."""
+    adds("np.add(a.array, b.array, out=out.array)")
+    cpu = Runtime.start(Config.load()).cpu
+    x = Tensor.from_numpy(np.float32([1, 2]), cpu)
+    saved = replace(SavedCall.given(ops.add, (x, x), {}), into={0: "a"})
+    runtime = Runtime.start(Config.load())
+    assert replay(saved, runtime, runtime.cpu).by == "other (fake-other 1.0)"

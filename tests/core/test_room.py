@@ -67,3 +67,13 @@ def test_unchecked(monkeypatch):
                 cpu.expect_room(2, "this", "take less")
         else:
             cpu.expect_room(2, "this", "take less")
+
+
+def test_memory_in_cycles_is_room():
+    """What nobody can reach any more is collected before anything is refused."""
+    device = FakeDevice()
+    device.memory.capacity = 1000
+    cycle = [device.empty((600,), dtypes.u8)]
+    cycle.append(cycle)
+    del cycle
+    device.expect_room(900, "this", "take less")

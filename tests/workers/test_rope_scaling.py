@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from propolis import default_runtime
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm import LLM
 from propolis_workers.llm.architecture import ModelConfig
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
+from propolis_workers.llm.llama import RopeTables
 from propolis_workers.llm.rope import ROPE_TYPES
 from propolis_workers.llm.rope import rope_frequencies
 from propolis_workers.weights import GGUFFile
@@ -392,3 +394,26 @@ def test_gguf_factors_of_another_dtype(tiny, tmp_path):
     halves = {name: values.astype(np.float16) for name, values in FREQS.items()}
     one, other = (from_gguf(tiny, tmp_path, {}, tensors) for tensors in (FREQS, halves))
     assert one == other
+
+
+class Racing(RopeTables):
+    """Whatever it stores first, another sequence begins at that very moment."""
+
+    other = None
+
+    def __setattr__(self, name, value):
+        """Store, and once let the other begin."""
+        super().__setattr__(name, value)
+        if value and name not in ("other", "_config", "_device") and self.other is None:
+            self.other = ()
+            self.other = self.reserve(10)
+
+
+def test_sequences_that_begin_at_once(tiny):
+    """Each has the rotation that it has alone, where angles depend on the length."""
+    config = from_folder(tiny, max_position_embeddings=32, rope_scaling=DYNAMIC)
+    cpu = default_runtime().cpu
+    racing = Racing(config, cpu)
+    for length, got in ((60, racing.reserve(60)), (10, racing.other)):
+        alone = RopeTables(config, cpu).reserve(length)
+        np.testing.assert_array_equal(got.cos.numpy()[:length], alone.cos.numpy()[:length])

@@ -11,6 +11,7 @@ import click
 
 from propolis.cli._common import settings
 from propolis.errors import UsageError
+from propolis_conformance.cli import timeout_option
 
 
 if TYPE_CHECKING:
@@ -37,14 +38,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Save the smallest failing case of each op and dtype there, for `propolis replay`.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="A case that takes longer hangs.",
-)
+@timeout_option("case")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),

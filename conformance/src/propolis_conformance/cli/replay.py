@@ -16,6 +16,7 @@ from propolis.cli._common import settings
 from propolis.cli.inspect import device_option
 from propolis.errors import PluginError
 from propolis.errors import UsageError
+from propolis_conformance.cli import timeout_option
 
 
 if TYPE_CHECKING:
@@ -30,14 +31,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @device_option
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="A call that takes longer hangs.",
-)
+@timeout_option("call")
 @click.option("--here", is_flag=True, help="Run it in this process, for a debugger.")
 @json_option
 @click.pass_context
