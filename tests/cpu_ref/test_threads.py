@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_cpu_ref import _threads
 from propolis_cpu_ref import ops_quantized
 from propolis_cpu_ref import plugin
 from propolis_cpu_ref._threads import _blas
@@ -288,6 +291,37 @@ def test_the_faster_way_is_taken():
     assert ways(64)[-30:].count(True) <= 1
     costs[True] = 0.5
     assert ways(4000)[-64:].count(True) == 62
+
+
+def test_each_size_learns_for_itself(monkeypatch):
+    """That small calls are faster alone keeps no helper from a large one, and the reverse."""
+    asked = []
+    slow = {(100, True), (1000, False)}  # (size, helped)
+    clock = [0.0]
+    monkeypatch.setattr(_threads.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(_threads, "_trial", cache(lambda _: _Trial()))
+
+    class Shared:
+        """Help that takes a time of our choice."""
+
+        def __init__(self, out, parts, work):
+            asked.append(out.size)
+            self.size = out.size
+
+        def run(self, helpers):
+            clock[0] += 3.0 if (self.size, True) in slow else 1.0
+
+    def work(part):
+        clock[0] += 1.5 if (size, False) in slow else 0.5
+        return np.zeros((1, part.stop - part.start))
+
+    monkeypatch.setattr(_threads, "_Shared", Shared)
+    monkeypatch.setattr(_threads, "_blas", lambda: [None])
+    monkeypatch.setattr(_threads, "_serial_blas", nullcontext)
+    for size in [100, 1000] * 320:
+        with_help(2, np.empty((1, size)), [slice(0, 9), slice(9, size)], work, size)
+    assert asked.count(100) < 60
+    assert asked.count(1000) > 300
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -88,10 +88,10 @@ def test_nothing_names_a_registry_or_a_machine() -> None:
 
 
 def test_files_fit_in_a_head() -> None:
-    """No source file exceeds 600 lines; those over 400 are few."""
+    """No source file exceeds 600 lines; one in thirty may have more than 400."""
     lengths = {f: f.read_text().count("\n") for f in tracked() if f.suffix == ".py"}
     assert max(lengths.values()) <= 600
-    assert len([n for n in lengths.values() if n > 400]) <= 9
+    assert len([n for n in lengths.values() if n > 400]) <= len(lengths) // 30
 
 
 def test_importing_core_and_plugins_loads_little(tmp_path: Path) -> None:

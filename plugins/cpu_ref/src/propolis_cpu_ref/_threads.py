@@ -105,7 +105,8 @@ def with_help(
     another program has the core, a thread that is waited for comes back some milliseconds
     later, each time.  Here the caller begins at once and helpers join when they are awake;
     they work in memory of their own, and what one has not handed in shortly after all else
-    is done, the caller does itself.  Where it has lately been faster alone, it asks nobody.
+    is done, the caller does itself.  Where calls of about this size have lately been faster
+    alone, it asks nobody.
     The parts are the same whoever does them, and so are the bits.  Meanwhile BLAS uses one
     thread a call; nothing spins.
 
@@ -118,7 +119,8 @@ def with_help(
     """
     with _serial_blas():
         alone = threads < 2 or len(parts) < 2 or not _blas()
-        helped = not alone and _trial.helped()
+        trial = _trial(size.bit_length())
+        helped = not alone and trial.helped()
         start = time.perf_counter()
         if helped:
             _Shared(out, parts, work).run(threads - 1)
@@ -126,12 +128,14 @@ def with_help(
             for part in parts:
                 out[:, part] = work(part)
         if not alone:
-            _trial.took((time.perf_counter() - start) / max(size, 1), helped=helped)
+            trial.took((time.perf_counter() - start) / max(size, 1), helped=helped)
 
 
 class _Trial:
     """
-    Whether help makes calls faster, as it does where cores are idle, by trying both.
+    Whether help makes calls of a size faster, by trying both: it does where cores are idle.
+
+    A sleeping core takes a tenth of a millisecond to wake, which is much of a small call.
 
     Threads share it without a lock: at worst a figure is lost.
     """
@@ -156,7 +160,11 @@ class _Trial:
         self.seconds[helped] = before + self.WEIGHT * (seconds - before)
 
 
-_trial = _Trial()
+@cache
+def _trial(bits: int) -> _Trial:
+    """Of calls whose size has so many bits."""
+    del bits
+    return _Trial()
 
 
 class _Shared:
