@@ -141,6 +141,19 @@ def test_bias_broadcasts(both, draw, shape):
         both(batched(q, k, v, None, whole, **rules), *tensors(q, k, v), bias=given_bias, **rules)
 
 
+@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f16, dtypes.bf16, dtypes.f8e4m3], ids=repr)
+def test_bias_in_f32(both, draw, dtype):
+    """A bias may be f32, whose digits the dtype of the queries may not have."""
+    q, k, v = (
+        draw((1, 3, 4, 8), dtype, 1),
+        draw((1, 5, 2, 8), dtype, 2),
+        draw((1, 5, 2, 6), dtype, 3),
+    )
+    bias = np.asarray(draw((4, 3, 5), dtypes.f32, 4)) * 8 + 1 / 3
+    whole = np.broadcast_to(bias, (1, 4, 3, 5))
+    both(batched(q, k, v, None, whole), *tensors(q, k, v), bias=tensors(bias)[0])
+
+
 def test_bias_layouts(both, draw, lay, how):
     """A bias may lie anywhere, and be a mask of -inf; a row that it hides gives zeros."""
     q, k, v = drawn(draw, 2, 3, 4, 7, 2, dtypes.f32)

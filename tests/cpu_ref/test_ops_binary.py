@@ -22,10 +22,23 @@ PLAIN = [d for d in dtypes.ALL if d in dtypes.PLAIN]
 FLOATS = [d for d in PLAIN if d.is_float]
 INTEGERS = [d for d in PLAIN if d.is_integer]
 
+
+def remainder(a, b):
+    """Python's, of integers by 0 too; of arrays numpy's."""
+    if isinstance(a, int):
+        return a % b if b else 0
+    return np.remainder(a, b)
+
+
 every_op = pytest.mark.parametrize(
     ("op", "function"),
-    [(ops.add, operator.add), (ops.sub, operator.sub), (ops.mul, operator.mul)],
-    ids=["add", "sub", "mul"],
+    [
+        (ops.add, operator.add),
+        (ops.sub, operator.sub),
+        (ops.mul, operator.mul),
+        (ops.remainder, remainder),
+    ],
+    ids=["add", "sub", "mul", "remainder"],
 )
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=repr)
 every_integer = pytest.mark.parametrize("dtype", INTEGERS, ids=repr)

@@ -163,6 +163,40 @@ def test_output_padding(check, draw, op, stride, dilation):
         op(*layouts, stride=stride, dilation=dilation, output_padding=extra)
 
 
+@every_float
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"stride": 2, "padding": 1, "groups": 2},
+        {"stride": (1, 2, 1), "dilation": (2, 1, 2), "padding": (1, 0, 2)},
+    ],
+    ids=str,
+)
+def test_conv3d(run, draw, close, dtype, attributes):
+    """A convolution over three dimensions is the sum of those of its planes."""
+    groups = attributes.get("groups", 1)
+    x, w = draw((2, 4, 5, 6, 7), dtype, 1), draw((6, 4 // groups, 3, 2, 3), dtype, 2, 0.3)
+    bias = draw((6,), dtype, 3)
+    given = {"stride": 1, "padding": 0, "dilation": 1, **attributes}
+    steps, pads, spread = (
+        (n,) * 3 if isinstance(n := given[name], int) else n
+        for name in ("stride", "padding", "dilation")
+    )
+    depth = (5 + 2 * pads[0] - spread[0] * 2 - 1) // steps[0] + 1
+    flat = {"stride": steps[1:], "padding": pads[1:], "dilation": spread[1:], "groups": groups}
+    zeros = np.zeros_like(conv2d(x[:, :, 0], w[:, :, 0], **flat))
+    planes = []
+    for out in range(depth):
+        at = [(out * steps[0] - pads[0] + tap * spread[0], tap) for tap in range(3)]
+        parts = [conv2d(x[:, :, z], w[:, :, tap], **flat) for z, tap in at if 0 <= z < 5]
+        planes.append(sum(parts, zeros))
+    truth = np.stack(planes, 2) + bias.astype(np.float64)[:, None, None, None]
+    rtol, atol = DEFAULT_TOLERANCE[dtype]
+    actual = run(ops.conv3d, *(Tensor.from_numpy(a) for a in (x, w, bias)), **attributes)
+    close(ops.conv3d, truth, actual, (rtol, atol + rtol))
+
+
 @every_op
 def test_depthwise(check, draw, op):
     """As many groups as channels, with more outputs than inputs."""

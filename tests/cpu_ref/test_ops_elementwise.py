@@ -23,7 +23,9 @@ HAVE_INF = [d for d in FLOATS if d is not dtypes.f8e4m3]
 
 TRUTHS = {
     ops.exp: np.exp,
+    ops.expm1: np.expm1,
     ops.log: np.log,
+    ops.log1p: np.log1p,
     ops.sin: np.sin,
     ops.cos: np.cos,
     ops.tanh: np.tanh,
@@ -47,6 +49,7 @@ EXACT = {
     ops.sign: np.sign,
     ops.floor: np.floor,
     ops.ceil: np.ceil,
+    ops.trunc: np.trunc,
     ops.round: np.rint,
 }
 WHOLE = {
@@ -57,6 +60,7 @@ WHOLE = {
     ops.sign: lambda n: (n > 0) - (n < 0),
     ops.floor: lambda n: n,
     ops.ceil: lambda n: n,
+    ops.trunc: lambda n: n,
     ops.round: lambda n: n,
 }
 

@@ -120,6 +120,23 @@ def test_group_norm(run, draw, close, dtype, groups, sizes, op):
 
 
 @pytest.mark.parametrize("op", [ops.group_norm, ops.group_norm_silu], ids=lambda op: op.name)
+@pytest.mark.parametrize("given", [(), ("weight",), ("bias",)], ids=str)
+def test_group_norm_without(run, draw, op, given):
+    """Without a weight it is 1, without a bias 0, bit for bit."""
+    x, weight, bias = (
+        draw((2, 6, 5), dtypes.f32, 1),
+        draw((6,), dtypes.f32, 2),
+        draw((6,), dtypes.f32),
+    )
+    plain = weight if "weight" in given else np.ones_like(weight)
+    shift = bias if "bias" in given else np.zeros_like(bias)
+    (x_, weight_, bias_) = tensors(x, weight, bias)
+    some = weight_ if "weight" in given else None, bias_ if "bias" in given else None
+    expected = run(op, x_, *tensors(plain, shift), 3)
+    np.testing.assert_array_equal(expected, run(op, x_, *some, 3))
+
+
+@pytest.mark.parametrize("op", [ops.group_norm, ops.group_norm_silu], ids=lambda op: op.name)
 def test_group_norm_layouts(run, lay, draw, how, op):
     """Images, weights and biases may lie anywhere; none give none."""
     x, *rest = (lay(draw(s, dtypes.f32, i), how) for i, s in enumerate(((2, 6, 4), (6,), (6,))))

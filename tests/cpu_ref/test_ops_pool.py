@@ -1,8 +1,6 @@
-"""Pooling and interpolation against loops over their definitions."""
+"""Pooling against loops over its definition."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -28,23 +26,73 @@ WINDOWS = [
 ]
 
 
-def pair(sizes):
-    """One number for both dimensions, or one for each."""
-    return (sizes, sizes) if isinstance(sizes, int) else sizes
+WINDOWS3 = [
+    {"kernel": 2},
+    {"kernel": (1, 3, 2), "stride": (1, 2, 1), "padding": (0, 1, 1)},
+    {"kernel": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+]
+CEIL = [
+    {"kernel": 2},
+    {"kernel": 3, "stride": 2, "padding": 1},
+    {"kernel": (3, 2), "stride": (4, 3), "padding": (1, 0)},
+    {"kernel": 2, "stride": 1},
+    {"kernel": (3, 1), "stride": (4, 5)},
+]
 
 
-def seen(x, kernel, stride=None, padding=0, dilation=1):
-    """For each place of the result, the elements of its window that are in the image."""
-    (kh, kw), (ph, pw), (dh, dw) = map(pair, (kernel, padding, dilation))
-    sh, sw = (kh, kw) if stride is None else pair(stride)
-    height, width = x.shape[2:]
-    rows = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1
-    columns = (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+def each(sizes, rank):
+    """One number for all dimensions, or one for each."""
+    return (sizes,) * rank if isinstance(sizes, int) else sizes
+
+
+def begins(n, k, s, p, d, ceil_mode):
+    """Where windows along a dimension begin, and one more where elements are left for it."""
+    found = [start for start in range(-p, n + p, s) if start + d * (k - 1) < n + p]
+    left = found[-1] + d * (k - 1) < n + p - 1
+    return [*found, found[-1] + s] if ceil_mode and left and found[-1] + s < n else found
+
+
+def seen(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """
+    For each place of the result the elements of its window, by where they lie.
+
+    Those in the image, and how many there are with the padding.
+    """
+    rank, sizes = x.ndim - 2, x.shape[2:]
+    given = kernel, kernel if stride is None else stride, padding, dilation
+    taps, _, pads, spread = geometry = [each(n, rank) for n in given]
+    starts = [begins(*g, ceil_mode) for g in zip(sizes, *geometry, strict=True)]
     found = {}
-    for i, j in np.ndindex(rows, columns):
-        places = [(i * sh - ph + a * dh, j * sw - pw + b * dw) for a, b in np.ndindex(kh, kw)]
-        found[i, j] = [x[:, :, y, z] for y, z in places if 0 <= y < height and 0 <= z < width]
-    return (*x.shape[:2], rows, columns), found
+    for index in np.ndindex(*map(len, starts)):
+        corner = [s[i] for s, i in zip(starts, index, strict=True)]
+        places = [
+            tuple(c + t * d for c, t, d in zip(corner, tap, spread, strict=True))
+            for tap in np.ndindex(*taps)
+        ]
+        inside = [p for p in places if all(0 <= i < n for i, n in zip(p, sizes, strict=True))]
+        padded = [
+            p for p in places if all(i < n + e for i, n, e in zip(p, sizes, pads, strict=True))
+        ]
+        found[index] = [x[(..., *p)] for p in inside], len(padded)
+    return (*x.shape[:2], *map(len, starts)), found
+
+
+def means(x, counted, **window):
+    """Of each window, with the padding or without."""
+    shape, found = seen(x.astype(np.float64), **window)
+    truth = np.zeros(shape)
+    for index, (elements, padded) in found.items():
+        truth[(..., *index)] = sum(elements) / (padded if counted else len(elements))
+    return truth
+
+
+def largest(x, **window):
+    """Of each window."""
+    shape, found = seen(x.astype(np.float64), **window)
+    truth = np.zeros(shape)
+    for index, (elements, _) in found.items():
+        truth[(..., *index)] = np.max(elements, axis=0)
+    return truth
 
 
 @every_float
@@ -53,13 +101,66 @@ def seen(x, kernel, stride=None, padding=0, dilation=1):
 def test_avg_pool2d(run, draw, close, dtype, window, counted):
     """The mean of each window, with padding counted as zeros or not at all."""
     x = draw((2, 3, 7, 8), dtype, 1)
-    shape, found = seen(x.astype(np.float64), **window)
-    truth = np.zeros(shape)
-    taps = math.prod(pair(window["kernel"]))
-    for (i, j), elements in found.items():
-        truth[:, :, i, j] = sum(elements) / (taps if counted else len(elements))
     actual = run(ops.avg_pool2d, Tensor.from_numpy(x), **window, count_padding=counted)
-    close(ops.avg_pool2d, truth, actual)
+    close(ops.avg_pool2d, means(x, counted, **window), actual)
+
+
+@pytest.mark.parametrize("window", CEIL, ids=str)
+def test_ceil_mode(run, draw, close, same, window):
+    """A last window takes what is left of the image; what lies beyond the padding never counts."""
+    x = draw((1, 2, 7, 8), dtypes.f32, 1)
+    window = {**window, "ceil_mode": True}
+    for counted in (True, False):
+        actual = run(ops.avg_pool2d, Tensor.from_numpy(x), **window, count_padding=counted)
+        close(ops.avg_pool2d, means(x, counted, **window), actual)
+    same(largest(x, **window), run(ops.max_pool2d, Tensor.from_numpy(x), **window))
+
+
+@pytest.mark.parametrize("window", WINDOWS3, ids=str)
+def test_three_dimensions(run, draw, close, same, window):
+    """Videos are pooled as images are."""
+    x = draw((1, 2, 5, 4, 6), dtypes.f32, 1)
+    for counted in (True, False):
+        actual = run(ops.avg_pool3d, Tensor.from_numpy(x), **window, count_padding=counted)
+        close(ops.avg_pool3d, means(x, counted, **window), actual)
+    same(largest(x, **window), run(ops.max_pool3d, Tensor.from_numpy(x), **window))
+    spread = {"kernel": 2, "dilation": (2, 1, 3), "stride": 1}
+    same(largest(x, **spread), run(ops.max_pool3d, Tensor.from_numpy(x), **spread))
+
+
+@pytest.mark.parametrize("size", [1, (3, 4), (7, 1), 9], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.bf16, dtypes.i16], ids=repr)
+def test_adaptive(run, draw, close, same, dtype, size):
+    """As many windows as asked for cover the image, and overlap where they must."""
+    x = draw((2, 3, 7, 6), dtype, 1)
+    rows, columns = each(size, 2)
+    shares = [
+        (
+            i,
+            j,
+            x[:, :, i * 7 // rows : -(-(i + 1) * 7 // rows)][
+                ..., j * 6 // columns : -(-(j + 1) * 6 // columns)
+            ].astype(np.float64),
+        )
+        for i, j in np.ndindex(rows, columns)
+    ]
+    mean, most = np.zeros((2, 2, 3, rows, columns))
+    for i, j, share in shares:
+        mean[:, :, i, j], most[:, :, i, j] = share.mean((2, 3)), share.max((2, 3))
+    same(most, run(ops.adaptive_max_pool2d, Tensor.from_numpy(x), size))
+    if dtype.is_float:
+        close(
+            ops.adaptive_avg_pool2d, mean, run(ops.adaptive_avg_pool2d, Tensor.from_numpy(x), size)
+        )
+
+
+def test_adaptive_errors():
+    """Ranks, images without elements and sizes that are not positive are errors."""
+    x = Tensor.from_numpy(np.ones((1, 2, 5, 5), np.float32))
+    with pytest.raises(OpError, match=r"adaptive_avg_pool2d: size 0 must be 2 numbers"):
+        ops.adaptive_avg_pool2d(x, 0)
+    with pytest.raises(ShapeError, match=r"adaptive_max_pool2d: x is \(batch, channels, height"):
+        ops.adaptive_max_pool2d(x.narrow(2, 0, 0), 1)
 
 
 @every_dtype
@@ -72,12 +173,7 @@ def test_max_pool2d(run, draw, same, dtype, window):
         x[0, 0, 3, 3] = np.nan
     elif dtype.kind == "int":
         x = (-np.abs(x) - 1).astype(dtype.numpy)
-    wide = x.astype(np.float64)
-    shape, found = seen(wide, **window)
-    expected = np.zeros(shape)
-    for (i, j), elements in found.items():
-        expected[:, :, i, j] = np.max(elements, axis=0)
-    same(expected, run(ops.max_pool2d, Tensor.from_numpy(x), **window))
+    same(largest(x, **window), run(ops.max_pool2d, Tensor.from_numpy(x), **window))
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.f8e4m3, dtypes.i16], ids=repr)
@@ -134,92 +230,3 @@ def test_pool_errors(op):
     if op is ops.avg_pool2d:
         with pytest.raises(DTypeError, match=r"avg_pool2d: x is i32; supported: f64"):
             op(whole, 2)
-
-
-SIZES = [(5, 7), (1, 1), (10, 14), (3, 20), (7, 4)]
-
-
-@every_dtype
-@pytest.mark.parametrize("size", SIZES)
-def test_nearest(run, draw, dtype, size):
-    """Each element is the one it falls on, bit for bit, larger and smaller."""
-    x = draw((2, 3, 5, 7), dtype, 1)
-    rows, columns = (
-        [i * 5 // size[0] for i in range(size[0])],
-        [j * 7 // size[1] for j in range(size[1])],
-    )
-    expected = np.stack([x[:, :, i][:, :, columns] for i in rows], axis=2)
-    assert expected.tobytes() == run(ops.upsample_nearest2d, Tensor.from_numpy(x), size).tobytes()
-    line = x[:, :, 0]
-    actual = run(ops.upsample_nearest1d, Tensor.from_numpy(line), size[1])
-    assert np.ascontiguousarray(line[:, :, columns]).tobytes() == actual.tobytes()
-
-
-def bilinear(x, size, *, align_corners):
-    """Element by element from the four that surround it, in f64."""
-    x = x.astype(np.float64)
-    result = np.zeros((*x.shape[:2], *size))
-
-    def source(i, n, m):
-        if align_corners:
-            where = i * (n - 1) / (m - 1) if m > 1 else 0.0
-        else:
-            where = max(0.0, (i + 0.5) * n / m - 0.5)
-        low = min(int(where), n - 1)
-        return low, min(low + 1, n - 1), where - low
-
-    for i, j in np.ndindex(*size):
-        (a, b, s), (c, d, t) = source(i, x.shape[2], size[0]), source(j, x.shape[3], size[1])
-        top = x[:, :, a, c] * (1 - t) + x[:, :, a, d] * t
-        bottom = x[:, :, b, c] * (1 - t) + x[:, :, b, d] * t
-        result[:, :, i, j] = top * (1 - s) + bottom * s
-    return result
-
-
-@every_float
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("align_corners", [False, True])
-def test_bilinear(run, draw, close, dtype, size, align_corners):
-    """Each element is blended of four, with either convention."""
-    x = draw((2, 3, 5, 7), dtype, 1)
-    truth = bilinear(x, size, align_corners=align_corners)
-    actual = run(ops.upsample_bilinear2d, Tensor.from_numpy(x), size, align_corners=align_corners)
-    close(ops.upsample_bilinear2d, truth, actual)
-
-
-def test_bilinear_of_its_own_size(run, draw):
-    """The same size gives the same image."""
-    x = draw((1, 2, 4, 3), dtypes.f32)
-    for corners in (False, True):
-        actual = run(ops.upsample_bilinear2d, Tensor.from_numpy(x), (4, 3), align_corners=corners)
-        np.testing.assert_array_equal(x, actual)
-
-
-def test_upsample_layouts(run, lay, draw, how):
-    """Images may lie anywhere."""
-    x = lay(draw((2, 3, 5, 4), dtypes.f16), how)
-    plain = Tensor.from_numpy(x.numpy().copy())
-    for op in (ops.upsample_nearest2d, ops.upsample_bilinear2d):
-        np.testing.assert_array_equal(run(op, plain, (7, 3)), run(op, x, (7, 3)))
-    line = lay(draw((2, 3, 5), dtypes.i64), how)
-    plain = Tensor.from_numpy(line.numpy().copy())
-    np.testing.assert_array_equal(
-        run(ops.upsample_nearest1d, plain, 8), run(ops.upsample_nearest1d, line, 8)
-    )
-
-
-def test_upsample_errors():
-    """Ranks, empty images and sizes that are not positive are errors that name the op."""
-    flat, line = (Tensor.from_numpy(np.ones(s, np.float32)) for s in ((1, 1, 2, 2), (1, 1, 2)))
-    for op, x, wrong, size in (
-        (ops.upsample_nearest1d, line, flat, 3),
-        (ops.upsample_nearest2d, flat, line, (3, 3)),
-        (ops.upsample_bilinear2d, flat, line, (3, 3)),
-    ):
-        for bad in (wrong, x.narrow(2, 0, 0)):
-            with pytest.raises(ShapeError, match=rf"{op.name}: x is \(batch, channels, sizes\)"):
-                op(bad, size)
-        with pytest.raises(OpError, match=rf"{op.name}: size .* must be . positive numbers"):
-            op(x, 0 if size == 3 else (3, 0))
-    with pytest.raises(OpError, match=r"upsample_nearest2d: size \(3,\) must be 2 positive"):
-        ops.upsample_nearest2d(flat, (3,))

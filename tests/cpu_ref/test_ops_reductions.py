@@ -20,6 +20,7 @@ FLOATS = [d for d in PLAIN if d.is_float]
 INTEGERS = [d for d in PLAIN if d.is_integer]
 NUMPY = {
     ops.sum: np.sum,
+    ops.prod: np.prod,
     ops.mean: np.mean,
     ops.var: np.var,
     ops.min: np.min,

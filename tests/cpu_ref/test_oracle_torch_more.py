@@ -34,7 +34,9 @@ every_computed = pytest.mark.parametrize("dtype", COMPUTED, ids=repr)
 
 UNARY = {
     ops.exp: torch.exp,
+    ops.expm1: torch.expm1,
     ops.log: torch.log,
+    ops.log1p: torch.log1p,
     ops.sin: torch.sin,
     ops.cos: torch.cos,
     ops.tanh: torch.tanh,
@@ -55,6 +57,7 @@ UNARY = {
     ops.sign: torch.sign,
     ops.floor: torch.floor,
     ops.ceil: torch.ceil,
+    ops.trunc: torch.trunc,
     ops.round: torch.round,
 }
 
@@ -219,6 +222,17 @@ def test_convolutions(run, draw, sums, dtype, groups):
             truth = f64(theirs(*map(wide, (image, w, bias)), **attributes, **extra))
             op = getattr(ops, name)
             sums(op, truth, run(op, *tensors(image, w, bias), **attributes, **extra))
+
+
+@every_computed
+def test_remainders_and_products(run, draw, close, same, dtype):
+    """Remainders have the divisor's sign; products are over some dimensions or all."""
+    a, b = draw((5, 33), dtype, 1, 5.0), draw((5, 33), dtype, 2)
+    truth = f64(torch.remainder(wide(a), wide(b)))
+    same(truth.astype(dtype.numpy), run(ops.remainder, *tensors(a, b)))
+    close(ops.prod, f64(torch.prod(wide(b), 0)), run(ops.prod, *tensors(b), 0))
+    gated = functional.gelu(wide(a)) * wide(b)
+    close(ops.gelu_erf_mul, f64(gated), run(ops.gelu_erf_mul, *tensors(a, b)))
 
 
 @every_computed

@@ -40,6 +40,17 @@ SPREAD: Final[AttributeSets] = (
 """Windows with holes."""
 
 
+VIDEO: Final = {"x": T("b c d h w")}
+
+VIDEO_SIZES: Final = {"d": 5, "h": 4, "w": 7, "e": 2, "i": 3, "j": 2}
+"""Of a video and a kernel on it."""
+
+
+def each(n: Sizes, rank: int) -> tuple[int, ...]:
+    """Along each dimension, where one number stands for all."""
+    return (n,) * rank if isinstance(n, int) else tuple(n)
+
+
 def pair(n: Sizes) -> tuple[int, int]:
     """Along rows and columns, where one number stands for both."""
     first, second = (n, n) if isinstance(n, int) else n
@@ -47,24 +58,20 @@ def pair(n: Sizes) -> tuple[int, int]:
 
 
 def padded(x: Array, padding: Sizes, value: float) -> Array:
-    """An image with ``value`` around it."""
-    (top, left) = pair(padding)
-    around = ((0, 0), (0, 0), (top, top), (left, left))
-    return np.pad(x, around, constant_values=value)
+    """An image, or a video, with ``value`` around it."""
+    sides = [(n, n) for n in each(padding, x.ndim - 2)]
+    return np.pad(x, [(0, 0), (0, 0), *sides], constant_values=value)
 
 
 def taps(
     x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes
-) -> Iterator[tuple[int, int, Array]]:
-    """For each tap of the kernel its place, and what it sees of a padded image."""
-    (kh, kw), (sh, sw), (dh, dw) = map(pair, (kernel, stride, dilation))
-    rows = (x.shape[2] - dh * (kh - 1) - 1) // sh + 1
-    columns = (x.shape[3] - dw * (kw - 1) - 1) // sw + 1
-    for i, j in np.ndindex(kh, kw):
-        yield (
-            i,
-            j,
-            x[:, :, i * dh : i * dh + sh * rows : sh, j * dw : j * dw + sw * columns : sw][
-                :, :, :rows, :columns
-            ],
-        )
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """For each tap of the kernel its place, and what it sees of a padded image or video."""
+    kernels, steps, spread = (each(n, x.ndim - 2) for n in (kernel, stride, dilation))
+    geometry = list(zip(x.shape[2:], kernels, steps, spread, strict=True))
+    counts = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in geometry]
+    for place in np.ndindex(*kernels):
+        seen = x
+        for axis, (at, count, s, d) in enumerate(zip(place, counts, steps, spread, strict=True), 2):
+            seen = seen.take(range(at * d, at * d + s * count, s), axis)
+        yield place, seen

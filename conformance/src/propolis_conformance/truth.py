@@ -154,15 +154,13 @@ def _wide(tensor: Tensor) -> Array:
 
 
 def arranged(spec: OpSpec, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments as the op's signature wants them."""
+    """Positional (None where there is none) and keyword arguments as the signature wants them."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, parameter in spec.signature.parameters.items():
-        if name not in given:
-            continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            args.append(given[name])
-        else:
+            args.append(given.get(name))
+        elif name in given:
             kwargs[name] = given[name]
     return args, kwargs
 

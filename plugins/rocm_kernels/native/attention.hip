@@ -69,7 +69,7 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
     for (int e = 0; e < RUN; ++e) q[e] *= (C)s.scale;
     const CacheRows<T, packed> k(a, s, a.k, s.k, s.dim, sequence, head / s.group);
     const CacheRows<T, packed> v(a, s, a.v, s.v, s.value_dim, sequence, head / s.group);
-    const T* bias = a.bias + sequence.index * s.bias[0] + head * s.bias[1] + token * s.bias[2];
+    const i64 bias = sequence.index * s.bias[0] + head * s.bias[1] + token * s.bias[2];
     const C slope = a.alibi ? (C)a.alibi[head * s.alibi] : (C)0;
     const C cap = (C)s.softcap;
 
@@ -92,7 +92,9 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
             for (int mask = LANES / 2; mask > 0; mask /= 2) score[u] += warp_shfl_xor(score[u], mask);
             if (cap != 0) score[u] = capped(score[u], cap);
             const i32 j = first + u * GROUPS;
-            if (a.bias) score[u] += wide(bias[(j < keys.end ? j : keys.first) * s.bias[3]]);
+            if (a.bias) {
+                score[u] += bias_at(a, s, bias + (j < keys.end ? j : keys.first) * s.bias[3]);
+            }
             score[u] -= slope * (C)distance(position, j);
             score[u] = j < keys.end ? score[u] : -(C)PROPOLIS_INF;
         }
@@ -243,13 +245,14 @@ PROPOLIS_FN void shape_scores(const Attention<T>& a, const AttentionShape& s,
         }
     }
     if (a.bias) {
-        const T* bias = a.bias + sequence.index * s.bias[0] + head * s.bias[1];
+        const i64 bias = sequence.index * s.bias[0] + head * s.bias[1];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const T* row = bias + (query + i < sequence.tokens ? query + i : 0) * s.bias[2];
+            const i64 row = bias + (query + i < sequence.tokens ? query + i : 0) * s.bias[2];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                score[i][j] += wide(row[(key + j < sequence.valid ? key + j : 0) * s.bias[3]]);
+                const i64 column = (key + j < sequence.valid ? key + j : 0) * s.bias[3];
+                score[i][j] += bias_at(a, s, row + column);
             }
         }
     }

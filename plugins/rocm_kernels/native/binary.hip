@@ -9,6 +9,12 @@
         }                                           \
     };
 
+template <class C>
+PROPOLIS_FN C remainder_like_divisor(C a, C b) {
+    const C rest = math::fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 FUNCTION(add, a + b)
 FUNCTION(sub, a - b)
 FUNCTION(mul, a * b)
@@ -16,12 +22,20 @@ FUNCTION(div, a / b)
 FUNCTION(maximum, a > b || math::is_nan(a) ? a : b)
 FUNCTION(minimum, a < b || math::is_nan(a) ? a : b)
 FUNCTION(pow, math::pow(a, b))
+FUNCTION(remainder, remainder_like_divisor(a, b))
 
 template <class T>
 PROPOLIS_FN T whole_quotient(T a, T b) {
     if (b == 0) return 0;
     if (negative(b) && b == (T)-1) return (T)(0 - (Unsigned<T>)a);  // of the minimum too
     return (T)(a / b);
+}
+
+template <class T>
+PROPOLIS_FN T whole_remainder(T a, T b) {
+    if (b == 0 || (negative(b) && b == (T)-1)) return 0;
+    const T rest = (T)(a % b);
+    return rest != 0 && negative(rest) != negative(b) ? (T)(rest + b) : rest;
 }
 
 template <class T>
@@ -53,6 +67,7 @@ WHOLE_FUNCTION(mul, (u64)a * (u64)b)
 WHOLE_FUNCTION(div, whole_quotient(a, b))
 WHOLE_FUNCTION(maximum, a > b ? a : b)
 WHOLE_FUNCTION(minimum, a < b ? a : b)
+WHOLE_FUNCTION(remainder, whole_remainder(a, b))
 WHOLE_FUNCTION(pow, whole_power(a, b))
 
 template <class F>
@@ -119,6 +134,7 @@ PLAIN_OP(div)
 PLAIN_OP(maximum)
 PLAIN_OP(minimum)
 PLAIN_OP(pow)
+PLAIN_OP(remainder)
 COMPARISON_OP(eq)
 COMPARISON_OP(ne)
 COMPARISON_OP(lt)

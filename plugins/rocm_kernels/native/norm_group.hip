@@ -54,7 +54,9 @@ PROPOLIS_FN void write_chunks(T* out, const u32* scratch, const T* x, const T* w
     const T* from = x + group * length;
     T* to = out + group * length;
     const auto one = [&](T v, i64 channel) {
-        C y = (wide(v) - mean) * scale * wide(weight[channel]) + wide(bias[channel]);
+        C y = (wide(v) - mean) * scale;
+        if (weight) y *= wide(weight[channel]);
+        if (bias) y += wide(bias[channel]);
         if (silu) y = y / (1 + math::exp(-y));
         return narrow<T>(y);
     };

@@ -42,6 +42,14 @@ struct Sum {
 };
 
 template <class T>
+struct Prod : Sum<T> {
+    typedef typename Sum<T>::A A;
+    PROPOLIS_FN A identity() { return 1; }
+    PROPOLIS_FN void add(A& a, T x, i64) { a *= (A)wide(x); }
+    PROPOLIS_FN A merge(A a, A b) { return a * b; }
+};
+
+template <class T>
 struct Mean : Sum<T> {
     PROPOLIS_FN T finish(Compute<T> a, i64 n, i64) { return narrow<T>(a / (Compute<T>)n); }
 };

@@ -35,4 +35,9 @@ PROPOLIS_FN C gelu(C x) {
     const C inner = (C)0.79788456080286535588 * (x + (C)0.044715 * x * x * x);
     return (C)0.5 * x * (1 + tanh(inner));
 }
+
+template <class C>
+PROPOLIS_FN C gelu_erf(C x) {
+    return (C)0.5 * x * (1 + erf(x * (C)0.70710678118654752440));
+}
 }  // namespace math

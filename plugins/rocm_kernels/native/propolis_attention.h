@@ -20,7 +20,7 @@ struct AttentionShape {
     i32 capacity;     // keys of a sequence, at most
     i32 left, right;  // keys seen on either side of the query's own; negative: all
     i32 page_size, pages;
-    i32 reserved;
+    i32 wide_bias;  // the bias is f32, whatever T is
 };
 
 template <class T>
@@ -72,6 +72,15 @@ PROPOLIS_FN Sequence sequence_at(const Attention<T>& a, const AttentionShape& s,
         found.valid = told < 0 ? 0 : told < s.capacity ? told : s.capacity;
     }
     return found;
+}
+
+// An element of the bias, which there is.
+template <class T>
+PROPOLIS_FN Compute<T> bias_at(const Attention<T>& a, const AttentionShape& s, i64 element) {
+    if constexpr (sizeof(T) != sizeof(f32)) {
+        if (s.wide_bias) return (Compute<T>)((const f32*)a.bias)[element];
+    }
+    return wide(a.bias[element]);
 }
 
 // Keys or values of a sequence and a head: row j is that of key j.  Where `packed`, all runs of

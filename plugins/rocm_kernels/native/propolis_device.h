@@ -174,6 +174,8 @@ __device__ __attribute__((const)) float __ocml_sqrt_f32(float);
 __device__ __attribute__((const)) double __ocml_sqrt_f64(double);
 __device__ __attribute__((const)) float __ocml_pow_f32(float, float);
 __device__ __attribute__((const)) double __ocml_pow_f64(double, double);
+__device__ __attribute__((const)) float __ocml_fmod_f32(float, float);
+__device__ __attribute__((const)) double __ocml_fmod_f64(double, double);
 }
 #define PROPOLIS_MATH(name)                                                 \
     PROPOLIS_FN f32 name(f32 x) { return __ocml_##name##_f32(x); }          \
@@ -205,6 +207,7 @@ PROPOLIS_MATH(tanh)
 PROPOLIS_MATH(erf)
 PROPOLIS_MATH(sqrt)
 PROPOLIS_MATH2(pow)
+PROPOLIS_MATH2(fmod)
 PROPOLIS_ROUND(floor)
 PROPOLIS_ROUND(ceil)
 PROPOLIS_ROUND(rint)

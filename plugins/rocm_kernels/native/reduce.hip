@@ -2,5 +2,6 @@
 #include "propolis_reductions.h"
 
 REDUCE_ALL(reduce, sum, Sum)
+REDUCE_ALL(reduce, prod, Prod)
 REDUCE_FLOATS(reduce, mean, Mean)
 REDUCE_FLOATS(reduce, var, Var)

@@ -26,4 +26,5 @@
     }
 
 GATED(silu_mul, math::gated(gate, gate, up))
+GATED(gelu_erf_mul, math::gelu_erf(gate) * up)
 GATED(gelu_mul, math::gelu(gate) * up)

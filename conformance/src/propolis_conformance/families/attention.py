@@ -141,6 +141,7 @@ _RECIPES = (
     _recipe({**_Q, **_KV, **_LENGTHS}, _RULES[:4], {"t": 7, "s": 4, "h": 1}),
     _recipe({**_WHOLE, "bias": T("b h*2 t s")}, _BIASED, {}),
     _recipe({**_WHOLE, "bias": T("h*2 1 s", domain="mask")}, _BIASED, {}),
+    _recipe({**_WHOLE, "bias": T("h*2 t s", "f32")}, _BIASED[:2], {"t": 6}),
     _recipe({**_WHOLE, "alibi": T("h*2", "f32", "positive")}, _BIASED, {"t": 4}),
     _recipe(
         {

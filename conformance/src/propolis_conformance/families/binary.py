@@ -40,6 +40,12 @@ def _pow(a: Array, b: Array) -> Array:
     return each(_power, a, b) if a.dtype.kind in "iu" else np.power(a, b)
 
 
+def _remainder(a: Array, b: Array) -> Array:
+    if a.dtype.kind in "iu":
+        return each(lambda m, n: m % n if n else 0, a, b)
+    return np.asarray(np.remainder(a, b))
+
+
 def _compare(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     return lambda a, b: function(a, b).astype(np.uint8)
 
@@ -49,6 +55,7 @@ _TRUTHS: Mapping[str, Callable[[Array, Array], Array]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": _div,
+    "remainder": _remainder,
     "pow": _pow,
     "maximum": np.maximum,
     "minimum": np.minimum,

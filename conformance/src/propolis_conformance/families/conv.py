@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -12,6 +13,7 @@ from propolis_conformance.images import IMAGE
 from propolis_conformance.images import IMAGE_SIZES
 from propolis_conformance.images import ROW_SIZES
 from propolis_conformance.images import SPREAD
+from propolis_conformance.images import VIDEO_SIZES
 from propolis_conformance.images import WINDOWS
 from propolis_conformance.images import padded
 from propolis_conformance.images import pair
@@ -45,8 +47,8 @@ _GROUPS = ({"groups": 2}, {"groups": 2, "stride": 2}, {"groups": 2, "padding": 1
 
 
 def _channels(weights: Array, x: Array) -> Array:
-    """Channels of each group as products: (g, o, c) times (b, g, c, h, w)."""
-    columns = x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
+    """Channels of each group as products: (g, o, c) times (b, g, c, sizes)."""
+    columns = x.reshape(*x.shape[:3], math.prod(x.shape[3:]))
     return (weights @ columns).reshape(*x.shape[:2], weights.shape[1], *x.shape[3:])
 
 
@@ -61,7 +63,7 @@ def _flat(function: Callable[..., Array]) -> Callable[..., Array]:
     return of_rows
 
 
-def _conv2d(
+def _conv(
     x: Array,
     w: Array,
     bias: Array | None = None,
@@ -72,16 +74,16 @@ def _conv2d(
     groups: int = 1,
 ) -> Array:
     total: Any = 0
-    weights = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
-    for i, j, seen in taps(padded(x, padding, 0), w.shape[2:], stride, dilation):
+    weights = w.reshape(groups, w.shape[0] // groups, w.shape[1], math.prod(w.shape[2:]))
+    for tap, (_, seen) in enumerate(taps(padded(x, padding, 0), w.shape[2:], stride, dilation)):
         split = seen.reshape(len(x), groups, w.shape[1], *seen.shape[2:])
-        total = total + _channels(weights[..., i, j], split)
+        total = total + _channels(weights[..., tap], split)
     y = total.reshape(len(x), w.shape[0], *total.shape[3:])
-    return np.asarray(y if bias is None else y + bias[:, None, None])
+    return np.asarray(y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2)))
 
 
 OPS["conv1d"] = OpInfo(
-    _flat(_conv2d),
+    _flat(_conv),
     (
         Recipe(
             {"x": T("b c l"), "w": T("o c k"), "bias": T("o")}, _STEPS, ROW_SIZES, deep={"c": 700}
@@ -90,7 +92,7 @@ OPS["conv1d"] = OpInfo(
     ),
 )
 OPS["conv2d"] = OpInfo(
-    _conv2d,
+    _conv,
     (
         Recipe(
             {"x": T("b c h w"), "w": T("o c i j"), "bias": T("o")}, (*_STEPS, *_UNEVEN), IMAGE_SIZES
@@ -108,6 +110,23 @@ OPS["conv2d"] = OpInfo(
             IMAGE_SIZES,
             deep={"c": 700},
         ),
+    ),
+)
+
+
+_UNEVEN3: AttributeSets = (
+    {"stride": (1, 2, 1), "padding": (1, 0, 1)},
+    {"dilation": (2, 1, 2), "padding": (1, 1, 0), "bias": None},
+)
+OPS["conv3d"] = OpInfo(
+    _conv,
+    (
+        Recipe(
+            {"x": T("b c d h w"), "w": T("o c e i j"), "bias": T("o")},
+            ({}, {"stride": 2, "padding": 1}, *_UNEVEN3),
+            VIDEO_SIZES,
+        ),
+        Recipe({"x": T("b c*2 d h w"), "w": T("o*2 c e i j")}, _GROUPS[:2], VIDEO_SIZES),
     ),
 )
 
@@ -165,7 +184,7 @@ OPS["conv_transpose2d"] = OpInfo(
 def _im2col(
     x: Array, kernel: Sizes, *, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1
 ) -> Array:
-    seen = [s for _, _, s in taps(padded(x, padding, 0), kernel, stride, dilation)]
+    seen = [s for _, s in taps(padded(x, padding, 0), kernel, stride, dilation)]
     windows = np.stack(seen, 2)  # (batch, channels, taps, rows, columns)
     b, c, count, rows, columns = windows.shape
     return windows.transpose(0, 3, 4, 1, 2).reshape(b, rows * columns, c * count)

@@ -60,14 +60,17 @@ OPS["layer_norm"] = OpInfo(
 )
 
 
-def _group_norm(x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5) -> Array:
+def _group_norm(
+    x: Array, weight: Array | None, bias: Array | None, groups: int, eps: float = 1e-5
+) -> Array:
     if not x.size:
         return x
     parts = x.reshape(x.shape[0], groups, -1)
     d = parts - parts.mean(-1, keepdims=True)
     y = (d / np.sqrt((d * d).mean(-1, keepdims=True) + eps)).reshape(x.shape)
     channels = (-1, *(1,) * (x.ndim - 2))
-    return np.asarray(y * weight.reshape(channels) + bias.reshape(channels))
+    y = y if weight is None else y * weight.reshape(channels)
+    return np.asarray(y if bias is None else y + bias.reshape(channels))
 
 
 def _group_norm_silu(*args: Any, **kwargs: Any) -> Array:
@@ -76,7 +79,14 @@ def _group_norm_silu(*args: Any, **kwargs: Any) -> Array:
 
 
 _CHANNELS = {"weight": T("c*2"), "bias": T("c*2")}
-_GROUPED = ({"groups": 2}, {"groups": 1}, {"groups": 2, "eps": 0.1})
+_GROUPED = (
+    {"groups": 2},
+    {"groups": 1},
+    {"groups": 2, "eps": 0.1},
+    {"groups": 2, "bias": None},
+    {"groups": 1, "weight": None},
+    {"groups": 2, "weight": None, "bias": None},
+)
 _GROUPS = (
     Recipe({"x": T("n c*2 s"), **_CHANNELS}, _GROUPED),
     Recipe({"x": T("n c*2 h w"), **_CHANNELS}, _GROUPED),

@@ -51,12 +51,18 @@ def _sum(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
     return np.asarray(np.sum(x, dims, kind, keepdims=keepdim))
 
 
+def _prod(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
+    kind = x.dtype if x.dtype.kind in "iu" else None  # integers wrap in their own dtype
+    return np.asarray(np.prod(x, dims, kind, keepdims=keepdim))
+
+
 def _mean(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
     return np.asarray(np.mean(x, dims, keepdims=keepdim))
 
 
 _SUMS = Recipe(_X, _REDUCED, deep={"r": 1, "s": 2, "c": 2100})
 OPS["sum"] = OpInfo(_sum, (_SUMS,))
+OPS["prod"] = OpInfo(_prod, (Recipe(_X, _REDUCED),))
 OPS["mean"] = OpInfo(_mean, (_SUMS,))
 
 

@@ -53,7 +53,9 @@ def _whole(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 _OF_X: Mapping[str, Callable[[Array], Any]] = {
     "exp": np.exp,
+    "expm1": np.expm1,
     "log": np.log,
+    "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
     "tanh": np.tanh,
@@ -74,6 +76,7 @@ _OF_X: Mapping[str, Callable[[Array], Any]] = {
     "sign": np.sign,
     "floor": _whole(np.floor),
     "ceil": _whole(np.ceil),
+    "trunc": _whole(np.trunc),
     "round": _whole(np.rint),
 }
 _UNARY = Recipe(_X, ties=True, extreme=True)
@@ -122,4 +125,7 @@ OPS["affine"] = OpInfo(_affine, (Recipe(_X, _LINES, extreme=True),))
 
 _GATE_AND_UP = Recipe({"gate": T("r s c"), "up": T("r s c")}, extreme=True)
 OPS["silu_mul"] = OpInfo(lambda gate, up: _gated(gate, gate, up), (_GATE_AND_UP,))
+OPS["gelu_erf_mul"] = OpInfo(
+    lambda gate, up: _product(gate / 2, _erfc(-gate / math.sqrt(2)), up), (_GATE_AND_UP,)
+)
 OPS["gelu_mul"] = OpInfo(_gelu, (_GATE_AND_UP,))

@@ -32,10 +32,12 @@ from propolis.ops.binary import minimum as minimum
 from propolis.ops.binary import mul as mul
 from propolis.ops.binary import ne as ne
 from propolis.ops.binary import pow as pow
+from propolis.ops.binary import remainder as remainder
 from propolis.ops.binary import sub as sub
 from propolis.ops.cast import cast as cast
 from propolis.ops.conv import conv1d as conv1d
 from propolis.ops.conv import conv2d as conv2d
+from propolis.ops.conv import conv3d as conv3d
 from propolis.ops.conv import conv_transpose1d as conv_transpose1d
 from propolis.ops.conv import conv_transpose2d as conv_transpose2d
 from propolis.ops.conv import im2col as im2col
@@ -62,8 +64,12 @@ from propolis.ops.norm import group_norm as group_norm
 from propolis.ops.norm import group_norm_silu as group_norm_silu
 from propolis.ops.norm import layer_norm as layer_norm
 from propolis.ops.norm import rms_norm as rms_norm
+from propolis.ops.pool import adaptive_avg_pool2d as adaptive_avg_pool2d
+from propolis.ops.pool import adaptive_max_pool2d as adaptive_max_pool2d
 from propolis.ops.pool import avg_pool2d as avg_pool2d
+from propolis.ops.pool import avg_pool3d as avg_pool3d
 from propolis.ops.pool import max_pool2d as max_pool2d
+from propolis.ops.pool import max_pool3d as max_pool3d
 from propolis.ops.quantized import dequantize as dequantize
 from propolis.ops.quantized import qmatmul as qmatmul
 from propolis.ops.quantized import quantize as quantize
@@ -75,6 +81,7 @@ from propolis.ops.reduce import cumsum as cumsum
 from propolis.ops.reduce import max as max
 from propolis.ops.reduce import mean as mean
 from propolis.ops.reduce import min as min
+from propolis.ops.reduce import prod as prod
 from propolis.ops.reduce import sum as sum
 from propolis.ops.reduce import var as var
 from propolis.ops.rope import rope as rope
@@ -92,11 +99,14 @@ from propolis.ops.unary import cos as cos
 from propolis.ops.unary import elu as elu
 from propolis.ops.unary import erf as erf
 from propolis.ops.unary import exp as exp
+from propolis.ops.unary import expm1 as expm1
 from propolis.ops.unary import floor as floor
 from propolis.ops.unary import gelu as gelu
 from propolis.ops.unary import gelu_erf as gelu_erf
+from propolis.ops.unary import gelu_erf_mul as gelu_erf_mul
 from propolis.ops.unary import gelu_mul as gelu_mul
 from propolis.ops.unary import log as log
+from propolis.ops.unary import log1p as log1p
 from propolis.ops.unary import neg as neg
 from propolis.ops.unary import powf as powf
 from propolis.ops.unary import quick_gelu as quick_gelu
@@ -113,6 +123,8 @@ from propolis.ops.unary import softplus as softplus
 from propolis.ops.unary import sqr as sqr
 from propolis.ops.unary import sqrt as sqrt
 from propolis.ops.unary import tanh as tanh
+from propolis.ops.unary import trunc as trunc
+from propolis.ops.upsample import resize2d as resize2d
 from propolis.ops.upsample import upsample_bilinear2d as upsample_bilinear2d
 from propolis.ops.upsample import upsample_nearest1d as upsample_nearest1d
 from propolis.ops.upsample import upsample_nearest2d as upsample_nearest2d

@@ -143,7 +143,8 @@ def attention(
         window: keys seen to the left and right of a query's own; -1 for all.
         softcap: where not 0, scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
         bias: added to the scores, broadcast to (batch, heads, tokens, capacity), same
-            dtype as ``q``; not with q_start or block_table.
+            dtype as ``q`` or f32 (f8 has 8 numbers between 1 and 2); not with q_start or
+            block_table.
         alibi: (heads,), f32: adds ``-slope * |p - key|`` (Press et al. 2021).
         q_start: (batch + 1,), i32, ascending from 0 to total.
         block_table: (batch, blocks), i32; needs kv_len.
@@ -257,7 +258,8 @@ def _infer(
         if q_start is not None or block_table is not None:
             msg = f"{name}: bias goes with neither q_start nor block_table"
             raise OpError(msg)
-        same_dtype(name, q=q, bias=bias)
+        if bias.dtype is not dtypes.f32:
+            same_dtype(name, q=q, bias=bias)
         bias.layout.broadcast_to((batch, q.shape[2], q.shape[1], k.shape[1]))
     if alibi is not None:
         _check_kind(name, "alibi", alibi, dtypes.f32)

@@ -85,6 +85,11 @@ div = _arithmetic(
     "not trap anywhere); the minimum by -1 wraps around.",
     _SCALED,
 )
+remainder = _arithmetic(
+    "remainder",
+    "What division of ``a`` by ``b`` leaves, with the sign of ``b``, as in Python and numpy:\n"
+    "``fmod(a, b)``, plus ``b`` where their signs differ.  By 0 it is NaN, of integers 0.",
+)
 maximum = _arithmetic("maximum", "The larger of ``a`` and ``b``; NaN where either is.")
 minimum = _arithmetic("minimum", "The smaller of ``a`` and ``b``; NaN where either is.")
 pow = _arithmetic(  # noqa: A001  (the field's name)

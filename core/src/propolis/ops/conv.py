@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Sizes = int | tuple[int, ...]
 
 WINDOW: Final = {
-    "kernel": "(height, width) of a window.",
+    "kernel": "sizes of a window, such as (height, width).",
     "stride": "elements between windows.",
     "padding": "zeros on both sides.",
     "dilation": "elements between the taps of a window.",
@@ -111,6 +111,37 @@ def conv2d(
         OpError: an attribute is out of range.
     """
     return _conv("conv2d", 2, x, w, bias, (stride, padding, dilation), groups)
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_CONV)
+def conv3d(
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Meta:
+    """
+    Convolution over three dimensions, as of videos.
+
+    Args:
+        x: (batch, in_channels, depth, height, width), a float dtype; sums are in f32 or wider.
+        w: (out_channels, in_channels / groups, kernel_d, kernel_h, kernel_w), same dtype.
+
+    Returns:
+        (batch, out_channels, depth_out, height_out, width_out), dtype of ``x``; sizes as in
+        ``conv1d``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes do not fit together, or the kernel exceeds the padded input.
+        OpError: an attribute is out of range.
+    """
+    return _conv("conv3d", 3, x, w, bias, (stride, padding, dilation), groups)
 
 
 @op({"x": FLOATS}, tolerance=ROUNDED, magnitude=of_absolutes, shared=_TRANSPOSE)
@@ -231,9 +262,13 @@ def conv_sizes(
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
+    *,
+    ceil: bool = False,
 ) -> Shape:
     """
     The spatial sizes after windows of ``kernel`` taps slide over ``sizes``.
+
+    With ``ceil`` a last window may reach beyond the padding, if it begins before its end.
 
     Raises:
         OpError: an attribute is out of range.
@@ -244,7 +279,7 @@ def conv_sizes(
     pads = spatial(name, "padding", padding, rank, least=0)
     dilations = spatial(name, "dilation", dilation, rank, least=1)
     out = tuple(
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        _windows_on(n, k, s, p, d, ceil=ceil)
         for n, k, s, p, d in zip(sizes, kernel, strides, pads, dilations, strict=True)
     )
     if any(n <= 0 for n in out):
@@ -254,6 +289,15 @@ def conv_sizes(
         )
         raise ShapeError(msg)
     return out
+
+
+def _windows_on(size: int, kernel: int, stride: int, pad: int, dilation: int, *, ceil: bool) -> int:
+    """How many windows there are along a dimension."""
+    room = size + 2 * pad - dilation * (kernel - 1) - 1
+    if not ceil or room < 0:
+        return room // stride + 1
+    last = -(-room // stride)
+    return last + (last * stride < size + pad)
 
 
 def conv_transpose_sizes(

@@ -38,8 +38,8 @@ _ROWS = {
 }
 _GROUPS = {
     "x": "(batch, channels, ...), a float dtype.",
-    "weight": "(channels,), same dtype.",
-    "bias": "(channels,), same dtype.",
+    "weight": "(channels,), same dtype, or None: multiplies each channel afterwards.",
+    "bias": "(channels,), same dtype, or None: is added to each channel then.",
     "groups": "divides the channels.",
     "eps": "added to the variance.",
 }
@@ -140,7 +140,12 @@ def layer_norm(
 
 
 def _group_terms(
-    f: Callable[..., Any], x: Array, weight: Array, bias: Array, groups: int, eps: float = 1e-5
+    f: Callable[..., Any],
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    groups: int,
+    eps: float = 1e-5,
 ) -> Array:
     """The same, of each group; SiLU's slope is nowhere far above 1."""
     if not x.size:
@@ -150,24 +155,22 @@ def _group_terms(
     y = largest / np.sqrt(rows.var(-1, keepdims=True) + eps)
     y = np.broadcast_to(y, rows.shape).reshape(x.shape)
     across = (-1, *(1,) * (x.ndim - 2))
-    return np.asarray(y * np.abs(weight).reshape(across) + np.abs(bias).reshape(across))
+    if weight is not None:
+        y = y * np.abs(weight).reshape(across)
+    return np.asarray(y if bias is None else y + np.abs(bias).reshape(across))
 
 
 @op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     /,
     groups: int,
     eps: float = 1e-5,
 ) -> Meta:
     """
     Normalise each group of channels over its channels and all positions (Wu, He 2018).
-
-    Args:
-        weight: (channels,), same dtype: multiplies each channel afterwards.
-        bias: (channels,), same dtype: is added to each channel then.
 
     Returns:
         Shape and dtype of ``x``.
@@ -183,8 +186,8 @@ def group_norm(
 @op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
 def group_norm_silu(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     /,
     groups: int,
     eps: float = 1e-5,
@@ -203,11 +206,14 @@ def group_norm_silu(
     return _group_norm("group_norm_silu", x, weight, bias, groups)
 
 
-def _group_norm(name: str, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Meta:
-    same_dtype(name, x=x, weight=weight, bias=bias)
-    fits = len(x.shape) >= 2 and weight.shape == bias.shape == x.shape[1:2]
+def _group_norm(
+    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
+) -> Meta:
+    affine = {n: t for n, t in (("weight", weight), ("bias", bias)) if t is not None}
+    same_dtype(name, x=x, **affine)
+    fits = len(x.shape) >= 2 and all(t.shape == x.shape[1:2] for t in affine.values())
     rule = "x is (batch, channels, ...), weight and bias are (channels,)"
-    expect(name, fits, rule, x=x, weight=weight, bias=bias)
+    expect(name, fits, rule, x=x, **affine)
     if groups < 1 or x.shape[1] % groups:
         msg = f"{name}: groups {groups} must divide the {x.shape[1]} channels"
         raise OpError(msg)
@@ -231,8 +237,8 @@ def _add_rms_norm(
 def _group_norm_silu(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     /,
     groups: int,
     eps: float = 1e-5,

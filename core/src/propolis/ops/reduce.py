@@ -7,6 +7,7 @@ around.
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import TYPE_CHECKING
 from typing import Any
@@ -23,7 +24,9 @@ from propolis.opspec.infer import expect
 from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import op
+from propolis.opspec.tolerance import RELATIVE
 from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import ROUNDINGS
 from propolis.opspec.tolerance import of_absolutes
 
 
@@ -80,6 +83,29 @@ def mean(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
         ShapeError: there is no such dimension, or one is named twice.
     """
     return reduced("mean", x.shape, dims, keepdim=keepdim), x.dtype
+
+
+def _factors(f: Callable[..., Any], x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
+    """Each factor costs a rounding, of which ``ROUNDINGS`` are allowed anyway."""
+    product = np.abs(f(x, dims, keepdim=keepdim))
+    return np.asarray(product * builtins.max(1.0, x.size / (np.size(product) or 1) / ROUNDINGS))
+
+
+@op({"x": PLAIN}, tolerance=RELATIVE, magnitude=_factors, shared=_REDUCED)
+def prod(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> Meta:
+    """
+    The product; of no elements, 1.  Integers wrap around.
+
+    Floats are multiplied in f32 (f64 of f64), in any order: what leaves its range on the way
+    does not come back.
+
+    Returns:
+        The reduced shape, dtype of ``x``.
+
+    Raises:
+        ShapeError: there is no such dimension, or one is named twice.
+    """
+    return reduced("prod", x.shape, dims, keepdim=keepdim), x.dtype
 
 
 def _deviations(

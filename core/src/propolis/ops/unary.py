@@ -99,7 +99,13 @@ def _up(f: Callable[..., Any], gate: Array, up: Array) -> Array:
 
 
 exp = _unary("exp", "``e ** x``.", tolerance=RELATIVE)
+expm1 = _unary("expm1", "``e ** x - 1``, without cancellation for small ``x``.", tolerance=RELATIVE)
 log = _unary("log", "The natural logarithm; of 0 it is -inf, of negative numbers NaN.")
+log1p = _unary(
+    "log1p",
+    "``log(1 + x)``, without cancellation for small ``x``; of -1 it is -inf, below NaN.",
+    tolerance=RELATIVE,
+)
 sin = _unary("sin", "The sine of radians.")
 cos = _unary("cos", "The cosine of radians.")
 tanh = _unary("tanh", "The hyperbolic tangent.")
@@ -139,6 +145,7 @@ relu = _unary("relu", "``max(x, 0)``; NaN stays NaN.", PLAIN)
 sign = _unary("sign", "-1, 0 or 1; NaN stays NaN.", PLAIN)
 floor = _unary("floor", "The largest whole number not above ``x``.", PLAIN)
 ceil = _unary("ceil", "The smallest whole number not below ``x``.", PLAIN)
+trunc = _unary("trunc", "The whole number next to ``x`` on the side of 0.", PLAIN)
 round = _unary("round", "The nearest whole number, ties to the even one, as IEEE rounds.", PLAIN)  # noqa: A001
 
 
@@ -279,6 +286,27 @@ def gelu_mul(gate: Tensor, up: Tensor, /) -> Meta:
     return _gated("gelu_mul", gate, up)
 
 
+@op({"gate": FLOATS}, tolerance=RELATIVE, magnitude=_argument, elementwise=True)
+def gelu_erf_mul(gate: Tensor, up: Tensor, /) -> Meta:
+    """
+    ``gelu_erf(gate) * up``: the GeGLU of Shazeer (2020) with the exact GELU, as diffusers has it.
+
+    What cancels below 0, ``up`` multiplies: some roundings of ``gate`` in f32.
+
+    Args:
+        gate: any shape, any float dtype; f16, bf16 and f8 are computed in f32.
+        up: same shape and dtype.
+
+    Returns:
+        Shape and dtype of ``gate``.
+
+    Raises:
+        DTypeError: the dtypes differ or are not floats.
+        ShapeError: the shapes differ.
+    """
+    return _gated("gelu_erf_mul", gate, up)
+
+
 def _gated(name: str, gate: Tensor, up: Tensor) -> Meta:
     same_dtype(name, gate=gate, up=up)
     expect(name, gate.shape == up.shape, "gate and up must agree", gate=gate, up=up)
@@ -296,6 +324,11 @@ def _silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
 @gelu_mul.decomposes(lambda gate: {gelu: (gate,), mul: (gate,)})
 def _gelu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     mul.into(out, gelu(gate), up)
+
+
+@gelu_erf_mul.decomposes(lambda gate: {gelu_erf: (gate,), mul: (gate,)})
+def _gelu_erf_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    mul.into(out, gelu_erf(gate), up)
 
 
 @silu.decomposes(lambda x: {sigmoid: (x,), mul: (x,)})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Literal
+from typing import get_args
 
 import numpy as np
 
@@ -99,6 +101,67 @@ def upsample_bilinear2d(
         OpError: a size is not positive.
     """
     return _upsample("upsample_bilinear2d", x, tuple(size))
+
+
+Mode = Literal["bilinear", "bicubic"]
+
+
+def _weights(f: Callable[..., Any], x: Array, size: tuple[int, int], **attributes: Any) -> Array:
+    """The weights come of positions, whose rounding grows with the image."""
+    largest = np.abs(x).max(initial=0)
+    return np.full((*x.shape[:2], *size), largest * (2 + max(*x.shape[2:], *size) / 8))
+
+
+@op({"x": FLOATS}, tolerance=ROUNDED, magnitude=_weights)
+def resize2d(
+    x: Tensor,
+    /,
+    size: tuple[int, int],
+    *,
+    mode: Mode = "bilinear",
+    antialias: bool = False,
+    align_corners: bool = False,
+    scale: tuple[float, float] | None = None,
+) -> Meta:
+    """
+    Each element is blended of those around its source, as ``torch.nn.functional.interpolate``.
+
+    With ``r = height / size[0]``, or ``1 / scale[0]``, the source of row ``i`` is ``(i + 1/2) * r
+    - 1/2``, not below 0 if bilinear; with aligned corners it is ``i * r``, of ``r = (height - 1) /
+    (size[0] - 1)``.
+    Rows are blended by the triangle of width 2 or by the cubic of Keys (1981) of width 4, with
+    ``a = -0.75`` and the image's edge repeated; so are columns.
+
+    With ``antialias`` they are blended as by Pillow: filters are as much wider as the image
+    becomes smaller, have ``a = -0.5``, end at the image's edge, and their weights sum to 1; the
+    source of row ``i`` is ``(i + 1/2) * r - 1/2``, where aligned corners change ``r`` alone.
+
+    Args:
+        x: (batch, channels, height, width), a float dtype; computed in f32 or wider.
+        size: (height, width) of the result.
+        mode: ``"bilinear"`` or ``"bicubic"``.
+        antialias: whether filters widen where the image becomes smaller.
+        align_corners: whether the corners' centres coincide.
+        scale: of the result to the source, where ``size`` was rounded from it; without
+            aligned corners.
+
+    Returns:
+        (batch, channels, *size), dtype of ``x``.  Where ``x`` has NaN or infinities, so may have
+        all elements whose filters reach them, with whatever weight.
+
+    Raises:
+        DTypeError: ``x`` is not a float.
+        ShapeError: ``x`` is not of rank 4 or is empty.
+        OpError: a size or scale is not positive, the mode is another, or a scale comes with
+            aligned corners.
+    """
+    if mode not in get_args(Mode):
+        msg = f"resize2d: mode {mode!r} must be one of {', '.join(get_args(Mode))}"
+        raise OpError(msg)
+    if scale is not None and (align_corners or len(tuple(scale)) != 2 or not min(scale) > 0):
+        msg = f"resize2d: scale {scale} must be two positive numbers, and align_corners False"
+        raise OpError(msg)
+    return _upsample("resize2d", x, tuple(size))
 
 
 def _upsample(name: str, x: Tensor, size: Shape) -> Meta:

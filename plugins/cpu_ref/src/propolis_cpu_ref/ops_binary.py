@@ -52,6 +52,16 @@ def div(out: Tensor, a: Tensor, b: Tensor, /) -> None:
 
 
 @ieee
+def remainder(out: Tensor, a: Tensor, b: Tensor, /) -> None:
+    """What division leaves, with the divisor's sign; of integers by zero 0."""
+    if not a.dtype.is_integer:
+        store(out, np.remainder(wide(a), wide(b)))
+        return
+    x, y = np.broadcast_arrays(a.array, b.array)
+    store(out, np.where(y == 0, 0, np.remainder(x, np.where(y == 0, 1, y))))
+
+
+@ieee
 def maximum(out: Tensor, a: Tensor, b: Tensor, /) -> None:
     """The larger; NaN where either is."""
     store(out, np.maximum(_comparable(a), _comparable(b)))
@@ -96,6 +106,7 @@ OPS = [
     OpImpl(op="sub", fn=sub, dtypes=PLAIN, in_place=True),
     OpImpl(op="mul", fn=mul, dtypes=PLAIN, in_place=True),
     OpImpl(op="div", fn=div, dtypes=PLAIN, in_place=True),
+    OpImpl(op="remainder", fn=remainder, dtypes=PLAIN, in_place=True),
     OpImpl(op="maximum", fn=maximum, dtypes=PLAIN, in_place=True),
     OpImpl(op="minimum", fn=minimum, dtypes=PLAIN, in_place=True),
     OpImpl(op="pow", fn=pow, dtypes=PLAIN, in_place=True),

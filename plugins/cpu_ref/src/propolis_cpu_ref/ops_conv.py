@@ -6,6 +6,7 @@ One dimension is two with a height of 1.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,31 @@ def conv2d(
 
 
 @ieee
+def conv3d(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> None:
+    """Convolution over three dimensions, one plane of the output at a time."""
+    steps, pads, spread = (
+        spatial("conv3d", "size", s, 3, least=0) for s in (stride, padding, dilation)
+    )
+    y, weights = scratch(out), wide(w)
+    shift = None if bias is None else wide(bias)
+    seen = windows(wide(x), w.shape[2:], steps, pads, spread)
+    for plane in range(out.shape[2]):
+        _products(out.device.threads, y[:, :, plane], seen[:, :, plane], weights, shift, groups)
+    store(out, y)
+
+
+@ieee
 def conv_transpose1d(
     out: Tensor,
     x: Tensor,
@@ -146,10 +172,10 @@ def windows(
     fill: float = 0,
 ) -> np.ndarray:
     """
-    Every window of an image, as a view of its padded copy.
+    Every window of an image, or of a video, as a view of its padded copy.
 
     Args:
-        x: (batch, channels, height, width).
+        x: (batch, channels, height, width), or with a depth before the height.
         kernel: taps of a window.
         stride: elements between windows.
         padding: elements added on both sides.
@@ -157,14 +183,15 @@ def windows(
         fill: what is added.
 
     Returns:
-        (batch, channels, height_out, width_out, kernel_h, kernel_w).
+        (batch, channels, height_out, width_out, kernel_h, kernel_w), or with both depths.
     """
     if any(padding):
-        around = ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2)
+        around = ((0, 0), (0, 0), *((n, n) for n in padding))
         x = np.pad(x, around, constant_values=fill)
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
-    seen = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
-    return seen[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    axes = tuple(range(2, 2 + len(kernel)))
+    seen = np.lib.stride_tricks.sliding_window_view(x, reach, axis=axes)
+    return seen[:, :, *(slice(None, None, step) for step in (*stride, *dilation))]
 
 
 def _conv(
@@ -178,15 +205,35 @@ def _conv(
     dilation: Pair,
     groups: int,
 ) -> None:
-    """Some rows of windows at a time, for all channels."""
-    seen = windows(x, w.shape[2:], stride, padding, dilation)
+    _products(threads, out, windows(x, w.shape[2:], stride, padding, dilation), w, bias, groups)
+
+
+def _products(
+    threads: int,
+    out: np.ndarray,
+    seen: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None,
+    groups: int,
+) -> None:
+    """
+    The windows of an image times the weights, some rows at a time, for all channels.
+
+    Args:
+        threads: how many may run at once.
+        out: (batch, out_channels, height, width).
+        seen: (batch, channels, height, width, *kernel).
+        w: (out_channels, channels / groups, *kernel).
+        bias: (out_channels,), or None.
+        groups: of channels.
+    """
     batch, channels, height, width = seen.shape[:4]
-    taps = channels // groups * w.shape[2] * w.shape[3]
+    taps = channels // groups * math.prod(w.shape[2:])
     weights = w.reshape(groups, w.shape[0] // groups, taps)
     shift = None if bias is None else bias.reshape(groups, weights.shape[1], 1)
-    # (batch, groups, channels, kernel_h, kernel_w, height, width), as the weights lie.
+    # (batch, groups, channels, *kernel, height, width), as the weights lie.
     grouped = seen.reshape(batch, groups, channels // groups, *seen.shape[2:])
-    grouped = grouped.transpose(0, 1, 2, 5, 6, 3, 4)
+    grouped = grouped.transpose(0, 1, 2, *range(5, grouped.ndim), 3, 4)
     answers = out.reshape(batch, groups, weights.shape[1], height * width)
     step = max(1, WINDOWS // width)
     strips = [
@@ -254,6 +301,7 @@ def _flat(height: int, sizes: Sizes) -> Pair:
 OPS = [
     OpImpl(op="conv1d", fn=conv1d, dtypes=FLOATS),
     OpImpl(op="conv2d", fn=conv2d, dtypes=FLOATS),
+    OpImpl(op="conv3d", fn=conv3d, dtypes=FLOATS),
     OpImpl(op="conv_transpose1d", fn=conv_transpose1d, dtypes=FLOATS),
     OpImpl(op="conv_transpose2d", fn=conv_transpose2d, dtypes=FLOATS),
     OpImpl(op="im2col", fn=im2col, dtypes=PLAIN),

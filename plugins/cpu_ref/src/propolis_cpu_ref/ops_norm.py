@@ -88,8 +88,8 @@ def layer_norm(
 def group_norm(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     /,
     groups: int,
     eps: float = 1e-5,
@@ -102,8 +102,8 @@ def group_norm(
 def group_norm_silu(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     /,
     groups: int,
     eps: float = 1e-5,
@@ -142,8 +142,8 @@ def _pieces(part: slice, width: int) -> Iterator[slice]:
 def _group_norm(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     groups: int,
     eps: float,
     *,
@@ -158,15 +158,18 @@ def _group_norm(
     values = np.ascontiguousarray(wide(x)).reshape(count, width)
     # (rows, channels, 1), as each row has the channels of its group.
     scale, shift = (
-        np.tile(wide(t).reshape(groups, channels, 1), (x.shape[0], 1, 1)) for t in (weight, bias)
+        None if t is None else np.tile(wide(t).reshape(groups, channels, 1), (x.shape[0], 1, 1))
+        for t in (weight, bias)
     )
 
     def work(part: slice) -> None:
         for some in _pieces(part, width):
             _standardize(rows[some], values[some], eps)
             piece = rows[some].reshape(-1, channels, width // channels)
-            piece *= scale[some]
-            piece += shift[some]
+            if scale is not None:
+                piece *= scale[some]
+            if shift is not None:
+                piece += shift[some]
             if silu:
                 share = np.negative(piece)
                 np.exp(share, out=share)

@@ -29,6 +29,13 @@ def sum(out: Tensor, x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) 
 
 
 @ieee
+def prod(out: Tensor, x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> None:
+    """The product."""
+    rows = _rows(x, over("prod", x.shape, dims))
+    store(out, rows.prod(axis=-1, dtype=rows.dtype).reshape(out.shape))
+
+
+@ieee
 def mean(out: Tensor, x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> None:
     """The mean."""
     rows = _rows(x, over("mean", x.shape, dims))
@@ -107,6 +114,7 @@ def _mean(rows: np.ndarray) -> np.ndarray:
 
 OPS = [
     OpImpl(op="sum", fn=sum, dtypes=PLAIN),
+    OpImpl(op="prod", fn=prod, dtypes=PLAIN),
     OpImpl(op="mean", fn=mean, dtypes=FLOATS),
     OpImpl(op="var", fn=var, dtypes=FLOATS),
     OpImpl(op="min", fn=min, dtypes=PLAIN),

@@ -95,7 +95,9 @@ def _gelu_argument(x: np.ndarray) -> np.ndarray:
 
 FLOAT_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "exp": np.exp,
+    "expm1": np.expm1,
     "log": np.log,
+    "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
     "tanh": np.tanh,
@@ -119,6 +121,7 @@ PLAIN_FUNCTIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "sign": np.sign,
     "floor": np.floor,
     "ceil": np.ceil,
+    "trunc": np.trunc,
     "round": np.rint,
 }
 
@@ -129,7 +132,7 @@ def _implement(name: str, function: Callable[[np.ndarray], Any]) -> Callable[...
     @ieee
     def run(out: Tensor, x: Tensor, /) -> None:
         if x.dtype.is_integer:
-            whole = name in ("floor", "ceil", "round")
+            whole = name in ("floor", "ceil", "trunc", "round")
             store(out, x.array if whole else function(x.array))
         else:
             store(out, function(wide(x)))
@@ -189,14 +192,24 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
 
 @ieee
 def gelu_erf(out: Tensor, x: Tensor, /) -> None:
+    """``x * ndtr(x)``."""
+    store(out, _times_ndtr(out, wide(x)))
+
+
+@ieee
+def gelu_erf_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    """``gate * ndtr(gate) * up``."""
+    y = _times_ndtr(out, wide(gate))
+    store(out, np.multiply(y, wide(up), out=y))
+
+
+def _times_ndtr(out: Tensor, values: np.ndarray) -> np.ndarray:
     """``x * ndtr(x)``, where ``ndtr`` is the logistic function of an odd polynomial."""
-    values = wide(x)
     if values.dtype == np.float64:
-        store(out, 0.5 * values * (1 + _erf(values * math.sqrt(0.5))))
-        return
-    width = x.shape[-1] if x.shape else 1
-    count = math.prod(x.shape[:-1])
-    y = scratch(out)
+        return np.asarray(0.5 * values * (1 + _erf(values * math.sqrt(0.5))))
+    width = values.shape[-1] if values.shape else 1
+    count = math.prod(values.shape[:-1])
+    y = np.empty(values.shape, values.dtype)
     rows, given = y.reshape(count, width), values.reshape(count, width)
 
     def work(part: slice) -> None:
@@ -217,7 +230,7 @@ def gelu_erf(out: Tensor, x: Tensor, /) -> None:
             np.divide(v, share, out=rows[some])
 
     over_rows(out.device.threads, count, grain(width), work)
-    store(out, y)
+    return y
 
 
 @ieee
@@ -242,5 +255,6 @@ OPS = [
     OpImpl(op="affine", fn=affine, dtypes=PLAIN, in_place=True),
     OpImpl(op="silu_mul", fn=silu_mul, dtypes=FLOATS),
     OpImpl(op="gelu_erf", fn=gelu_erf, dtypes=FLOATS, in_place=True),
+    OpImpl(op="gelu_erf_mul", fn=gelu_erf_mul, dtypes=FLOATS, in_place=True),
     OpImpl(op="gelu_mul", fn=gelu_mul, dtypes=FLOATS, in_place=True),
 ]

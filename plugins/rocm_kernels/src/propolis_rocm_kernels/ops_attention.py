@@ -47,7 +47,7 @@ _SHAPE: Final = Structure(
         **dict.fromkeys(("kv_len", "alibi", "q_start"), "q"),
         **dict.fromkeys(("scale", "softcap"), "d"),
         **dict.fromkeys(("batch", "total", "heads", "group", "dim", "value_dim"), "i"),
-        **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "reserved"), "i"),
+        **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "wide_bias"), "i"),
     },
 )
 _ARGUMENTS: Final = (10 * "P", _SHAPE)
@@ -178,7 +178,7 @@ def _attend(
         options.softcap,
         *(batch, total, heads, heads // k.shape[2], dim, value_dim, capacity),
         *options.reach(),
-        *(slots, pages, 0),
+        *(slots, pages, bias is not None and bias.dtype is not q.dtype),
         threads=threads,
     )
 

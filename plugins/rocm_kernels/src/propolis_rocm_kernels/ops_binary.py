@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODULE: Final = Module("binary")
 
 SHORT_OPS: Final = "add sub mul maximum minimum"
-LONG_OPS: Final = "div pow"
+LONG_OPS: Final = "div pow remainder"
 COMPARISONS: Final = "eq ne lt le gt ge"
 
 

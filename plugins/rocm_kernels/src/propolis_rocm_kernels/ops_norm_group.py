@@ -32,7 +32,7 @@ _MOMENTS: Final = {d: MODULE.kernel(f"moments_{d.name}", "PPqqq") for d in dtype
 
 
 def _too_large(
-    x: Tensor, weight: Tensor, bias: Tensor, /, groups: int, eps: float = 1e-5
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, /, groups: int, eps: float = 1e-5
 ) -> str | None:
     del weight, bias, eps
     if x.shape[0] * groups > PARTIALS:
@@ -50,8 +50,8 @@ def _implement(name: str) -> OpImpl:
     def run(
         out: Tensor,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
         /,
         groups: int,
         eps: float = 1e-5,
@@ -71,7 +71,8 @@ def _implement(name: str) -> OpImpl:
         kernels[dtype](
             device,
             rows * chunks,
-            *(pointer(out), memory, at, pointer(weight), pointer(bias)),
+            *(pointer(out), memory, at),
+            *(0 if t is None else pointer(t) for t in (weight, bias)),
             *(length, chunk, chunks, groups, math.prod(layout.shape[2:])),
             eps,
         )

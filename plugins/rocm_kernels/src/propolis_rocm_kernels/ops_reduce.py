@@ -33,6 +33,7 @@ def var(
 
 OPS: Final = [
     over_dims(MODULE, "sum", dtypes.PLAIN),
+    over_dims(MODULE, "prod", dtypes.PLAIN),
     over_dims(MODULE, "mean", dtypes.FLOATS),
     implementation("var", var, dtypes.FLOATS, in_place=False, workspace=BYTES),
 ]

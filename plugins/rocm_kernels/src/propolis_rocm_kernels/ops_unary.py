@@ -23,12 +23,13 @@ MODULE: Final = Module("unary")
 
 # Of floats alone, and long.
 FLOAT_OPS: Final = (
-    "exp log sin cos tanh sqrt rsqrt recip erf sigmoid silu gelu gelu_erf quick_gelu softplus"
+    "exp expm1 log log1p sin cos tanh sqrt rsqrt recip erf "
+    "sigmoid silu gelu gelu_erf quick_gelu softplus"
 )
 # Of integers too, and short.
 PLAIN_OPS: Final = "abs neg sqr relu sign"
 # Whole numbers round to themselves: those are copies.
-ROUNDING_OPS: Final = "floor ceil round"
+ROUNDING_OPS: Final = "floor ceil trunc round"
 
 
 def _implement(name: str, kinds: Collection[DType], *, heavy: bool) -> OpImpl:

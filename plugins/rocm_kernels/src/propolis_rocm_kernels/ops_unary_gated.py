@@ -31,4 +31,4 @@ def _implement(name: str) -> OpImpl:
     return implementation(name, run, dtypes.FLOATS)
 
 
-OPS: Final = [_implement("silu_mul"), _implement("gelu_mul")]
+OPS: Final = [_implement("silu_mul"), _implement("gelu_mul"), _implement("gelu_erf_mul")]
