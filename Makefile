@@ -15,6 +15,7 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
 DOCS := $(VENV)/.installed-docs
+CK := $(VENV)/.installed-ck
 
 # Of this workspace's plugins alone, whatever else is installed beside them.
 empty :=
@@ -38,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image hipsim hipsim-cuda kernels test quick test-all oracles conformance \
+.PHONY: help demo readme-image hipsim hipsim-cuda kernels ck test quick test-all oracles conformance \
 	lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
@@ -61,7 +62,7 @@ quick: $(DEV) hipsim ## The tests of make test alone
 	$(if $(COVERAGE),$(BIN)/python -m coverage erase)
 	$(MEASURED) $(PARALLEL) --quick
 
-test-all: $(ORACLES) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
+test-all: $(ORACLES) $(CK) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
 	$(MEASURED) $(PARALLEL) --rest
 	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 	@$(MAKE) --no-print-directory conformance
@@ -74,7 +75,7 @@ endif
 
 oracles: $(ORACLES) ## Install torch, transformers and diffusers, to compare with
 
-conformance: $(DEV) hipsim ## Judge every op of the HIP kernels on the simulator, at both warp sizes
+conformance: $(DEV) hipsim ## Judge every op of the ROCm plugins on the simulator, at both warp sizes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
 
 # Half as many random cases, of other numbers, where they differ by the width of a warp alone.
@@ -83,7 +84,10 @@ SHARE_64 := --seed 64 --scale 0.5
 conformance-%:
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \
 		XDG_CACHE_HOME="$(CURDIR)/build/cache" PROPOLIS_REQUIRE_ROCM=1; \
-	$(BIN)/propolis conformance rocm_kernels --timeout 300 $(SHARE_$*) && $(PYTEST) -q $(ON_DEVICE)
+	for plugin in rocm_kernels flash_attn_ck; do \
+		$(BIN)/propolis conformance $$plugin --timeout 300 $(SHARE_$*) || exit 1; \
+	done; \
+	$(PYTEST) -q $(ON_DEVICE)
 
 lint: $(DEV) ## Check style, types, import contracts, generated docs and the op matrix
 	$(BIN)/ruff format --check --quiet
@@ -115,6 +119,9 @@ conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/report
 
 kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures, or ARCHS (needs ROCm or clang >= 19)
 	$(BIN)/python -m propolis_rocm_kernels.builder $(addprefix --arch ,$(ARCHS))
+
+ck: $(CK) ## Compile Composable Kernel's flash attention for gfx90a and gfx942, or ARCHS (8 CPU minutes)
+	$(BIN)/python -m propolis_flash_attn_ck.builder $(addprefix --arch ,$(ARCHS))
 
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim host
@@ -154,6 +161,10 @@ $(DEV): requirements/dev.txt $(RUN)
 
 $(ORACLES): requirements/oracles.txt $(DEV)
 	$(PIP) install -r requirements/oracles.txt
+	@touch $@
+
+$(CK): requirements/ck.txt $(DEV)
+	$(PIP) install -r requirements/ck.txt
 	@touch $@
 
 $(DOCS): requirements/docs.txt $(DEV)

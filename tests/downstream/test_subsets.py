@@ -81,11 +81,12 @@ def test_sd_draws(fresh) -> None:
 def test_rocm_stands_aside(fresh) -> None:
     """`propolis[rocm]` brings the ROCm plugins that exist; without ROCm the CPU does the work."""
     env = fresh()
-    assert CORE | {"propolis-rocm-hip", "propolis-rocm-kernels"} == install(env, "propolis[rocm]")
+    ours = {"propolis-rocm-hip", "propolis-rocm-kernels", "propolis-flash-attn-ck"}
+    assert CORE | ours == install(env, "propolis[rocm]")
     said = env.doctor()
     assert re.search(r"^\w+ +rocm_kernels\.", said, re.MULTILINE), said
     listed = {p["name"] for p in json.loads(env.run("propolis", "plugins", "--json"))}
-    assert {"cpu_ref", "rocm_hip", "rocm_kernels"} == listed
+    assert {"cpu_ref", "rocm_hip", "rocm_kernels", "flash_attn_ck"} == listed
     assert env.run("python", "-c", SOFTMAX) == "[[0.25, 0.25, 0.25, 0.25]]\n"
 
 

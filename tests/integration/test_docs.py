@@ -41,7 +41,9 @@ PLAIN = """
 import importlib_metadata
 real = importlib_metadata.entry_points
 importlib_metadata.entry_points = lambda **wanted: importlib_metadata.EntryPoints(
-    entry for entry in real(**wanted) if not entry.dist.name.startswith("propolis-rocm")
+    entry
+    for entry in real(**wanted)
+    if not entry.dist.name.startswith(("propolis-rocm", "propolis-flash"))
 )
 from propolis.cli import main
 main()

@@ -107,6 +107,7 @@ def _attend(
 
 
 _SIZES = {"t": 3, "s": 5, "b": 2}
+_PREFILL = {"t": 37, "s": 45, "d": 16, "e": 8}
 _Q = {"q": T("b t h*2 d")}
 _KV = {"k": T("b s h d", domain="cache"), "v": T("b s h e", domain="cache")}
 _LENGTHS = {"kv_len": T("b", "i32", "length:s")}
@@ -168,6 +169,13 @@ _RECIPES = (
         },
         _RULES[:3],
         {"g": 2, "n": 3, "p": 7, "t": 5},
+    ),
+    # Queries and heads enough for matrix instructions, which may leave smaller ones to others.
+    _recipe({**_Q, **_KV, **_LENGTHS}, _RULES, _PREFILL),
+    _recipe(
+        {"q": T("1 t h*2 d"), **_KV, **_LENGTHS, "q_start": T("b+1", "i32", "starts:t")},
+        _RULES[:3],
+        {**_PREFILL, "t": 150, "b": 3},
     ),
     # NaN and infinities: in what is compared, and in what is weighted.
     *(

@@ -1,0 +1,1 @@
+"""Composable Kernel's flash attention, compiled ahead of time behind an ABI of our own."""

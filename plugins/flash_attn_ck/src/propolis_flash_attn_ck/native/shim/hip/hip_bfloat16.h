@@ -1,0 +1,2 @@
+// Included, and not used.
+#pragma once
