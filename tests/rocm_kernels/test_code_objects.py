@@ -16,7 +16,11 @@ from propolis_rocm_kernels._archs import ARCHS
 
 # Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
 # is used, and nobody's inference computes the error function, or attention, in f64.
-COLD = {f"unary_{op}_f64{layout}" for op in ("erf", "gelu_erf") for layout in ("", "_strided")}
+COLD = {
+    f"unary_{op}_f64{layout}"
+    for op in ("erf", "gelu_erf", "gated_gelu_erf_mul")
+    for layout in ("", "_strided")
+}
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
 # Eight 64-bit places a thread, of a type that nobody looks for the largest of, across rows.
 COLD |= {f"reduce_extreme_{op}_i16_packs" for op in ("argmax", "argmin")}
