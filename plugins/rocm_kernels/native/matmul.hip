@@ -19,9 +19,9 @@ struct PlainWeights : PlainRows<T> {
 
 #define ARGUMENTS(T)                                                                        \
     T *out, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 depth, i64 a_row,      \
-        i64 a_step, i64 b_row, i64 b_step, i64 bias_step, i64 first
+        i64 a_step, i64 b_row, i64 b_step, i64 bias_row, i64 bias_step, i64 first
 #define PRODUCT(T) \
-    Product<T> { out, a, bias, m, n, depth, a_row, a_step, bias_step, first }
+    Product<T> { out, a, bias, m, n, depth, a_row, a_step, bias_row, bias_step, first }
 
 #define TILES(T, side)                                                                      \
     PROPOLIS_KERNEL matmul_tile##side##_##T(ARGUMENTS(T), Strided2 batches) {               \

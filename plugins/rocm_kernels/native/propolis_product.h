@@ -13,7 +13,9 @@ struct Product {
     const T* a;
     const T* bias;  // or null
     i64 m, n, depth;
-    i64 a_row, a_step, bias_step;
+    i64 a_row, a_step;
+    i64 bias_row;  // of tiles alone: neither rows nor batches of others have a bias of their own
+    i64 bias_step;
     i64 first;  // block of this launch
 };
 
@@ -35,7 +37,9 @@ PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const S
     const PlainRows<T> a(p.a + at.at[0], p.m, p.depth, p.a_row, p.a_step);
     C sum[SIDE / 16][SIDE / 16] = {};
     tile_product<SIDE>(a, weights.at(at.at[1]), i0, j0, p.depth, left, right, sum);
-    store_tile<SIDE>(p.out + batch * p.m * p.n, p.bias, p.bias_step, p.m, p.n, i0, j0, sum);
+    T* out = p.out + batch * p.m * p.n;
+    const Target<T> to{out, p.bias, p.bias_row, p.bias_step, p.m, p.n};
+    store_tile<SIDE, STORED<T>>(to, i0, j0, sum);
 }
 
 // `lanes` neighbours (a power of two) of a warp work on R rows of weights and up to M rows of

@@ -11,6 +11,7 @@ struct BlockWeights {
     i64 rows, depth;
     i64 row;  // bytes
 
+    typedef f32 C;
     static constexpr bool scaled = true;
     static constexpr bool shifted = Format::shifted;
     PROPOLIS_METHOD BlockWeights at(i64) const { return *this; }
@@ -33,7 +34,7 @@ struct BlockWeights {
     T *out, const T *a, const u8 *w, i64 m, i64 n, i64 depth, i64 a_row, i64 a_step, i64 row,    \
         i64 first
 #define QMATMUL_PRODUCT(T) \
-    Product<T> { out, a, nullptr, m, n, depth, a_row, a_step, 0, first }
+    Product<T> { out, a, nullptr, m, n, depth, a_row, a_step, 0, 0, first }
 
 #define QMATMUL_TILES(module, name, Format, T)                                                   \
     PROPOLIS_KERNEL module##_tile64_##name##_##T(QMATMUL_ARGUMENTS(T), Strided2 batches) {       \

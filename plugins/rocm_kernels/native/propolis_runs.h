@@ -86,6 +86,22 @@ struct PackedRows {
     }
 };
 
+// A thread's way through an operand: from one place of a tile to the same of the next, `step` deeper.
+template <class Operand>
+struct Walk {
+    const Operand& operand;
+    i64 row, k;
+
+    typedef typename Operand::C C;
+    PROPOLIS_METHOD Walk(const Operand& operand, i64 row, i64 k) : operand(operand), row(row), k(k) {}
+    PROPOLIS_METHOD void fetch(C (&run)[RUN]) const { operand.fetch(row, k, run); }
+    PROPOLIS_METHOD void deeper(int step) { k += step; }
+};
+
+// Whether an operand has elements that take part in no product (see propolis_tile.h).
+template <class Operand>
+constexpr bool has_absent = false;
+
 // Eight weights of a row, each scale * q + shift; formats without one or both say so.
 template <class C>
 struct Weights {

@@ -67,7 +67,31 @@ PROPOLIS_FN void put_run(C* tile, Place place, const C (&run)[RUN]) {
 PROPOLIS_FN int own_row() { return (int)thread_x() / 16 * 4; }
 PROPOLIS_FN int own_column() { return (int)thread_x() % 16 * 4; }
 
-template <int SIDE, class C>
+// What stands in a tile for an element that does not exist: not even with an infinity does it make a
+// product.  A NaN that no operation gives; who uses it makes others of NaNs that look the same.
+template <class C>
+struct Absent;
+template <>
+struct Absent<f32> {
+    typedef u32 Bits;
+    static constexpr Bits bits = 0x7fd5beefu;
+};
+template <>
+struct Absent<f64> {
+    typedef u64 Bits;
+    static constexpr Bits bits = 0x7ff8d5beefd5beefull;
+};
+template <class C>
+PROPOLIS_FN C absent() {
+    return bits_as<C>(Absent<C>::bits);
+}
+template <class C>
+PROPOLIS_FN bool is_absent(C x) {
+    return bits_as<typename Absent<C>::Bits>(x) == Absent<C>::bits;
+}
+
+// Where `marked`, elements of `right` may be absent.
+template <int SIDE, bool marked = false, class C>
 PROPOLIS_FN void multiply(const C* left, const C* right, C (&sum)[SIDE / 16][SIDE / 16]) {
     constexpr int R = SIDE / 16;
     const int row = own_row();
@@ -87,7 +111,13 @@ PROPOLIS_FN void multiply(const C* left, const C* right, C (&sum)[SIDE / 16][SID
 #pragma unroll
             for (int i = 0; i < R; ++i) {
 #pragma unroll
-                for (int j = 0; j < R; ++j) sum[i][j] += a[i] * b[j];
+                for (int j = 0; j < R; ++j) {
+                    if constexpr (marked) {
+                        sum[i][j] = is_absent(b[j]) ? sum[i][j] : sum[i][j] + a[i] * b[j];
+                    } else {
+                        sum[i][j] += a[i] * b[j];
+                    }
+                }
             }
         }
     }
@@ -103,49 +133,72 @@ PROPOLIS_FN void tile_product(const A& a, const B& b, i64 i0, i64 j0, i64 depth,
     const Place at_b = place_of<SIDE>(b.across());
     if (depth == 0) return;
     C next_a[RUN], next_b[RUN];
-    a.fetch(i0 + at_a.side, at_a.depth, next_a);
-    b.fetch(j0 + at_b.side, at_b.depth, next_b);
+    Walk<A> from_a(a, i0 + at_a.side, at_a.depth);
+    Walk<B> from_b(b, j0 + at_b.side, at_b.depth);
+    from_a.fetch(next_a);
+    from_b.fetch(next_b);
     for (i64 k = 0; k < depth; k += DEPTH<SIDE>) {
         put_run<SIDE>(left, at_a, next_a);
         put_run<SIDE>(right, at_b, next_b);
         __syncthreads();
-        const i64 next = k + DEPTH<SIDE>;
-        if (next < depth) {
-            a.fetch(i0 + at_a.side, next + at_a.depth, next_a);
-            b.fetch(j0 + at_b.side, next + at_b.depth, next_b);
+        if (k + DEPTH<SIDE> < depth) {
+            from_a.deeper(DEPTH<SIDE>);
+            from_b.deeper(DEPTH<SIDE>);
+            from_a.fetch(next_a);
+            from_b.fetch(next_b);
         }
-        multiply<SIDE>(left, right, sum);
+        multiply<SIDE, has_absent<B>>(left, right, sum);
         __syncthreads();
     }
 }
 
-// out = sum + bias, of what lies within (m, n); bias may be null.
-template <int SIDE, class T>
-PROPOLIS_FN void store_tile(T* out, const T* bias, i64 bias_step, i64 m, i64 n, i64 i0, i64 j0,
-                            const Compute<T> (&sum)[SIDE / 16][SIDE / 16]) {
-    constexpr int N = RUN_PACK<T> < 4 ? RUN_PACK<T> : 4;
-    const bool packed = n % N == 0 && aligned<N>(out);
+// Where a product goes: (m, n), contiguous.  The bias of an element, if there is one, is
+// bias[row * bias_row + column * bias_step].
+template <class T>
+struct Target {
+    T* out;
+    const T* bias;  // or null
+    i64 bias_row, bias_step;
+    i64 m, n;
+};
+
+// So many sums go to a target at once; four at most.
+template <class T>
+constexpr int STORED = RUN_PACK<T> < 4 ? RUN_PACK<T> : 4;
+
+// Neighbours of a row, of what lies within (m, n).
+template <class T>
+PROPOLIS_FN void store_sums(const Target<T>& to, i64 row, i64 column, const Compute<T>* sums) {
+    constexpr int N = STORED<T>;
+    Pack<T, N> pack;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        Compute<T> value = sums[k];
+        if (to.bias && row < to.m && column + k < to.n) {
+            value += wide(to.bias[row * to.bias_row + (column + k) * to.bias_step]);
+        }
+        pack.at[k] = narrow<T>(value);
+    }
+    T* at = to.out + row * to.n + column;
+    if (to.n % N == 0 && aligned<N>(to.out)) {
+        if (row < to.m && column < to.n) store_pack<N>(at, pack);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            if (row < to.m && column + k < to.n) at[k] = pack.at[k];
+        }
+    }
+}
+
+// The sums of a tile, N at a time, to whatever store_sums is given.
+template <int SIDE, int N, class To, class C>
+PROPOLIS_FN void store_tile(const To& to, i64 i0, i64 j0, const C (&sum)[SIDE / 16][SIDE / 16]) {
 #pragma unroll
     for (int i = 0; i < SIDE / 16; ++i) {
         const i64 row = i0 + i / 4 * 64 + own_row() + i % 4;
 #pragma unroll
         for (int j = 0; j < SIDE / 16; j += N) {
-            const i64 column = j0 + j / 4 * 64 + own_column() + j % 4;
-            Pack<T, N> pack;
-#pragma unroll
-            for (int k = 0; k < N; ++k) {
-                Compute<T> value = sum[i][j + k];
-                if (bias && column + k < n) value += wide(bias[(column + k) * bias_step]);
-                pack.at[k] = narrow<T>(value);
-            }
-            if (packed && row < m && column < n) {
-                store_pack<N>(out + row * n + column, pack);
-            } else {
-#pragma unroll
-                for (int k = 0; k < N; ++k) {
-                    if (row < m && column + k < n) out[row * n + column + k] = pack.at[k];
-                }
-            }
+            store_sums(to, row, j0 + j / 4 * 64 + own_column() + j % 4, &sum[i][j]);
         }
     }
 }

@@ -21,6 +21,7 @@ from propolis_rocm_kernels._layouts import strided_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Mapping
 
     from propolis.dtypes import DType
@@ -126,26 +127,35 @@ def launch_rows(
     groups = -(-n // ROWS[most]) * given.batches.numel
     lanes = lanes_for(depth, groups, device.warp_size, device.compute_units)
     along = -(-n // (BLOCK // lanes * ROWS[most]))
-    _launch(kernel, device, along * given.batches.numel, values, (lanes, given.batches.packed))
+    launch(kernel, device, along * given.batches.numel, values, (lanes, given.batches.packed))
 
 
 def launch_tiles(
     kernels: Mapping[int, Kernel], device: Any, given: Plan, n: int, values: tuple[Any, ...]
 ) -> None:
     """Queue the tiled kernel, of large tiles where these are enough for all compute units."""
-    side = min(kernels)
-    for larger in kernels:
-        if _tiles(larger, given, n) >= device.compute_units and given.m > side < n:
-            side = max(side, larger)
-    _launch(kernels[side], device, _tiles(side, given, n), values, (given.batches.packed,))
+    m, batches = given.m, given.batches
+    side = side_for(kernels, device.compute_units, m, n, batches.numel)
+    launch(kernels[side], device, tiles(side, m, n) * batches.numel, values, (batches.packed,))
 
 
-def _tiles(side: int, given: Plan, n: int) -> int:
-    return -(-given.m // side) * -(-n // side) * given.batches.numel
+def side_for(sides: Iterable[int], units: int, m: int, n: int, batches: int) -> int:
+    """The largest tiles of which there are enough for all compute units, else the smallest."""
+    side, *more = sorted(sides)
+    for larger in more:
+        if tiles(larger, m, n) * batches >= units and m > side < n:
+            side = larger
+    return side
 
 
-def _launch(
+def tiles(side: int, m: int, n: int) -> int:
+    """How many tiles a product of (m, n) has."""
+    return -(-m // side) * -(-n // side)
+
+
+def launch(
     kernel: Kernel, device: Any, blocks: int, values: tuple[Any, ...], rest: tuple[Any, ...]
 ) -> None:
+    """Queue a kernel over any number of blocks; the first one's goes between its arguments."""
     for first in range(0, blocks, MAX_BLOCKS):
         kernel(device, min(blocks - first, MAX_BLOCKS), *values, first, *rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Final
 
@@ -10,8 +11,10 @@ from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._layouts import strided_of
 from propolis_rocm_kernels._product import ROWS
 from propolis_rocm_kernels._product import Kernels
+from propolis_rocm_kernels._product import Plan
 from propolis_rocm_kernels._product import in_packs
 from propolis_rocm_kernels._product import launch_rows
 from propolis_rocm_kernels._product import launch_tiles
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("matmul")
 
-_ARGUMENTS: Final = "PPPP" + 9 * "q"
+_ARGUMENTS: Final = "PPPP" + 10 * "q"
 _LARGE: Final = dict.fromkeys((dtypes.f32, dtypes.f16, dtypes.bf16), (64, 128))
 _KERNELS: Final = {
     d: Kernels(
@@ -81,6 +84,7 @@ def _product(
         a_step,
         b_row,
         b_step,
+        0,
         0 if bias is None else bias.strides[0],
     )
     most = rows_for(given.m)
@@ -99,6 +103,34 @@ def _product(
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
         else:
             launch_tiles(_KERNELS[dtype].tiles, device, given, n, values)
+
+
+def over_channels(
+    out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, x_step: int, w_strides: Shape
+) -> None:
+    """
+    Each image's channels mixed by one matrix; the bias joins before the sum is rounded.
+
+    Args:
+        out: (images, channels out, ...), contiguous, not empty.
+        x: (images, channels, ...).
+        w: the matrix.
+        bias: (channels out,), or None.
+        x_step: from an element of a channel to the next, in ``x``.
+        w_strides: of the matrix, (channels out, channels).
+    """
+    images, n, *sizes = out.shape
+    positions, depth = math.prod(sizes), x.shape[1]
+    row, step = w_strides
+    batches = strided_of((images,), ((images,), (0,)), ((images,), x.strides[:1]))
+    given = Plan(n, row, batches, 0, 0)
+    values = (
+        *(pointer(out), pointer(w), pointer(x), 0 if bias is None else pointer(bias)),
+        *(n, positions, depth, row if n > 1 else 0, step if depth > 1 else 1),
+        *(x_step if positions > 1 else 0, x.strides[1] if depth > 1 else 1),
+        *(0 if bias is None else bias.strides[0], 0),
+    )
+    launch_tiles(_KERNELS[out.dtype].tiles, out.device, given, positions, values)
 
 
 OPS: Final = [
