@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rounding import judge_sums
+from rounding import normal
 
 from propolis import Tensor
 from propolis import dtypes
@@ -12,33 +14,11 @@ from propolis_rocm_kernels._product import lanes_for
 from propolis_rocm_kernels._product import plan
 
 
-UNIT = {
-    dtypes.f64: 2.0**-53,
-    dtypes.f32: 2.0**-24,
-    dtypes.f16: 2.0**-11,
-    dtypes.bf16: 2.0**-8,
-    dtypes.f8e4m3: 2.0**-4,
-}
-SMALLEST = {dtypes.f16: 2.0**-24, dtypes.f8e4m3: 2.0**-9}
-
-
-def normal(dtype, *shape, seed=0):
-    """Random numbers of a dtype, of a size that sums stay within its range."""
-    numbers = np.random.default_rng([seed, *shape]).normal(0, 0.5, shape)
-    return numbers.astype(dtype.numpy)
-
-
 def judge(actual, a, b, dtype, bias=0.0):
-    """Elements are off by the result's rounding, and what sums in f32 (f64) lose."""
-    assert actual.dtype == dtype.numpy
+    """As sums of products, and a bias, are judged."""
     a, b, bias = (np.asarray(x).astype(np.float64) for x in (a, b, bias))
-    expected = a @ b + bias
-    assert expected.shape == actual.shape
-    wide = UNIT[dtypes.f64 if dtype is dtypes.f64 else dtypes.f32]
-    allowed = UNIT[dtype] * np.abs(expected) * 1.25 + SMALLEST.get(dtype, 0)
-    allowed += 32 * wide * (np.abs(a) @ np.abs(b) + np.abs(bias))
-    off = np.abs(actual.astype(np.float64) - expected)
-    assert (off <= allowed).all(), f"off by {(off / allowed).max():.3g} of what is allowed"
+    terms = np.abs(a) @ np.abs(b) + np.abs(bias)
+    judge_sums(actual, a @ b + bias, terms, dtype)
 
 
 @pytest.mark.parametrize("dtype", sorted(dtypes.FLOATS, key=str), ids=str)

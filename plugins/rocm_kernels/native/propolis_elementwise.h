@@ -23,10 +23,10 @@ typedef StridedOf<2> Strided2;
 typedef StridedOf<3> Strided3;
 typedef StridedOf<4> Strided4;
 
-// A layout of the launch, read again where it is used: kept through a loop beside much else, it
-// takes more scalar registers than there are.
-template <int K>
-PROPOLIS_FN const StridedOf<K>& again(const StridedOf<K>& layout) {
+// A layout, or another structure, of the launch, read again where it is used: kept through a loop
+// beside much else, it takes more scalar registers than there are.
+template <class Layout>
+PROPOLIS_FN const Layout& again(const Layout& layout) {
 #if defined(PROPOLIS_AMD)
     int none = 0;
     asm volatile("" : "+s"(none));
@@ -34,6 +34,15 @@ PROPOLIS_FN const StridedOf<K>& again(const StridedOf<K>& layout) {
 #else
     return layout;
 #endif
+}
+
+// A number of a thread, of which nothing is known here that was known before: what follows of it is
+// computed where it is used, and not kept through a loop.
+PROPOLIS_FN i32 anew(i32 x) {
+#if defined(PROPOLIS_AMD)
+    asm volatile("" : "+v"(x));
+#endif
+    return x;
 }
 
 PROPOLIS_FN u64 high_product(u64 a, u64 b) {

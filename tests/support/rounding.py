@@ -1,0 +1,42 @@
+"""Random numbers of a dtype, and what a result of that dtype may be off by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from propolis import dtypes
+
+
+UNIT = {
+    dtypes.f64: 2.0**-53,
+    dtypes.f32: 2.0**-24,
+    dtypes.f16: 2.0**-11,
+    dtypes.bf16: 2.0**-8,
+    dtypes.f8e4m3: 2.0**-4,
+}
+SMALLEST = {dtypes.f16: 2.0**-24, dtypes.f8e4m3: 2.0**-9}
+
+
+def normal(dtype, *shape, seed=0):
+    """Random numbers of a dtype, of a size that sums stay within its range."""
+    numbers = np.random.default_rng([seed, *shape]).normal(0, 0.5, shape)
+    return numbers.astype(dtype.numpy)
+
+
+def judge_sums(actual, expected, terms, dtype):
+    """
+    Elements are off by the result's rounding, and what sums in f32 (f64) lose.
+
+    Args:
+        actual: the device's.
+        expected: in f64.
+        terms: the sums of their absolute values.
+        dtype: what is judged.
+    """
+    assert actual.dtype == dtype.numpy
+    assert expected.shape == actual.shape
+    wide = UNIT[dtypes.f64 if dtype is dtypes.f64 else dtypes.f32]
+    allowed = UNIT[dtype] * np.abs(expected) * 1.25 + SMALLEST.get(dtype, 0)
+    allowed += 32 * wide * terms
+    off = np.abs(actual.astype(np.float64) - expected)
+    assert (off <= allowed).all(), f"off by {(off / allowed).max():.3g} of what is allowed"
