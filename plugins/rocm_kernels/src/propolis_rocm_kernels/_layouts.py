@@ -66,6 +66,15 @@ def strided_of(shape: Shape, *views: View) -> Strided:
     return Strided(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
 
 
+def walk(shape: Shape, *strides: Shape) -> bytes:
+    """
+    The ``StridedOf<K>`` of K numbers, which grow by so much along each of at most six dimensions.
+
+    Places of windows, rows and columns are such numbers as offsets are.
+    """
+    return strided_of(shape, *((shape, s) for s in strides)).packed
+
+
 def _broadcast(shape: Shape, own: Shape, strides: Shape) -> Shape:
     """Strides under the common shape: 0 where the tensor repeats."""
     missing = len(shape) - len(own)
@@ -107,7 +116,7 @@ def _run(dims: list[tuple[int, ...]]) -> int:
 def _pack(dims: list[tuple[int, ...]], tensors: int, run: int) -> bytes:
     missing = [0] * (MAX_RANK - len(dims))
     sizes = [d[0] for d in dims]
-    magic, shifts = zip(*map(_reciprocal, sizes), strict=True)
+    magic, shifts = zip(*map(reciprocal, sizes), strict=True)
     strides = [s for column in _columns(dims, tensors) for s in (*column, *missing)]
     return struct.pack(
         strided(tensors).letters,
@@ -120,7 +129,7 @@ def _pack(dims: list[tuple[int, ...]], tensors: int, run: int) -> bytes:
     )
 
 
-def _reciprocal(size: int) -> tuple[int, int]:
+def reciprocal(size: int) -> tuple[int, int]:
     """
     (magic, shift) with ``i // size == (i * magic >> 64) >> shift`` for 0 <= i < 2**63.
 
