@@ -59,12 +59,17 @@ COUNTERS: Final = 4096
 ACCUMULATOR: Final = 24
 """Bytes of the largest accumulator that lies behind them."""
 
-ID_U8: Final = 0
-"""How an index is stored: the dtypes of ids are told to kernels by number."""
-ID_U32: Final = 1
-ID_I16: Final = 2
-ID_I32: Final = 3
-ID_I64: Final = 4
+KIND_U8: Final = 0
+"""Dtypes as kernels are told them at the launch, by number: see ``_kinds.py``."""
+KIND_U32: Final = 1
+KIND_I16: Final = 2
+KIND_I32: Final = 3
+KIND_I64: Final = 4
+KIND_F8E4M3: Final = 5
+KIND_BF16: Final = 6
+KIND_F16: Final = 7
+KIND_F32: Final = 8
+KIND_F64: Final = 9
 
 
 def constants() -> dict[str, int]:

@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
-from propolis_rocm_kernels._constants import ID_I16
-from propolis_rocm_kernels._constants import ID_I32
-from propolis_rocm_kernels._constants import ID_I64
-from propolis_rocm_kernels._constants import ID_U8
-from propolis_rocm_kernels._constants import ID_U32
 from propolis_rocm_kernels._elementwise import blocks_for
 from propolis_rocm_kernels._elementwise import pack_of
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._kinds import KINDS
 from propolis_rocm_kernels._layouts import strided_of
 
 
@@ -27,13 +23,8 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("indexing")
 
-ID_KINDS: Final = {
-    dtypes.u8: ID_U8,
-    dtypes.u32: ID_U32,
-    dtypes.i16: ID_I16,
-    dtypes.i32: ID_I32,
-    dtypes.i64: ID_I64,
-}
+_IDS: Final = (dtypes.u8, dtypes.u32, dtypes.i16, dtypes.i32, dtypes.i64)
+ID_KINDS: Final = {d: KINDS[d] for d in _IDS}
 """How kernels are told the dtype of ids."""
 
 _SIZES: Final = (1, 2, 4, 8)
