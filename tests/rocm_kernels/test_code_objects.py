@@ -21,6 +21,7 @@ COLD = {
     for op in ("erf", "gelu_erf", "gated_gelu_erf_mul")
     for layout in ("", "_strided")
 }
+COLD |= {"random_normal_f64"}  # two sines, two cosines and two logarithms of f64
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
 # Eight 64-bit places a thread, of a type that nobody looks for the largest of, across rows.
 COLD |= {f"reduce_extreme_{op}_i16_packs" for op in ("argmax", "argmin")}

@@ -7,6 +7,7 @@ import pytest
 
 from propolis import Runtime
 from propolis import Tensor
+from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceNotFoundError
@@ -141,3 +142,129 @@ def test_group_norm_of_any_size(device, positions) -> None:
     expected = normed.reshape(x.shape) * w[:, None] + b[:, None]
     tensors = (Tensor.from_numpy(a, device) for a in (x, w, b))
     np.testing.assert_allclose(ops.group_norm(*tensors, 3).numpy(), expected, atol=1e-3)
+
+
+def ordered(x, *, descending):
+    """What sorts each row: numpy's stable sort, NaN above every number."""
+    wide = x.astype(np.float64) if x.dtype.kind not in "iu" else x
+    if not descending:
+        return np.argsort(wide, axis=-1, kind="stable")
+    backwards = np.argsort(wide[..., ::-1], axis=-1, kind="stable")
+    return (wide.shape[-1] - 1 - backwards)[..., ::-1]
+
+
+def with_ties(rng, dtype, *shape):
+    """Few numbers, both zeros and NaN among them."""
+    if dtype.is_integer:
+        return rng.integers(0, 40, shape).astype(dtype.numpy)
+    x = np.round(rng.normal(size=shape), 1)
+    x[rng.uniform(size=shape) < 0.05] = np.nan
+    x[rng.uniform(size=shape) < 0.05] = -0.0
+    return x.astype(dtype.numpy)
+
+
+# Rows that share a tile; one tile and an element more; one that is left over in every pass.
+SORTED = ((9, 70), (3, 2048), (2, 2049), (2, 9 * 2048 + 5))
+
+
+@pytest.mark.parametrize("shape", SORTED, ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.i32, dtypes.f16, dtypes.u8], ids=str)
+def test_sort_rows(device, dtype, shape) -> None:
+    """Equal elements of long rows keep their order, upwards and downwards; NaN is the largest."""
+    array = with_ties(np.random.default_rng(3), dtype, *shape)
+    x = Tensor.from_numpy(array, device)
+    for descending in (False, True):
+        expected = ordered(array, descending=descending)
+        assert (expected == ops.argsort(x, descending=descending).numpy()).all()
+        values = ops.sort(x, descending=descending).numpy()
+        assert np.take_along_axis(array, expected, -1).tobytes() == values.tobytes()
+
+
+def test_sort_across(device) -> None:
+    """Rows that lie side by side, longer than a tile."""
+    array = with_ties(np.random.default_rng(4), dtypes.f32, 4100, 3)
+    x = Tensor.from_numpy(array, device)
+    expected = ordered(array.T, descending=False).T
+    assert (expected == ops.argsort(x, 0).numpy()).all()
+    assert (ordered(array.T, descending=False) == ops.argsort(x.transpose(0, 1)).numpy()).all()
+
+
+def test_sort_in_turns(device, monkeypatch) -> None:
+    """Rows that do not all fit the memory for entries are sorted group by group."""
+    monkeypatch.setattr("propolis_rocm_kernels.ops_sort.SPACE", 200_000)
+    array = with_ties(np.random.default_rng(5), dtypes.f32, 5, 4500)
+    x = Tensor.from_numpy(array, device)
+    assert (ordered(array, descending=False) == ops.argsort(x).numpy()).all()
+
+
+def test_replayed_sort(device) -> None:
+    """A captured sort of long rows is right after another one that needed more memory."""
+    rng = np.random.default_rng(6)
+    x = Tensor.from_numpy(rng.normal(size=(1, 2100)), device)
+    with capture(device) as graph:
+        y = ops.sort(x)
+    ops.sort(Tensor.from_numpy(rng.normal(size=(1, 20_000)), device))
+    array = rng.normal(size=(1, 2100))
+    x.assign(array)
+    graph.replay()
+    assert (np.sort(array) == y.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.i64], ids=str)
+@pytest.mark.parametrize("k", [1, 100, 256, 257])
+def test_topk_of_long_rows(device, dtype, k) -> None:
+    """The best of a row as long as a vocabulary: of few that are equal the first, best first."""
+    array = with_ties(np.random.default_rng(k), dtype, 1, 40_000)
+    x = Tensor.from_numpy(array, device)
+    for largest in (True, False):
+        expected = ordered(array, descending=largest)[:, :k]
+        values, places = ops.topk(x, k, largest=largest)
+        assert (expected == places.numpy()).all()
+        assert np.take_along_axis(array, expected, -1).tobytes() == values.numpy().tobytes()
+
+
+@pytest.mark.parametrize("shape", [(3, 2048), (2, 2049), (1, 100_003), (2, 3, 9000)], ids=str)
+def test_cumsum_rows(device, shape) -> None:
+    """Sums along rows: one turn of a block, several, and chunks that blocks share."""
+    x = Tensor.from_numpy(numbers(*shape), device)
+    expected = np.cumsum(x.numpy().astype(np.float64), -1)
+    np.testing.assert_allclose(ops.cumsum(x).numpy(), expected, rtol=2e-6)
+    whole = np.arange(np.prod(shape)).reshape(shape).astype(np.int16)
+    added = ops.cumsum(Tensor.from_numpy(whole, device)).numpy()
+    assert (np.cumsum(whole, -1, np.int16) == added).all()
+
+
+def test_cumsum_across(device) -> None:
+    """Sums along columns, a few long ones and many; what f32 would lose of ones is not lost."""
+    for shape in ((5000, 3), (70, 300)):
+        array = numbers(*shape)
+        expected = np.cumsum(array.astype(np.float64), 0)
+        actual = ops.cumsum(Tensor.from_numpy(array, device), 0).numpy()
+        np.testing.assert_allclose(actual, expected, rtol=2e-6)
+    first = np.ones((1200, 100), np.float32)
+    first[0] = 2.0**26
+    actual = ops.cumsum(Tensor.from_numpy(first, device), 0).numpy()
+    assert (actual[-1] == np.float32(2.0**26 + 1199)).all()
+    first[5, 7] = np.inf
+    actual = ops.cumsum(Tensor.from_numpy(first, device), 0).numpy()
+    assert np.isinf(actual[5:, 7]).all()
+    assert np.isfinite(np.delete(actual, 7, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", sorted(dtypes.FLOATS, key=str), ids=str)
+def test_uniform_is_the_same_everywhere(device, dtype) -> None:
+    """The numbers of a seed are the CPU's, bit for bit, in a view too; normal ones all but that."""
+    cpu = Runtime.start().cpu
+    for shape in ((1003,), (7, 5), (2, 2, 2, 2, 2, 2, 3)):
+        both = [Tensor.from_numpy(np.zeros(shape, dtype.numpy), d) for d in (cpu, device)]
+        given = {"seed": 2**63 + 5, "offset": 2**64 - 3}
+        for target in both:
+            # Dimensions that do not collapse: more than a kernel walks, in the last case.
+            order = range(len(shape))[::-1]
+            ops.uniform(target.permute(*order), -0.3, 0.7, **given)
+        assert both[0].numpy().tobytes() == both[1].numpy().tobytes()
+        for target in both:
+            ops.normal(target, 1.0, 2.0, **given)
+        here, there = (t.numpy().astype(np.float64) for t in both)
+        rtol = 0.13 if dtype is dtypes.f8e4m3 else 0.01
+        np.testing.assert_allclose(there, here, rtol=rtol, atol=1e-5)

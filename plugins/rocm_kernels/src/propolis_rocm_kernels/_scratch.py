@@ -1,4 +1,7 @@
-"""A little memory of each device, for kernels whose blocks share an output."""
+"""
+Memory of each device that kernels work in: a little for those whose blocks share an output, and as
+much as calls have needed so far for those whose rows fit no block.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from propolis import Tensor
+from propolis import dtypes
 from propolis_rocm_kernels._constants import ACCUMULATOR
 from propolis_rocm_kernels._constants import COUNTERS
 
@@ -25,6 +29,7 @@ BYTES: Final = COUNTERS * 4 + PARTIALS * ACCUMULATOR
 """All of it: allocated by the first call on a device that needs it, and kept."""
 
 _of: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()
+_spaces: WeakKeyDictionary[Device, list[Tensor]] = WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
@@ -42,3 +47,27 @@ def scratch(device: Any) -> int:
                 zeros = np.zeros(BYTES, np.uint8)
                 tensor = _of[device] = Tensor.from_numpy(zeros, device)
     return tensor.storage.ptr
+
+
+def space_bytes(wanted: int) -> int:
+    """
+    What :func:`space` allocates for so many bytes: a power of two, so that it seldom grows.
+
+    >>> space_bytes(5_000_000)
+    8388608
+    """
+    return 1 << max(wanted - 1, 1 << 16).bit_length()
+
+
+def space(device: Any, wanted: int) -> int:
+    """
+    The address of at least so many bytes, of any content.
+
+    A captured step goes on using what it was given, so memory that has become too small is kept;
+    all together is less than twice the largest.
+    """
+    with _lock:
+        held = _spaces.setdefault(device, [])
+        if not held or held[-1].nbytes < wanted:
+            held.append(device.empty((space_bytes(wanted),), dtypes.u8))
+        return held[-1].storage.ptr
