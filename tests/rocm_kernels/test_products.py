@@ -8,6 +8,7 @@ from rounding import judge_sums
 from rounding import normal
 
 from propolis import Tensor
+from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis_rocm_kernels._product import lanes_for
@@ -103,3 +104,73 @@ def test_lanes_of_a_row() -> None:
     assert 16 == lanes_for(576, 49152, 64, 60)
     assert 64 == lanes_for(4096, 128256, 64, 304)
     assert 8 == lanes_for(8, 10**6, 32, 60)
+
+
+CHOICES = {
+    "all with one expert": lambda _, shape: np.full(shape, 3),
+    "any": lambda rng, shape: rng.integers(0, 9, shape),
+    "none with most": lambda rng, shape: rng.choice([0, 8], shape),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("tokens", [1, 4, 17, 90])
+@pytest.mark.parametrize("depth", [40, 37])
+def test_experts(rocm, choice, tokens, depth) -> None:
+    """Each token with its experts' weights, one input for all of them or one for each."""
+    rng = np.random.default_rng([tokens, depth])
+    w, chosen = normal(dtypes.f16, 9, 67, depth), CHOICES[choice](rng, (tokens, 2))
+    experts = Tensor.from_numpy(chosen, rocm)
+    for inputs in (1, 2):
+        x = normal(dtypes.f16, tokens, inputs, depth, seed=1)
+        given = Tensor.from_numpy(x, rocm), Tensor.from_numpy(w, rocm)
+        actual = ops.moe_linear(*given, experts).numpy()
+        rows = np.broadcast_to(x, (tokens, 2, depth)).reshape(-1, 1, depth)
+        weights = w[chosen.reshape(-1)].transpose(0, 2, 1)
+        judge(actual.reshape(-1, 1, 67), rows, weights, dtypes.f16)
+
+
+def test_experts_of_another_layout(rocm) -> None:
+    """Weights of experts whose columns lie side by side, and every other token."""
+    w, x = normal(dtypes.f32, 5, 48, 40), normal(dtypes.f32, 14, 3, 48, seed=1)
+    chosen = np.random.default_rng(0).integers(0, 5, (14, 3))
+    weights = Tensor.from_numpy(w, rocm).transpose(1, 2)
+    actual = ops.moe_linear(Tensor.from_numpy(x, rocm), weights, Tensor.from_numpy(chosen, rocm))
+    rows = x.reshape(-1, 1, 48)
+    judge(actual.numpy().reshape(-1, 1, 40), rows, w[chosen.reshape(-1)], dtypes.f32)
+
+
+def test_experts_in_parts(rocm, monkeypatch) -> None:
+    """More pairs than are put in order at a time are done in several turns."""
+    monkeypatch.setattr("propolis_rocm_kernels._experts._PAIRS", 31)
+    w, x = normal(dtypes.f32, 5, 20, 40), normal(dtypes.f32, 50, 1, 40, seed=1)
+    chosen = np.random.default_rng(0).integers(0, 5, (50, 3))
+    given = [Tensor.from_numpy(a, rocm) for a in (x, w, chosen)]
+    rows = np.broadcast_to(x, (50, 3, 40)).reshape(-1, 1, 40)
+    actual = ops.moe_linear(*given).numpy().reshape(-1, 1, 20)
+    judge(actual, rows, w[chosen.reshape(-1)].transpose(0, 2, 1), dtypes.f32)
+
+
+def test_gate_of_many_experts(rocm) -> None:
+    """More experts than a warp has threads, and more chosen; of equal ones the first."""
+    logits = np.random.default_rng(0).integers(-9, 9, (5, 160)).astype(np.float32)
+    weights, experts = ops.moe_gate(Tensor.from_numpy(logits, rocm), 70)
+    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :70]
+    assert (expected == experts.numpy()).all()
+    shares = np.exp(np.take_along_axis(logits, expected, -1).astype(np.float64))
+    np.testing.assert_allclose(weights.numpy(), shares / shares.sum(-1, keepdims=True), rtol=1e-5)
+
+
+def test_replayed_experts(rocm) -> None:
+    """A captured step follows what its tokens choose when it is replayed."""
+    w, x = normal(dtypes.f32, 5, 20, 40), normal(dtypes.f32, 30, 1, 40, seed=1)
+    rows = np.broadcast_to(x, (30, 2, 40)).reshape(-1, 1, 40)
+    chosen = np.zeros((30, 2), np.int64)
+    given = [Tensor.from_numpy(a, rocm) for a in (x, w, chosen)]
+    with capture(rocm) as graph:
+        y = ops.moe_linear(*given)
+    for seed in range(2):
+        chosen = np.random.default_rng(seed).integers(0, 5, (30, 2))
+        given[2].assign(chosen)
+        graph.replay()
+        judge(y.numpy().reshape(-1, 1, 20), rows, w[chosen.reshape(-1)].transpose(0, 2, 1), y.dtype)

@@ -69,13 +69,65 @@ def test_products(rocm, blocks, dtype, m, kind) -> None:
     assert (np.abs(actual.astype(np.float64) - expected) <= allowed).all()
 
 
-def test_activations_in_parts(rocm, blocks) -> None:
-    """Of f64 the product is done in parts, on the device too."""
-    there, here = blocks(dtypes.q4_1, 8, 64)
-    x = np.random.default_rng(0).normal(size=(3, 64))
-    expected = x @ ops.dequantize(here, dtypes.f64).numpy().T
-    actual = ops.qmatmul(Tensor.from_numpy(x, rocm), there).numpy()
-    assert np.abs(actual - expected).max() < 1e-13 * np.abs(expected).max()
+@pytest.mark.parametrize("kind", [dtypes.f64, dtypes.f8e4m3], ids=str)
+@pytest.mark.parametrize("m", [1, 9])
+def test_products_of_seldom_activations(rocm, blocks, kind, m) -> None:
+    """Of f64 sums are in f64, of f8e4m3 in f32, with weights of any format."""
+    x = np.random.default_rng(m).normal(size=(m, 256)).astype(kind.numpy)
+    wide = x.astype(np.float64)
+    for dtype in FORMATS:
+        there, here = blocks(dtype, 7, 256)
+        w = ops.dequantize(here, dtypes.f64).numpy()
+        actual = ops.qmatmul(Tensor.from_numpy(x, rocm), there).numpy().astype(np.float64)
+        expected, terms = wide @ w.T, np.abs(wide) @ np.abs(w).T
+        if kind is dtypes.f64:
+            assert (np.abs(actual - expected) <= 1e-14 * terms).all()
+        else:
+            allowed = 2.0**-4 * 1.25 * np.abs(expected) + 2.0**-9 + 1e-5 * terms
+            inside = np.abs(expected) < 440
+            assert (np.abs(actual - expected) <= allowed)[inside].all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_blocks_are_those_of_the_cpu(rocm, runtime, dtype) -> None:
+    """Bytes of each format: values of any size, peaks of both signs, zeros, blocks of one sign."""
+    rng = np.random.default_rng(1)
+    x = (rng.normal(size=(24, 512)) * rng.lognormal(sigma=3, size=(24, 1))).astype(np.float32)
+    x[3] = 0
+    x[4] = np.abs(x[4])
+    x[5] = -np.abs(x[5])
+    x[6] = np.round(x[6] / np.abs(x[6]).max() * 3)  # the largest of both signs, many times
+    for kind in (dtypes.f32, dtypes.f64, dtypes.f16):
+        given = np.clip(x, -6e4, 6e4).astype(kind.numpy)
+        there = ops.quantize(Tensor.from_numpy(given, rocm), dtype)
+        here = ops.quantize(Tensor.from_numpy(given, runtime.cpu), dtype)
+        assert here.numpy().tobytes() == there.numpy().tobytes()
+    apart = Tensor.from_numpy(np.ascontiguousarray(x.T), rocm).transpose(0, 1)
+    expected = ops.quantize(Tensor.from_numpy(x, runtime.cpu), dtype).numpy()
+    assert expected.tobytes() == ops.quantize(apart, dtype).numpy().tobytes()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("kind", [dtypes.f32, dtypes.bf16, dtypes.f64], ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.q4_k, dtypes.q8_0, dtypes.q5_1], ids=str)
+def test_experts_in_blocks(rocm, blocks, dtype, kind, tokens) -> None:
+    """Products with the weights of each token's experts: few tokens, many; zeros for no expert."""
+    there, here = blocks(dtype, 6 * 70, 256)
+    w = ops.dequantize(here, dtypes.f64).numpy().reshape(6, 70, 256)
+    rng = np.random.default_rng(tokens)
+    x = rng.normal(size=(tokens, 1, 256)).astype(kind.numpy)
+    chosen = rng.integers(0, 5, (tokens, 3))  # nobody takes the last one
+    given = Tensor.from_numpy(x, rocm), there.reshape(6, 70, 256)
+    actual = ops.moe_qmatmul(*given, Tensor.from_numpy(chosen, rocm)).numpy().astype(np.float64)
+    wide = x.astype(np.float64)
+    expected = np.einsum("tjk,tjnk->tjn", np.broadcast_to(wide, (tokens, 3, 256)), w[chosen])
+    terms = np.einsum("tk,tjnk->tjn", np.abs(wide[:, 0]), np.abs(w[chosen]))
+    unit = {dtypes.f64: 2.0**-53, dtypes.f32: 2.0**-24, dtypes.bf16: 2.0**-8}[kind]
+    allowed = 1.25 * unit * np.abs(expected) + 32 * min(unit, 2.0**-24) * terms
+    assert (np.abs(actual - expected) <= allowed).all()
+    chosen[0] = -1, 6, 2**62
+    actual = ops.moe_qmatmul(*given, Tensor.from_numpy(chosen, rocm)).numpy()
+    assert (actual[0] == 0).all()
 
 
 def test_rows_with_gaps(rocm, blocks) -> None:

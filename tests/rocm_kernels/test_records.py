@@ -49,10 +49,16 @@ def test_other_devices_get_nothing() -> None:
     assert [] == list(propolis_ops(SimpleNamespace(kind="cpu")))
 
 
-def test_elementwise_ops_are_complete() -> None:
-    """Every op of the elementwise families is served, at every dtype that it allows."""
+WHOLE = {
+    *("unary", "binary", "ternary", "cast", "fill"),
+    *("indexing", "matmul", "moe", "quantized", "random", "reduce", "sort"),
+}
+
+
+def test_families_are_complete() -> None:
+    """Every op of these families is served, at every dtype that it allows."""
     for name, spec in catalogue().items():
-        if spec.family not in ("unary", "binary", "ternary", "cast", "fill"):
+        if spec.family not in WHOLE:
             continue
         served = [impl for impl in propolis_ops(ROCM) if impl.op == name]
         assert served, name

@@ -2,21 +2,6 @@
 // in f64.
 #include "propolis_product.h"
 
-template <class T>
-struct PlainWeights : PlainRows<T> {
-    typedef Compute<T> C;
-    static constexpr bool scaled = false;
-    static constexpr bool shifted = false;
-    using PlainRows<T>::PlainRows;
-    PROPOLIS_METHOD PlainWeights at(i64 offset) const {
-        return PlainWeights(PlainRows<T>::at + offset, this->rows, this->depth, this->row,
-                            this->step);
-    }
-    PROPOLIS_METHOD void weights(i64 i, i64 k, Weights<C>& own) const {
-        load_run(PlainRows<T>::at + i * this->row + k, own.q);
-    }
-};
-
 #define ARGUMENTS(T)                                                                        \
     T *out, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 depth, i64 a_row,      \
         i64 a_step, i64 b_row, i64 b_step, i64 bias_row, i64 bias_step, i64 first

@@ -168,17 +168,6 @@ PROPOLIS_FN void add_pack(A& a, Pack<typename R::In, N> pack, i64 index) {
 
 // -- accumulators of several threads -------------------------------------------------------------
 
-template <class A>
-PROPOLIS_FN A shuffle_xor(A value, int mask) {
-    struct Words {
-        u32 at[sizeof(A) / 4];
-    };
-    Words words = bits_as<Words>(value);
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(A) / 4); ++i) words.at[i] = warp_shfl_xor(words.at[i], mask);
-    return bits_as<A>(words);
-}
-
 template <class R, class A>
 PROPOLIS_FN A warp_merge(A value) {
 #pragma unroll

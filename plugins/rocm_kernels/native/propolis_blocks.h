@@ -56,7 +56,7 @@ PROPOLIS_FN u32 nibbles(u32 word, int run) { return word >> run / 2 * 4 & 0x0f0f
 
 // Of run r (0 to SIZE / 8 - 1) of the block: weights 8 r to 8 r + 7.
 struct Q4_0 {
-    static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES;
+    static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES, NUMBER = Q4_0_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 2 + run % 2 * 8;
@@ -66,7 +66,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-    static constexpr int SIZE = Q4_1_SIZE, BYTES = Q4_1_BYTES;
+    static constexpr int SIZE = Q4_1_SIZE, BYTES = Q4_1_BYTES, NUMBER = Q4_1_NUMBER;
     static constexpr bool shifted = true;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 4 + run % 2 * 8;
@@ -78,7 +78,7 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-    static constexpr int SIZE = Q5_0_SIZE, BYTES = Q5_0_BYTES;
+    static constexpr int SIZE = Q5_0_SIZE, BYTES = Q5_0_BYTES, NUMBER = Q5_0_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 6 + run % 2 * 8;
@@ -91,7 +91,7 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
-    static constexpr int SIZE = Q5_1_SIZE, BYTES = Q5_1_BYTES;
+    static constexpr int SIZE = Q5_1_SIZE, BYTES = Q5_1_BYTES, NUMBER = Q5_1_NUMBER;
     static constexpr bool shifted = true;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 8 + run % 2 * 8;
@@ -105,7 +105,7 @@ struct Q5_1 {
 };
 
 struct Q8_0 {
-    static constexpr int SIZE = Q8_0_SIZE, BYTES = Q8_0_BYTES;
+    static constexpr int SIZE = Q8_0_SIZE, BYTES = Q8_0_BYTES, NUMBER = Q8_0_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 2 + run * 8;
@@ -115,7 +115,7 @@ struct Q8_0 {
 };
 
 struct Q8_1 {
-    static constexpr int SIZE = Q8_1_SIZE, BYTES = Q8_1_BYTES;
+    static constexpr int SIZE = Q8_1_SIZE, BYTES = Q8_1_BYTES, NUMBER = Q8_1_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 4 + run * 8;
@@ -131,7 +131,7 @@ PROPOLIS_FN int pairs_byte(int run) { return run / 16 * 32 + run % 4 * 8; }
 PROPOLIS_FN u32 pairs(u32 word, int run) { return word >> run / 4 % 4 * 2 & 0x03030303; }
 
 struct Q2_K {
-    static constexpr int SIZE = Q2_K_SIZE, BYTES = Q2_K_BYTES;
+    static constexpr int SIZE = Q2_K_SIZE, BYTES = Q2_K_BYTES, NUMBER = Q2_K_NUMBER;
     static constexpr bool shifted = true;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 16 + pairs_byte(run);
@@ -143,7 +143,7 @@ struct Q2_K {
 };
 
 struct Q3_K {
-    static constexpr int SIZE = Q3_K_SIZE, BYTES = Q3_K_BYTES;
+    static constexpr int SIZE = Q3_K_SIZE, BYTES = Q3_K_BYTES, NUMBER = Q3_K_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 32 + pairs_byte(run);
@@ -179,7 +179,7 @@ PROPOLIS_FN int nibbles_byte(int run) { return run / 8 * 32 + run % 4 * 8; }
 PROPOLIS_FN u32 group_nibbles(u32 word, int run) { return word >> run / 4 % 2 * 4 & 0x0f0f0f0f; }
 
 struct Q4_K {
-    static constexpr int SIZE = Q4_K_SIZE, BYTES = Q4_K_BYTES;
+    static constexpr int SIZE = Q4_K_SIZE, BYTES = Q4_K_BYTES, NUMBER = Q4_K_NUMBER;
     static constexpr bool shifted = true;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 16 + nibbles_byte(run);
@@ -189,7 +189,7 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr int SIZE = Q5_K_SIZE, BYTES = Q5_K_BYTES;
+    static constexpr int SIZE = Q5_K_SIZE, BYTES = Q5_K_BYTES, NUMBER = Q5_K_NUMBER;
     static constexpr bool shifted = true;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 48 + nibbles_byte(run);
@@ -204,7 +204,7 @@ struct Q5_K {
 };
 
 struct Q6_K {
-    static constexpr int SIZE = Q6_K_SIZE, BYTES = Q6_K_BYTES;
+    static constexpr int SIZE = Q6_K_SIZE, BYTES = Q6_K_BYTES, NUMBER = Q6_K_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const int k = run / 4 % 4;
@@ -219,7 +219,7 @@ struct Q6_K {
 };
 
 struct Q8_K {
-    static constexpr int SIZE = Q8_K_SIZE, BYTES = Q8_K_BYTES;
+    static constexpr int SIZE = Q8_K_SIZE, BYTES = Q8_K_BYTES, NUMBER = Q8_K_NUMBER;
     static constexpr bool shifted = false;
     PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
         const u8* qs = block + 4 + run * 8;

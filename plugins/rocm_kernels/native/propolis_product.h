@@ -42,34 +42,40 @@ PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const S
     store_tile<SIDE, STORED<T>>(to, i0, j0, sum);
 }
 
-// `lanes` neighbours (a power of two) of a warp work on R rows of weights and up to M rows of
-// `a`.  Runs of both may be loaded in packs, and depth is a multiple of RUN.
-template <int M, int R, class T, class W>
-PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const Strided2& batches,
-                                 int lanes) {
+// Rows of plain numbers as weights.
+template <class T>
+struct PlainWeights : PlainRows<T> {
     typedef Compute<T> C;
+    static constexpr bool scaled = false;
+    static constexpr bool shifted = false;
+    using PlainRows<T>::PlainRows;
+    PROPOLIS_METHOD PlainWeights at(i64 offset) const {
+        return PlainWeights(PlainRows<T>::at + offset, this->rows, this->depth, this->row,
+                            this->step);
+    }
+    PROPOLIS_METHOD void weights(i64 i, i64 k, Weights<C>& own) const {
+        load_run(PlainRows<T>::at + i * this->row + k, own.q);
+    }
+};
+
+// `lanes` neighbours (a power of two) of a warp work on R rows of weights, of which there are n, from
+// `column` on, and on M rows of `a`: load(i, k, run) gives the run of row i from its element k on.
+// Depth is a multiple of RUN.  Each of the lanes has the sums.
+template <int M, int R, class C, class W, class Load>
+PROPOLIS_FN void sums_of_rows(const W& w, const Load& load, i64 n, i64 depth, i64 column, int lanes,
+                              C (&sum)[R][M]) {
     const int lane = (int)thread_x() & (lanes - 1);
-    const int group = (int)thread_x() / lanes;
-    const i64 rows = (i64)(BLOCK / lanes) * R;  // of a block
-    const i64 along = (p.n + rows - 1) / rows;
-    const i64 tile = p.first + block_x();
-    const i64 batch = tile / along;
-    const i64 column = (tile - batch * along) * rows + (i64)group * R;
-    const Offsets<2> at = locate(batches, batch);
-    const W w = weights.at(at.at[1]);
-    const T* a = p.a + at.at[0];
-    C sum[R][M] = {};
 #pragma unroll 2
-    for (i64 k = (i64)lane * RUN; k < p.depth; k += (i64)lanes * RUN) {
+    for (i64 k = (i64)lane * RUN; k < depth; k += (i64)lanes * RUN) {
         Weights<C> own[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {  // beyond the last row, that row once more
-            w.weights(column + r < p.n ? column + r : p.n - 1, k, own[r]);
+            w.weights(column + r < n ? column + r : n - 1, k, own[r]);
         }
 #pragma unroll
         for (int i = 0; i < M; ++i) {
             C x[RUN];
-            load_run(a + (i < p.m ? i : p.m - 1) * p.a_row + k, x);
+            load(i, k, x);
             C total = 0;
             if constexpr (W::shifted) {
 #pragma unroll
@@ -86,7 +92,6 @@ PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const St
             }
         }
     }
-    T* out = p.out + batch * p.m * p.n + column;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -95,6 +100,31 @@ PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const St
                 sum[r][i] += warp_shfl_xor(sum[r][i], mask);
             }
         }
+    }
+}
+
+// Of up to M rows of `a`; runs of these and of weights may be loaded in packs.
+template <int M, int R, class T, class W>
+PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const Strided2& batches,
+                                 int lanes) {
+    typedef Compute<T> C;
+    const int lane = (int)thread_x() & (lanes - 1);
+    const int group = (int)thread_x() / lanes;
+    const i64 rows = (i64)(BLOCK / lanes) * R;  // of a block
+    const i64 along = (p.n + rows - 1) / rows;
+    const i64 tile = p.first + block_x();
+    const i64 batch = tile / along;
+    const i64 column = (tile - batch * along) * rows + (i64)group * R;
+    const Offsets<2> at = locate(batches, batch);
+    const T* a = p.a + at.at[0];
+    const auto load = [&](int i, i64 k, C(&x)[RUN]) {
+        load_run(a + (i < p.m ? i : p.m - 1) * p.a_row + k, x);
+    };
+    C sum[R][M] = {};
+    sums_of_rows<M, R>(weights.at(at.at[1]), load, p.n, p.depth, column, lanes, sum);
+    T* out = p.out + batch * p.m * p.n + column;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
         if (lane == 0 && column + r < p.n) {
             const C bias = p.bias ? wide(p.bias[(column + r) * p.bias_step]) : (C)0;
 #pragma unroll

@@ -30,6 +30,46 @@ struct BlockWeights {
     }
 };
 
+// Weights whose format is told at the launch, by its number in GGUF files: one kernel for all, where
+// it matters little that their loads wait for each other.
+struct AnyWeights {
+    const u8* start;
+    i64 rows, depth;
+    i64 row;  // bytes
+    i32 format;
+
+    static constexpr bool scaled = false;
+    static constexpr bool shifted = false;
+    PROPOLIS_METHOD AnyWeights at(i64) const { return *this; }
+    PROPOLIS_METHOD bool across() const { return false; }
+    template <class C>
+    PROPOLIS_METHOD void weights(i64 i, i64 k, Weights<C>& own) const {
+        f32 run[RUN] = {};
+        switch (format) {
+#define PROPOLIS_CASE(name, Format)                                             \
+    case Format::NUMBER: {                                                      \
+        Weights<f32> found;                                                     \
+        Format::load(start + i * row + k / Format::SIZE * Format::BYTES,        \
+                     (int)(k % Format::SIZE) / RUN, found);                     \
+        dequantized<Format>(found, run);                                        \
+        break;                                                                  \
+    }
+            PROPOLIS_EACH_FORMAT(PROPOLIS_CASE)
+#undef PROPOLIS_CASE
+        }
+#pragma unroll
+        for (int e = 0; e < RUN; ++e) own.q[e] = run[e];
+    }
+    template <class C>
+    PROPOLIS_METHOD void fetch(i64 i, i64 k, C (&run)[RUN]) const {
+        const bool inside = i < rows && k < depth;
+        Weights<C> own;
+        weights(inside ? i : 0, inside ? k : 0, own);
+#pragma unroll
+        for (int e = 0; e < RUN; ++e) run[e] = inside ? own.q[e] : (C)0;
+    }
+};
+
 #define QMATMUL_ARGUMENTS(T)                                                                     \
     T *out, const T *a, const u8 *w, i64 m, i64 n, i64 depth, i64 a_row, i64 a_step, i64 row,    \
         i64 first

@@ -34,6 +34,18 @@ PROPOLIS_FN T warp_shfl_xor(T value, int mask) {
 #endif
 }
 
+// The same of anything that is whole words.
+template <class A>
+PROPOLIS_FN A shuffle_xor(A value, int mask) {
+    struct Words {
+        u32 at[sizeof(A) / 4];
+    };
+    Words words = bits_as<Words>(value);
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(A) / 4); ++i) words.at[i] = warp_shfl_xor(words.at[i], mask);
+    return bits_as<A>(words);
+}
+
 // Of the lane `delta` further on; the last lanes get their own.
 template <class T>
 PROPOLIS_FN T warp_shfl_down(T value, int delta) {

@@ -125,10 +125,11 @@ PROPOLIS_FN void multiply(const C* left, const C* right, C (&sum)[SIDE / 16][SID
 
 // sum += rows i0... of a times rows j0... of b.  Element [i][j] of sum is that of row
 // i0 + i / 4 * 64 + own_row() + i % 4, and so for columns.  All threads of the block come here
-// together; the tiles may be overwritten afterwards.
+// together; the tiles may be overwritten afterwards.  Of tiles that are seldom full, who has none of
+// the first `rows` rows only fetches.
 template <int SIDE, class C, class A, class B>
 PROPOLIS_FN void tile_product(const A& a, const B& b, i64 i0, i64 j0, i64 depth, C* left,
-                              C* right, C (&sum)[SIDE / 16][SIDE / 16]) {
+                              C* right, C (&sum)[SIDE / 16][SIDE / 16], int rows = SIDE) {
     const Place at_a = place_of<SIDE>(a.across());
     const Place at_b = place_of<SIDE>(b.across());
     if (depth == 0) return;
@@ -147,7 +148,7 @@ PROPOLIS_FN void tile_product(const A& a, const B& b, i64 i0, i64 j0, i64 depth,
             from_a.fetch(next_a);
             from_b.fetch(next_b);
         }
-        multiply<SIDE, has_absent<B>>(left, right, sum);
+        if (rows == SIDE || own_row() < rows) multiply<SIDE, has_absent<B>>(left, right, sum);
         __syncthreads();
     }
 }

@@ -74,7 +74,7 @@ KIND_F64: Final = 9
 
 def constants() -> dict[str, int]:
     """
-    All of these, by name, and of each block format the elements and bytes of a block.
+    All of these, by name, and of each block format a block's elements and bytes, and its number.
 
     >>> constants()["BLOCK"], constants()["Q4_0_BYTES"]
     (256, 18)
@@ -83,4 +83,5 @@ def constants() -> dict[str, int]:
     for block in sorted(dtypes.BLOCKS, key=str):
         found[f"{block.name.upper()}_SIZE"] = block.block_size
         found[f"{block.name.upper()}_BYTES"] = block.block_bytes
+        found[f"{block.name.upper()}_NUMBER"] = block.ggml_type or 0
     return found

@@ -9,9 +9,4 @@ from propolis_rocm_kernels import _constants
 
 
 KINDS: Final = {d: getattr(_constants, f"KIND_{d.name.upper()}") for d in dtypes.PLAIN}
-"""
-The number of each plain dtype.
-
->>> KINDS[dtypes.u8]
-0
-"""
+"""The number of each plain dtype."""

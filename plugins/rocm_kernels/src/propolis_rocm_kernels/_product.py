@@ -88,9 +88,9 @@ def in_packs(address: int, dtype: DType, step: int) -> bool:
     return address % pack == 0 and step * dtype.block_bytes % pack == 0
 
 
-def rows_for(m: int) -> int:
+def rows_for(m: int, of: Iterable[int] = ROWS) -> int:
     """The mat-vec kernel for so many rows; 0 where tiles are better."""
-    return next((most for most in ROWS if m <= most), 0)
+    return next((most for most in of if m <= most), 0)
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_rocm_kernels._kernels import Module
 
-# Of f64 and f8e4m3 the op is done in parts: values first, then the product.
+# Others have kernels that ask for the format: ops_quantized_matmul_any.py.
 ACTIVATIONS: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _ARGUMENTS: Final = "PPP" + 7 * "q"
 
@@ -42,19 +42,20 @@ def qmatmul_of(module: Module, block_size: int) -> OpImpl:
     def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
         """``x @ dequantize(w).T``, with weights and activations as they are."""
         if out.numel:
-            _launch(kernels[x.dtype, w.dtype], out, x, w)
+            launch(kernels[x.dtype, w.dtype], out, x, w)
 
     return implementation("qmatmul", qmatmul, {"x": ACTIVATIONS, "w": formats}, in_place=False)
 
 
-def _launch(kernels: Kernels, out: Tensor, x: Tensor, w: Tensor) -> None:
+def launch(kernels: Kernels, out: Tensor, x: Tensor, w: Tensor, *rest: int) -> None:
+    """Queue a product that is not empty; ``rest`` are arguments that stand before ``first``."""
     *lead, n = out.shape
     depth = x.shape[-1]
     given = plan(tuple(lead), x.strides[:-1], (0,) * len(lead))
     step = x.strides[-1] if depth > 1 else 1
     row = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
-    strides = given.m, n, depth, given.row, step, row
-    most = rows_for(given.m)
+    strides = given.m, n, depth, given.row, step, row, *rest
+    most = rows_for(given.m, kernels.rows)
     packed = step == 1 and in_packs(pointer(x), x.dtype, given.step)
     size = x.dtype.block_bytes
     for i, (start, _) in enumerate(given.batches.starts):
