@@ -36,6 +36,14 @@ def test_order_is_priority_then_distribution_then_name(fakes, ladder):
         assert trace.winner is ladder[0]
 
 
+def test_what_a_plugin_found_out(fakes, ladder):
+    """A plugin that tried the device and found it wanting says why; the next one serves."""
+    broken = fakes.impl(plugin="vendor", priority=200, unusable="no machine code: install it")
+    trace = resolve(ops.add, dtypes.f32, fakes.device(), [*ladder[1:], broken])
+    assert trace.verdicts[0].reason == "no machine code: install it"
+    assert trace.winner is ladder[1]
+
+
 def test_every_candidate_has_a_reason(fakes, ladder):
     """The winner, those behind it, and why."""
     trace = resolve(ops.add, dtypes.f32, fakes.device(), ladder)

@@ -131,7 +131,8 @@ def propolis_ops(device: Device) -> Iterable[OpImpl]:  # type: ignore[empty-body
 
     Declare from ``device.kind`` and ``device.properties`` alone: the device may be one
     that is described and not present (see ``propolis op-matrix``), and then nothing can be
-    allocated or queried.  Libraries are for the functions to open when they first run.
+    allocated or queried.  Libraries are for the functions to open when they first run.  What a
+    child process found out about one that is present goes into ``OpImpl.unusable``.
 
     >>> from propolis import OpImpl, Priority, dtypes, hookimpl
     >>> def fast_add(out, a, b, /): ...

@@ -143,6 +143,8 @@ class OpImpl:
         dtypes: the dtypes it takes: one collection for all of the op's dispatch
             parameters, or one per parameter name.
         archs: the architectures it runs on; None for all.
+        unusable: why the device that it is declared for cannot run it after all, and the remedy,
+            where only trying told; empty where it can.
         priority: who goes first (see :class:`Priority`).
         supports: dynamic support, called with the op's arguments: None, or the
             reason why not.  It must be cheap and pure.
@@ -170,6 +172,7 @@ class OpImpl:
     device: str = "cpu"
     dtypes: Collection[DType] | Mapping[str, Collection[DType]]
     archs: frozenset[str] | None = None
+    unusable: str = ""
     priority: int = Priority.REFERENCE
     variant: str = ""
     supports: Callable[..., str | None] | None = None

@@ -234,6 +234,8 @@ def static_refusal(
     arch = device.properties.arch
     if impl.archs is not None and arch not in impl.archs:
         return f"built for {', '.join(sorted(impl.archs))}; this device is {arch}"
+    if impl.unusable:
+        return impl.unusable
     for name, kind in zip(spec.dtypes, kinds, strict=True):
         allowed = impl.dtypes
         if isinstance(allowed, Mapping):
