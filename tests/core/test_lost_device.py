@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
@@ -110,3 +113,14 @@ def test_a_fallback_that_finds_it(device):
         ops.mul.into(out, x, x)
     assert device.failure is device.memory.lost
     assert device.table.quarantine.entries == {}
+
+
+def test_a_device_goes_when_nobody_uses_it(fakes):
+    """Who still asks whether it lives, as its allocator does, does not keep it."""
+    device = fakes.device()
+    liveness, gone = device.liveness, weakref.ref(device)
+    del device
+    gc.collect()
+    assert gone() is None
+    liveness.lost(DeviceLostError("later"))
+    assert str(liveness.failure) == "later"

@@ -10,6 +10,7 @@ hardware subclasses :class:`Device` and :class:`~propolis.storage.Memory`; the C
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import ParamSpec
@@ -104,7 +105,9 @@ class Device:
                 who asks.
         """
         self.liveness = liveness or Liveness(properties.id)
-        self.liveness.then = self._resolve_anew
+        # Whatever outlives the device (its allocator, until the last tensor is freed) knows it.
+        resolve_anew = weakref.WeakMethod(self._resolve_anew)
+        self.liveness.then = lambda: (method := resolve_anew()) and method()
         self.id = properties.id
         self.properties = properties
         self.memory = memory
