@@ -214,3 +214,26 @@ def test_strict(install, capsys, option, code):
     install(DECLINING)
     assert call("conformance", "wrong", "--quick", *option) == code
     assert "declined: add[f32]: its supports() took no case" in capsys.readouterr().out
+
+
+DECOMPOSED = """
+def linear(out, x, w, /, bias=None):
+    raise AssertionError
+def matmul(out, a, b, /):
+    out.array[...] = a.array @ b.array
+def add(out, a, b, /):
+    out.array[...] = a.array + b.array
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        for fn in (matmul, add):
+            yield OpImpl(op=fn.__name__, fn=fn, dtypes=F32)
+        yield OpImpl(op="linear", fn=linear, dtypes=F32, supports=lambda x, w, bias=None: "no")
+"""
+
+
+def test_a_decomposition_is_nobody_elses_work(install, capsys):
+    """What is declined, and done by the op's parts instead, is not judged as the plugin's own."""
+    install(DECOMPOSED)
+    assert call("conformance", "wrong", "--quick", "--op", "linear") == 0
+    assert "declined: linear[f32]: its supports() took no case" in capsys.readouterr().out

@@ -189,10 +189,13 @@ class Bench:
         spec: Any = self.unit.spec
         targets = [out.tensor for out in outs]
         try:
+            self._expect_taken(args, kwargs)
             if spec.outputs == 0:
                 spec(*args, **kwargs)
             else:
                 spec.into(targets[0] if spec.outputs == 1 else tuple(targets), *args, **kwargs)
+        except DeclinedError:
+            raise
         except DispatchError as exc:
             raise DeclinedError(str(exc)) from exc
         except Exception as exc:
@@ -205,6 +208,13 @@ class Bench:
         if fell is not None:
             self.log.tallies.clear()
             raise DeclinedError(fell)
+
+    def _expect_taken(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Where ``supports`` declines the op's decomposition may take the call: no case either."""
+        supports = self.unit.impl.supports
+        reason = supports(*args, **kwargs) if supports is not None else None
+        if isinstance(reason, str):
+            raise DeclinedError(reason)
 
 
 def check_call(bench: Bench, case: Case) -> str:
