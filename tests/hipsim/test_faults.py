@@ -89,7 +89,7 @@ def test_settings_that_make_no_sense(sim):
     for name, value, message in [
         ("HIPSIM_DEVICES", "x", "a number from 0 to 16"),
         ("HIPSIM_MEMORY", "12", "a number from 1048576 to"),
-        ("HIPSIM_FAIL_MALLOC", "soon", "n or n:code"),
+        ("HIPSIM_FAIL_MALLOC", "soon", "n, n+, n:code or n+:code"),
         ("HIPSIM_ALIGNMENT", "100", "a power of two"),
     ]:
         done = sim.run("ok(hip.hipGetDeviceCount())", **{name: value})

@@ -52,16 +52,19 @@ int cores() {
 void Fault::set(const char* text, int default_code) {
   char* end;
   const long long at = std::strtoll(text, &end, 10);
+  const bool lasting = *end == '+';
+  end += lasting;
   const int code = *end == ':' ? static_cast<int>(std::strtol(end + 1, &end, 10)) : default_code;
-  if (*end || at < 0 || code < 0) refuse("a HIPSIM fault", text, "n or n:code");
+  if (*end || at < 0 || code < 0) refuse("a HIPSIM fault", text, "n, n+, n:code or n+:code");
   count_ = 0;
   code_ = code;
+  lasting_ = lasting;
   at_ = at;
 }
 
 int Fault::next() {
   const std::int64_t now = ++count_;
-  return at_ && now == at_ ? code_.load() : 0;
+  return at_ && (now == at_ || (lasting_ && now > at_)) ? code_.load() : 0;
 }
 
 Settings::Settings()

@@ -9,10 +9,10 @@
 
 namespace hipsim {
 
-// Lets the n-th occurrence of something fail, counted from 1.
+// Lets the n-th occurrence of something fail, counted from 1; "n+" also those after it.
 class Fault {
  public:
-  // "n" or "n:code"
+  // "n", "n+", "n:code" or "n+:code"
   void set(const char* text, int default_code);
   // Count one occurrence; the error code to fail with, or 0.
   int next();
@@ -21,6 +21,7 @@ class Fault {
  private:
   std::atomic<std::int64_t> count_{0}, at_{0};
   std::atomic<int> code_{0};
+  std::atomic<bool> lasting_{false};
 };
 
 constexpr int kMaxDevices = 16;
