@@ -97,9 +97,18 @@ class Context:
         return self.liveness.guarded(self._call, name, *args)
 
     def _call(self, name: str, *args: Any) -> Any:
+        self.make_current()
+        return _ffi.call(self.id, name, *args)
+
+    def make_current(self) -> None:
+        """
+        Make it this thread's current device, which is the one that vendors' libraries work on.
+
+        Raises:
+            DeviceError: the device cannot be used.
+        """
         if not self._alone:
             _ffi.call(self.id, "hipSetDevice", self.index)
-        return _ffi.call(self.id, name, *args)
 
     def fail(self, name: str, code: int) -> None:
         """

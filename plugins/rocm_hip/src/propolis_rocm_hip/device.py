@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import TypeVar
+from typing import cast
 
 from propolis import Device
 from propolis_rocm_hip import graphs
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from propolis import Config
     from propolis import DeviceProperties
     from propolis_rocm_hip.hardware import Hardware
+
+
+T = TypeVar("T")
 
 
 class RocmDevice(Device):
@@ -56,6 +61,23 @@ class RocmDevice(Device):
         self.pool = memory.pool
         cache = CodeCache.of(config)
         self.modules = ModuleStore(context, self.properties.arch, self.warp_size, cache)
+        self._kept: dict[Callable[[RocmDevice], object], object] = {}
+
+    def keep(self, make: Callable[[RocmDevice], T]) -> T:
+        """
+        What a plugin keeps for as long as the device lives, as a library's handle.
+
+        Args:
+            make: makes it of the device at the first call, and is what it is found by: a class,
+                or a function.
+        """
+        found = self._kept.get(make)
+        if found is None:
+            with self.context.lock:
+                found = self._kept.get(make)
+                if found is None:
+                    found = self._kept[make] = make(self)
+        return cast("T", found)
 
     def record(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
         """
