@@ -20,6 +20,7 @@ from propolis_rocm_kernels import _families
 
 
 ROOT = Path(__file__).parents[2]
+KERNELS = ["rocm_hip", "rocm_kernels"]
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +43,8 @@ def modules():
 
 @pytest.fixture(scope="session")
 def runtime():
-    """A runtime that refuses to let the CPU do what the device does not."""
-    return Runtime.start(Config(fallback="error"))
+    """A runtime that lets neither the CPU nor a vendor's library do what the kernels do not."""
+    return Runtime.start(Config(fallback="error", plugins=KERNELS))
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ def python(hipsim, tmp_path_factory):
                 # Compiled once a checkout: the cache knows what it was compiled from.
                 "XDG_CACHE_HOME": str(ROOT / "build" / "cache"),
                 "PROPOLIS_FALLBACK": "error",
+                "PROPOLIS_PLUGINS": ",".join(KERNELS),
                 **environ,
             },
             capture_output=True,

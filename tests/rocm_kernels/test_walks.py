@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from propolis import Runtime
 from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
@@ -14,10 +13,10 @@ from propolis.errors import DeviceNotFoundError
 
 
 @pytest.fixture(scope="module")
-def device():
+def device(runtime):
     """A GPU, or the simulator of one that ROCM_PATH names."""
     try:
-        return Runtime.start().device("rocm:0")
+        return runtime.device("rocm:0")
     except DeviceNotFoundError:
         pytest.skip("no GPU, and no simulator: `make hipsim`, ROCM_PATH=build/hipsim/host")
 
