@@ -81,12 +81,14 @@ def test_sd_draws(fresh) -> None:
 def test_rocm_stands_aside(fresh) -> None:
     """`propolis[rocm]` brings the ROCm plugins that exist; without ROCm the CPU does the work."""
     env = fresh()
-    ours = {"propolis-rocm-hip", "propolis-rocm-kernels", "propolis-flash-attn-ck"}
+    ours = {
+        f"propolis-{name}" for name in ("rocm-hip", "rocm-blas", "rocm-kernels", "flash-attn-ck")
+    }
     assert CORE | ours == install(env, "propolis[rocm]")
     said = env.doctor()
     assert re.search(r"^\w+ +rocm_kernels\.", said, re.MULTILINE), said
     listed = {p["name"] for p in json.loads(env.run("propolis", "plugins", "--json"))}
-    assert {"cpu_ref", "rocm_hip", "rocm_kernels", "flash_attn_ck"} == listed
+    assert {"cpu_ref", "rocm_hip", "rocm_blas", "rocm_kernels", "flash_attn_ck"} == listed
     assert env.run("python", "-c", SOFTMAX) == "[[0.25, 0.25, 0.25, 0.25]]\n"
 
 

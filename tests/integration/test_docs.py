@@ -35,7 +35,7 @@ def blocks(kind: str) -> list:
     return found
 
 
-# What the pages show is a machine without the ROCm plugins, save the page about them, and
+# What the pages show is a machine without the ROCm plugins, save the pages about them, and
 # the README, which shows that they are there and have no GPU.
 PLAIN = """
 import importlib_metadata
@@ -53,12 +53,12 @@ ROCM = "from propolis.cli import main; main()"
 
 @pytest.fixture(autouse=True)
 def program(request: pytest.FixtureRequest, monkeypatch, tmp_path: Path) -> str:
-    """What runs a command line; for the page about ROCm on a machine with the simulator's GPU."""
+    """What runs a command line; for the pages about ROCm on a machine with the simulator's GPU."""
     monkeypatch.setenv("PROPOLIS_PROBE_TIMEOUT", "600")  # a busy machine is no slow plugin
     if "README.md" in request.node.name:
         monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
         return ROCM
-    if "rocm.md" not in request.node.name:
+    if not re.search(r"rocm[\w-]*\.md", request.node.name):
         return PLAIN
     monkeypatch.setenv("ROCM_PATH", str(request.getfixturevalue("hipsim")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -20,7 +20,7 @@ ADDED = """\
 {slow} slow tests: fresh environments, hipRTC, a fault at every launch, SmolLM2 on the simulated GPU
 {cell} more cells of op x dtype x layout
 all live comparisons with torch, transformers and diffusers
-every op and dtype of the HIP kernels by the conformance suite, at both warp sizes"""
+every op and dtype of the ROCm plugins by the conformance suite, at both warp sizes"""
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 

@@ -1,0 +1,6 @@
+"""Matrix products on AMD GPUs by rocBLAS.  Importing this loads no ROCm library."""
+
+from __future__ import annotations
+
+
+__all__: list[str] = []

@@ -1,0 +1,117 @@
+"""What `propolis doctor` says of rocBLAS, and what the plugin needs to be asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from propolis.errors import DeviceError
+from propolis_rocm_blas import _ffi
+from propolis_rocm_blas import _files
+from propolis_rocm_blas import doctor
+from propolis_rocm_hip import _ffi as hip
+from propolis_rocm_hip import hardware
+
+
+LIGHT = """
+import importlib, pkgutil, sys
+import propolis, numpy
+before = set(sys.modules)
+import propolis_rocm_blas.plugin
+print(sorted(set(sys.modules) - before))
+for module in pkgutil.iter_modules(propolis_rocm_blas.__path__):
+    importlib.import_module(f"propolis_rocm_blas.{module.name}")
+maps = open("/proc/self/maps").read()
+print([name for name in ("libamdhip64", "librocblas") if name in maps])
+"""
+
+
+def test_importing_loads_no_library(python) -> None:
+    """The plugin's hooks bring nothing else; all of its modules import without a ROCm library."""
+    done = python("-c", LIGHT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['propolis_rocm_blas', 'propolis_rocm_blas.plugin']", "[]"]
+
+
+def test_all_is_well(propolis) -> None:
+    """Library, version, files, a product and the variables, each in its line."""
+    done = propolis("doctor", "--json")
+    found = {e["name"]: e for e in json.loads(done.stdout) if e["name"].startswith("rocm_blas.")}
+    assert {"ok"} == {e["status"] for e in found.values()}, found
+    assert (
+        "librocblas.so.4 is rocBLAS 5.2.0.hipsim, HIP is 7.2"
+        in found["rocm_blas.library"]["summary"]
+    )
+    files = found["rocm_blas.architecture"]["summary"]
+    assert "rocm:0 (hipsim32): files in " in files
+    assert files.endswith("a product is right")
+
+
+def test_another_release(rocm, monkeypatch) -> None:
+    """A rocBLAS of another release than HIP's is a warning with both versions."""
+    monkeypatch.setattr(hip, "version", lambda: (6, 4))
+    found = doctor.library()
+    assert "warning" == found.status
+    assert "rocBLAS 5.2.0.hipsim, HIP is 6.4: rocBLAS 4 belongs to HIP 6" in found.summary
+
+
+def test_no_library(propolis, hipsim, tmp_path) -> None:
+    """A tree without rocBLAS is named, with what to install; others serve, and nothing fails."""
+    (tmp_path / "lib").mkdir()
+    for name in ("libamdhip64.so", "libhiprtc.so"):
+        (tmp_path / "lib" / name).write_bytes((hipsim / "lib" / name).read_bytes())
+    for name in ("bin", "include"):
+        (tmp_path / name).symlink_to(hipsim / name)
+    told = propolis("explain", "matmul", "--device", "rocm:0", ROCM_PATH=str(tmp_path))
+    (line,) = [line for line in told.stdout.splitlines() if "rejected: rocm_blas" in line]
+    assert (
+        f"no librocblas.so.5 or librocblas.so.4 beside HIP's library, in {tmp_path}/lib: " in line
+    )
+    assert "install rocBLAS of the same ROCm as HIP" in line
+    checks = json.loads(propolis("doctor", "--json", ROCM_PATH=str(tmp_path)).stdout)
+    (found,) = [e for e in checks if e["name"] == "rocm_blas.library"]
+    assert ("warning", _ffi.INSTALL) == (found["status"], found["remedy"])
+
+
+def test_without_a_gpu(monkeypatch) -> None:
+    """Without HIP, or without a GPU, there is nothing to check."""
+
+    def broken():
+        raise DeviceError("no libamdhip64.so")
+
+    monkeypatch.setattr(hardware, "enumerate_gpus", broken)
+    for check in (doctor.library, doctor.architecture):
+        found = check()
+        assert "skipped" == found.status
+        assert "no libamdhip64.so" in found.summary
+        assert found.remedy
+
+
+def test_variables() -> None:
+    """Variables that change what rocBLAS does are shown."""
+    assert "ok" == doctor.variables({"HOME": "here"}).status
+    found = doctor.variables({"ROCBLAS_LAYER": "1", "ROCBLAS_CHECK_NUMERICS": "2"})
+    assert "warning" == found.status
+    assert "in force: ROCBLAS_CHECK_NUMERICS=2, ROCBLAS_LAYER=1" == found.summary
+    assert found.remedy.startswith("unset ROCBLAS_CHECK_NUMERICS ROCBLAS_LAYER")
+
+
+@pytest.mark.parametrize("place", ["library", "5.0.2/library"], ids=["amd", "debian"])
+def test_files(place, tmp_path, monkeypatch) -> None:
+    """Files of an architecture are found where AMD's packages have them, and where Debian's do."""
+    monkeypatch.delenv(_files.CHOSEN, raising=False)
+    folder = tmp_path / "rocblas" / place
+    folder.mkdir(parents=True)
+    for name in (
+        "TensileLibrary_lazy_gfx1100.dat",
+        "Kernels.so-000-gfx90a-xnack-.hsaco",
+        "TensileLibrary_Type_HH_Contraction_l_Ailk_Bjlk_Cijk_Dijk_gfx942.co",
+        "TensileManifest.txt",
+    ):
+        (folder / name).touch()
+    assert {"gfx1100": folder, "gfx90a": folder, "gfx942": folder} == _files.archs(
+        tmp_path / "librocblas.so.4"
+    )
+    monkeypatch.setenv(_files.CHOSEN, str(tmp_path))
+    assert {} == _files.archs(tmp_path / "librocblas.so.4")
