@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from propolis import Runtime
 from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
