@@ -224,6 +224,21 @@ PROPOLIS_FN void weigh(const C* weights, const C* values, C (&sum)[4][4]) {
     }
 }
 
+// The bias of 4 x 4 scores, of its own type.
+template <class B, class C>
+PROPOLIS_FN void add_bias(const B* bias, const AttentionShape& s, const Sequence& sequence,
+                          i32 head, i32 query, i32 key, C (&score)[4][4]) {
+    const B* from = bias + sequence.index * s.bias[0] + head * s.bias[1];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const B* row = from + (query + i < sequence.tokens ? query + i : 0) * s.bias[2];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            score[i][j] += (C)wide(row[(key + j < sequence.valid ? key + j : 0) * s.bias[3]]);
+        }
+    }
+}
+
 // From products of queries and keys to what the softmax is of; -inf where a query sees no key.
 template <class T, class C>
 PROPOLIS_FN void shape_scores(const Attention<T>& a, const AttentionShape& s,
@@ -245,15 +260,10 @@ PROPOLIS_FN void shape_scores(const Attention<T>& a, const AttentionShape& s,
         }
     }
     if (a.bias) {
-        const i64 bias = sequence.index * s.bias[0] + head * s.bias[1];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const i64 row = bias + (query + i < sequence.tokens ? query + i : 0) * s.bias[2];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const i64 column = (key + j < sequence.valid ? key + j : 0) * s.bias[3];
-                score[i][j] += bias_at(a, s, row + column);
-            }
+        if (sizeof(T) != sizeof(f32) && s.wide_bias) {
+            add_bias((const f32*)a.bias, s, sequence, head, query, key, score);
+        } else {
+            add_bias(a.bias, s, sequence, head, query, key, score);
         }
     }
     if (a.alibi) {
