@@ -189,7 +189,7 @@ def test_the_ladder(propolis) -> None:
     lines = [line.strip() for line in told.stdout.splitlines()]
     order = [line.partition(" (")[0] for line in lines if line.startswith(("winner", "standby"))]
     assert order == ["winner: rocm_blas", "standby: rocm_kernels", "standby: rocm_blas"], lines
-    assert lines[-1].startswith("last rung, with copies: cpu: cpu_ref")
+    assert any(line.startswith("last rung, with copies: cpu: cpu_ref") for line in lines)
 
 
 @pytest.mark.slow

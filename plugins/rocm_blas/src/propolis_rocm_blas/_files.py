@@ -16,7 +16,7 @@ from typing import Final
 
 CHOSEN: Final = "ROCBLAS_TENSILE_LIBPATH"
 
-_ARCH: Final = re.compile(r"[_-]((?:gfx|hipsim)[0-9a-f]+)(?=[.:_-])")
+_ARCH: Final = re.compile(r"[_-]([a-z]+[0-9][0-9a-f]*)(?=[.:_-])")
 
 
 def folders(library: Path) -> list[Path]:

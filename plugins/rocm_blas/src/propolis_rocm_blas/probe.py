@@ -49,7 +49,7 @@ def refusal(gpu: DeviceProperties, path: Path) -> str:
         module="propolis_rocm_blas.trial",
         arguments=(str(gpu.index),),
         depends=(path, *_files.folders(path), *map(Path, loaded_libraries("libamdhip64"))),
-        variables=("ROCBLAS_", "HIPBLASLT_", "TENSILE_", "HIPSIM_"),
+        variables=("ROCBLAS_", "HIPBLASLT_", "TENSILE_"),
         about=f"{path} on {gpu.arch}",
     )
     found = trial.outcome(tried, config.cache_dir, config.probe_timeout)
