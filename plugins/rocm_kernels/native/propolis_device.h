@@ -151,6 +151,15 @@ PROPOLIS_FN u32 blocks_z() { return gridDim.z; }
     T* name = (T*)name##_bytes
 #endif
 
+// A number of a thread, of which nothing is known here that was known before: what follows of it is
+// computed where it is used, and not kept through a loop.
+PROPOLIS_FN i32 anew(i32 x) {
+#if defined(PROPOLIS_AMD)
+    asm volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
 // -- mathematics: IEEE, never the fast approximations --------------------------------------------
 
 #if defined(PROPOLIS_AMD)

@@ -36,15 +36,6 @@ PROPOLIS_FN const Layout& again(const Layout& layout) {
 #endif
 }
 
-// A number of a thread, of which nothing is known here that was known before: what follows of it is
-// computed where it is used, and not kept through a loop.
-PROPOLIS_FN i32 anew(i32 x) {
-#if defined(PROPOLIS_AMD)
-    asm volatile("" : "+v"(x));
-#endif
-    return x;
-}
-
 PROPOLIS_FN u64 high_product(u64 a, u64 b) {
 #if defined(__CUDACC__)
     return __umul64hi(a, b);

@@ -92,9 +92,11 @@ struct Walk {
     const Operand& operand;
     i64 row, k;
 
-    typedef typename Operand::C C;
     PROPOLIS_METHOD Walk(const Operand& operand, i64 row, i64 k) : operand(operand), row(row), k(k) {}
-    PROPOLIS_METHOD void fetch(C (&run)[RUN]) const { operand.fetch(row, k, run); }
+    template <class C>
+    PROPOLIS_METHOD void fetch(C (&run)[RUN]) const {
+        operand.fetch(row, k, run);
+    }
     PROPOLIS_METHOD void deeper(int step) { k += step; }
 };
 

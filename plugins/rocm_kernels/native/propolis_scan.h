@@ -3,15 +3,6 @@
 
 #include "propolis_reduce.h"
 
-// What is asked of a thread's place is found again where it is used: kept through a loop, each answer
-// takes scalar registers, of which there are few.
-PROPOLIS_FN int anew(int x) {
-#if defined(PROPOLIS_AMD)
-    asm volatile("" : "+v"(x));
-#endif
-    return x;
-}
-
 // Of the values of this lane and all before it.
 template <class T>
 PROPOLIS_FN T warp_scan(T value) {
