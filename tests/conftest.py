@@ -28,6 +28,9 @@ __all__ = [
 
 ROOT = Path(__file__).parents[1]
 
+# Plugins that tests of core do not expect beside the CPU reference.
+OURS = ("propolis-rocm", "propolis-flash")
+
 
 @pytest.fixture(autouse=True)
 def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,14 +41,14 @@ def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """
     page = ("integration", "test_op_matrix.py")
     if (
-        any(part.startswith("rocm_") for part in request.path.parts)
+        any(part.startswith(("rocm_", "flash_")) for part in request.path.parts)
         or request.path.parts[-2:] == page
     ):
         return
     real = importlib_metadata.entry_points
 
     def entry_points(**wanted: str) -> importlib_metadata.EntryPoints:
-        kept = [e for e in real(**wanted) if not identity(e.dist)[0].startswith("propolis-rocm")]
+        kept = [e for e in real(**wanted) if not identity(e.dist)[0].startswith(OURS)]
         return importlib_metadata.EntryPoints(kept)
 
     monkeypatch.setattr(importlib_metadata, "entry_points", entry_points)

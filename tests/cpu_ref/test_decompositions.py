@@ -14,6 +14,7 @@ X, Y = np.float32(np.random.default_rng(7).normal(size=(2, 2, 4, 6)))
 CHANNELS = [np.float32([1, -2, 0.5, 3]), np.float32([0, 1, -1, 0.25])]
 CALLS = {
     "add_rms_norm": ([X, Y, np.float32([1, 2, 3, 4, 5, 6])], {}),
+    "gelu_erf_mul": ([X, Y], {}),
     "gelu_mul": ([X, Y], {}),
     "group_norm_silu": ([X, *CHANNELS], {"groups": 2}),
     "linear": ([X, np.float32(np.eye(5, 6)), np.float32([1, 2, 3, 4, 5])], {}),
