@@ -120,7 +120,7 @@ conformance-report: $(DEV) ## Judge the CPU reference in full; write docs/report
 kernels: $(RUN) ## Compile the HIP kernels for all AMD architectures, or ARCHS (needs ROCm or clang >= 19)
 	$(BIN)/python -m propolis_rocm_kernels.builder $(addprefix --arch ,$(ARCHS))
 
-ck: $(CK) ## Compile Composable Kernel's flash attention for gfx90a and gfx942, or ARCHS (8 CPU minutes)
+ck: $(CK) ## Compile Composable Kernel's flash attention for gfx90a and gfx942, or ARCHS (some minutes)
 	$(BIN)/python -m propolis_flash_attn_ck.builder $(addprefix --arch ,$(ARCHS))
 
 hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)

@@ -18,7 +18,7 @@ def objects():
     """Instance, architecture, manifest entry and code of each."""
     found = _code.manifest()
     if not found:
-        pytest.skip("no code objects: `make ck` builds them (8 minutes of CPU)")
+        pytest.skip("no code objects: `make ck` builds them")
     return [
         (instance, arch, found["instances"][instance.name][arch])
         for instance in INSTANCES
@@ -36,11 +36,11 @@ def test_files_are_what_the_manifest_says(objects):
 
 
 def test_no_kernel_uses_scratch(objects):
-    """Kernels live in registers; those of 256 elements spill two on the way in, and no more."""
+    """Kernels live in registers."""
     for instance, arch, entry in objects:
         uses = entry["uses"]
         assert 0 == uses["scratch"], (instance.name, arch)
-        assert uses["spills"] <= (2 if instance.head_dim == 256 else 0), (instance.name, arch)
+        assert 0 == uses["spills"], (instance.name, arch)
         assert uses["registers"] <= 256
         assert uses["lds"] <= 64 << 10
         assert 64 == uses["wavefront"]
