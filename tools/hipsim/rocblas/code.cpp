@@ -1,6 +1,4 @@
 // Where the library's kernels come from: a folder of files by architecture, as Tensile's are.
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -16,9 +14,7 @@ namespace fs = std::filesystem;
 fs::path folder() {
   const char* chosen = std::getenv("ROCBLAS_TENSILE_LIBPATH");
   if (chosen && *chosen) return chosen;
-  Dl_info info;
-  dladdr(reinterpret_cast<void*>(&rocblas_create_handle), &info);
-  return fs::canonical(info.dli_fname).parent_path() / "rocblas" / "library";
+  return folder_of(&rocblas_initialize) / "rocblas" / "library";
 }
 
 std::string lazy(const std::string& arch) { return "TensileLibrary_lazy_" + arch + ".dat"; }
@@ -36,16 +32,12 @@ std::string lazy(const std::string& arch) { return "TensileLibrary_lazy_" + arch
 }
 }  // namespace
 
-hipFunction_t kernel(_rocblas_handle& handle, const char* name) {
-  if (!handle.module) {
-    const fs::path from = folder();
-    if (!fs::exists(from / lazy(handle.arch))) give_up(from, handle.arch);
-    const fs::path object = from / ("Kernels.so-000-" + handle.arch + ".hsaco");
-    if (hipModuleLoad(&handle.module, object.c_str()) != hipSuccess) return nullptr;
-  }
-  hipFunction_t& found = handle.functions[name];
-  if (!found) hipModuleGetFunction(&found, handle.module, name);
-  return found;
+hipError_t load_kernels(_rocblas_handle& handle) {
+  if (handle.module) return hipSuccess;
+  const fs::path from = folder();
+  if (!fs::exists(from / lazy(handle.arch))) give_up(from, handle.arch);
+  const fs::path object = from / ("Kernels.so-000-" + handle.arch + ".hsaco");
+  return hipModuleLoad(&handle.module, object.c_str());
 }
 
 }  // namespace hipsim
@@ -55,6 +47,6 @@ using namespace hipsim;
 HIPSIM_API void rocblas_initialize() {
   rocblas_handle handle;
   if (rocblas_create_handle(&handle) != rocblas_status_success) std::abort();
-  kernel(*handle, "scribble");
+  load_kernels(*handle);
   rocblas_destroy_handle(handle);
 }

@@ -1,5 +1,4 @@
 // Products: what rocBLAS refuses is refused here, and the rest is queued as a kernel.
-#include <climits>
 #include <cstring>
 
 #include "handle.h"
@@ -100,20 +99,6 @@ rocblas_status check(const _rocblas_handle& handle, const Request& r) {
   return rocblas_status_success;
 }
 
-template <class... Values>
-rocblas_status launch(_rocblas_handle& handle, const char* name, std::int64_t threads,
-                      Values... values) {
-  const hipFunction_t function = kernel(handle, name);
-  if (!function) return rocblas_status_internal_error;
-  const std::int64_t blocks = (threads + kThreads - 1) / kThreads;
-  if (blocks * kThreads > UINT_MAX) return rocblas_status_not_implemented;
-  void* parameters[] = {&values...};
-  const hipError_t error =
-      hipModuleLaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
-                            handle.stream, parameters, nullptr);
-  return error == hipSuccess ? rocblas_status_success : rocblas_status_internal_error;
-}
-
 // Who sets no workspace gets rocBLAS's own, allocated at the first product.
 rocblas_status use_workspace(_rocblas_handle& handle) {
   if (!handle.workspace) {
@@ -122,9 +107,9 @@ rocblas_status use_workspace(_rocblas_handle& handle) {
     handle.workspace_bytes = kOwnWorkspace;
     handle.owns_workspace = true;
   }
-  auto words = static_cast<std::int64_t>(handle.workspace_bytes / 4);
-  return words < 2 * kScribbled ? rocblas_status_success
-                                : launch(handle, "scribble", kScribbled, handle.workspace, words);
+  return scribble(handle, handle.workspace, handle.workspace_bytes) == hipSuccess
+             ? rocblas_status_success
+             : rocblas_status_internal_error;
 }
 
 rocblas_status run(rocblas_handle handle, const Request& r) {
@@ -134,6 +119,7 @@ rocblas_status run(rocblas_handle handle, const Request& r) {
     return refuse(static_cast<rocblas_status>(status), r.call, "injected");
   if (const rocblas_status status = check(*handle, r)) return status;
   if (r.m == 0 || r.n == 0 || r.batches == 0) return rocblas_status_success;
+  if (load_kernels(*handle) != hipSuccess) return rocblas_status_internal_error;
   if (const rocblas_status status = use_workspace(*handle)) return status;
   const auto operand = [](const Matrix& matrix, rocblas_operation operation) {
     return Operand{matrix.leading, matrix.stride, operation != rocblas_operation_none};
@@ -148,8 +134,9 @@ rocblas_status run(rocblas_handle handle, const Request& r) {
                         operand(r.d, rocblas_operation_none),
                         scalar(r, r.alpha),
                         scalar(r, r.beta)};
-  return launch(*handle, kernel_for(r), std::int64_t{r.m} * r.n * r.batches, r.d.at, r.c.at, r.a.at,
-                r.b.at, product);
+  const hipError_t error = launch(*handle, kernel_for(r), std::int64_t{r.m} * r.n * r.batches,
+                                  r.d.at, r.c.at, r.a.at, r.b.at, product);
+  return error == hipSuccess ? rocblas_status_success : rocblas_status_internal_error;
 }
 }  // namespace
 }  // namespace hipsim

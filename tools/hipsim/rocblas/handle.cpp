@@ -4,15 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <set>
 
 namespace hipsim {
-
-namespace {
-std::mutex mutex;
-std::set<rocblas_handle> handles;
-}  // namespace
 
 RocblasFaults::RocblasFaults() {
   if (const char* text = std::getenv("HIPSIM_FAIL_GEMM"))
@@ -31,31 +24,11 @@ rocblas_status refuse(rocblas_status status, const char* call, const std::string
   return status;
 }
 
-Entered::Entered(rocblas_handle handle, const char* call) {
-  {
-    const std::lock_guard lock(mutex);
-    if (!handles.count(handle)) {
-      status = refuse(rocblas_status_invalid_handle, call, "no handle, or one that was destroyed");
-      return;
-    }
-  }
-  if (handle->busy.exchange(true)) {
-    status = refuse(rocblas_status_internal_error, call, "another thread is using this handle");
-    return;
-  }
-  handle_ = handle;
+Entered::Entered(rocblas_handle handle, const char* call) : InUse(handle) {
+  if (refusal)
+    status = refuse(unknown ? rocblas_status_invalid_handle : rocblas_status_internal_error, call,
+                    refusal);
 }
-
-Entered::~Entered() {
-  if (handle_) handle_->busy = false;
-}
-
-namespace {
-rocblas_status forget(rocblas_handle handle) {
-  const std::lock_guard lock(mutex);
-  return handles.erase(handle) ? rocblas_status_success : rocblas_status_invalid_handle;
-}
-}  // namespace
 }  // namespace hipsim
 
 using namespace hipsim;
@@ -63,13 +36,7 @@ using namespace hipsim;
 HIPSIM_API rocblas_status rocblas_create_handle(rocblas_handle* handle) {
   if (!handle) return rocblas_status_invalid_handle;
   auto made = std::make_unique<_rocblas_handle>();
-  hipDeviceProp_tR0600 properties;
-  if (hipGetDevice(&made->device) != hipSuccess ||
-      hipGetDevicePropertiesR0600(&properties, made->device) != hipSuccess)
-    return rocblas_status_internal_error;
-  made->arch = properties.gcnArchName;
-  const std::lock_guard lock(mutex);
-  handles.insert(made.get());
+  if (admit(*made) != hipSuccess) return rocblas_status_internal_error;
   *handle = made.release();
   return rocblas_status_success;
 }
@@ -79,8 +46,7 @@ HIPSIM_API rocblas_status rocblas_destroy_handle(rocblas_handle handle) {
     const Entered entered(handle, "rocblas_destroy_handle");
     if (entered.status) return entered.status;
     if (handle->owns_workspace) hipFree(handle->workspace);
-    if (handle->module) hipModuleUnload(handle->module);
-    forget(handle);
+    dismiss(*handle);
   }
   delete handle;
   return rocblas_status_success;

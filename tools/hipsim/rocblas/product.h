@@ -16,8 +16,4 @@ struct Product {
   double alpha, beta;
 };
 
-constexpr unsigned kThreads = 256;  // of a block
-// Words at each end of the workspace that every product overwrites.
-constexpr std::int64_t kScribbled = 1024;
-
 }  // namespace hipsim

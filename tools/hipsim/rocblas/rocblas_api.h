@@ -2,7 +2,7 @@
 // names, parameter types and enum values. tests/rocm_blas compares the signatures with those of
 // rocBLAS's own headers, in letters.
 #pragma once
-#include "../common/hipsim_api.h"
+#include "../common/hip_calls.h"
 
 using rocblas_int = std::int32_t;
 using rocblas_stride = std::int64_t;
@@ -85,19 +85,3 @@ HIPSIM_API rocblas_status rocblas_gemm_strided_batched_ex(
 // For tests; no part of rocBLAS's interface.
 HIPSIM_API int hipsim_rocblas_inject(const char* what, const char* when);
 HIPSIM_API long long hipsim_rocblas_count(const char* what);
-
-// What librocblas calls of HIP; libamdhip64.so has it.
-HIPSIM_API hipError_t hipGetDevice(int* device);
-HIPSIM_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* properties, int device);
-HIPSIM_API hipError_t hipMalloc(void** pointer, std::size_t bytes);
-HIPSIM_API hipError_t hipFree(void* pointer);
-HIPSIM_API hipError_t hipRuntimeGetVersion(int* version);
-HIPSIM_API hipError_t hipModuleLoad(hipModule_t* module, const char* path);
-HIPSIM_API hipError_t hipModuleUnload(hipModule_t module);
-HIPSIM_API hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module,
-                                           const char* name);
-HIPSIM_API hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x,
-                                            unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                            unsigned block_y, unsigned block_z,
-                                            unsigned shared_bytes, hipStream_t stream,
-                                            void** parameters, void** extra);
