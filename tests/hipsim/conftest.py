@@ -17,6 +17,7 @@ from patience import patience
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TREE = ROOT / "build" / "hipsim" / "host"
+_FOREIGN = ("HIPSIM_", "ROCM_", "ROCBLAS_", "MIOPEN_")
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +86,7 @@ class Simulator:
 
     def script(self, code, timeout, warp, module, environ):
         """As `run`, with the module that `gpu.Module` loads."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HIPSIM_", "ROCM_"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         return subprocess.run(
             [sys.executable, "-c", "import gpu\nfrom gpu import *\n" + textwrap.dedent(code)],
             env={
@@ -107,6 +108,29 @@ class Simulator:
 def sim(tree, tmp_path_factory):
     """Processes that use the simulator."""
     return Simulator(tree, tmp_path_factory.mktemp("hipsim"))
+
+
+@pytest.fixture
+def miopen(sim, tmp_path):
+    """As ``sim.run``, for scripts that use MIOpen; what it compiles is kept in ``tmp_path``."""
+
+    def run(code, **settings):
+        start = "import miopen\nfrom miopen import *\n"
+        return sim.run(start + code, **{"MIOPEN_CUSTOM_CACHE_DIR": tmp_path, **settings})
+
+    return run
+
+
+@pytest.fixture
+def miopen_lines(miopen):
+    """What such a script prints, line by line; it must not fail."""
+
+    def lines(code, **settings):
+        done = miopen(code, **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    return lines
 
 
 @pytest.fixture(params=[32, 64])

@@ -10,6 +10,8 @@ import ctypes
 import itertools
 import json
 import os
+from ctypes import byref as ref
+from ctypes import c_void_p as P  # noqa: N812 - as the other scripts call it
 from pathlib import Path
 
 import ml_dtypes
@@ -21,12 +23,7 @@ from gpu import upload
 SIGNATURES = json.loads(
     (Path(__file__).parents[1] / "rocm_miopen" / "miopen_signatures.json").read_text()
 )
-LETTERS = {
-    "i": ctypes.c_int,
-    "Q": ctypes.c_uint64,
-    "?": ctypes.c_bool,
-    "P": ctypes.c_void_p,
-}
+LETTERS = {"i": ctypes.c_int, "Q": ctypes.c_uint64, "?": ctypes.c_bool, "P": P}
 LIBRARY = ctypes.CDLL(str(Path(os.environ["ROCM_PATH"]) / "lib" / "libMIOpen.so.1"))
 for _name, _letters in SIGNATURES.items():
     getattr(LIBRARY, _name).argtypes = [LETTERS[letter] for letter in _letters[1:]]
@@ -36,6 +33,7 @@ LIBRARY.hipsim_miopen_count.restype = ctypes.c_longlong
 KINDS = {"f16": 0, "f32": 1, "bf16": 5, "f64": 6, "i8": 3}
 TYPES = {"f16": np.float16, "f32": np.float32, "bf16": ml_dtypes.bfloat16, "f64": np.float64}
 GEMM, DIRECT, WINOGRAD, IMPLICIT_GEMM = 0, 1, 3, 5
+ONE, ZERO = (ref(ctypes.c_float(value)) for value in (1, 0))
 
 
 class Solution(ctypes.Structure):
@@ -73,17 +71,17 @@ def good(function, *arguments):
 
 def made(function, *arguments):
     """What a function that creates something has put into its first parameter."""
-    place = ctypes.c_void_p()
-    good(function, ctypes.byref(place), *arguments)
+    place = P()
+    good(function, ref(place), *arguments)
     return place
 
 
 def create(stream=0):
     """A handle whose work is queued on that stream."""
-    return made("CreateWithStream", ctypes.c_void_p(int(stream)))
+    return made("CreateWithStream", P(int(stream)))
 
 
-def count(what):
+def done(what):
     """How often the library did something."""
     return LIBRARY.hipsim_miopen_count(what.encode())
 
@@ -94,17 +92,20 @@ def ints(values):
     return (ctypes.c_int * len(values))(*values)
 
 
+def zeros(size):
+    """The address of so many zeros in device memory."""
+    return upload(np.zeros(size, np.uint8))
+
+
 def tensor(kind, sizes, *, last=False, strides=None):
-    """A descriptor of a packed tensor, with its channels first or last."""
+    """A descriptor of a tensor, packed with its channels first or last unless it has strides."""
+    if last and strides is None:
+        channels = [sizes[0], *sizes[2:], sizes[1]]
+        steps = np.cumprod([1, *channels[:0:-1]])[::-1].tolist()
+        strides = [steps[0], steps[-1], *steps[1:-1]]
     descriptor = made("CreateTensorDescriptor")
-    if strides is None and last:
-        order = (0, *range(2, len(sizes)), 1)
-        strides = [0] * len(sizes)
-        step = 1
-        for axis in reversed(order):
-            strides[axis] = step
-            step *= sizes[axis]
-    good("SetTensorDescriptor", descriptor, KINDS[kind], len(sizes), ints(sizes), ints(strides) if strides else None)
+    strides = ints(strides) if strides else None
+    good("SetTensorDescriptor", descriptor, KINDS[kind], len(sizes), ints(sizes), strides)
     return descriptor
 
 
@@ -121,7 +122,20 @@ def taken(address, shape, kind, *, last=False):
     return np.moveaxis(download(address, shape, TYPES[kind]), -1, 1).astype(np.float64)
 
 
-class Convolution:
+class Op:
+    """What a convolution and a pooling share: ``truth``, and a result to compare with it."""
+
+    def result(self):
+        """What lies where the result belongs, as float64."""
+        return taken(self.y, self.truth.shape, self.kind, last=self.last)
+
+    def right(self):
+        """Whether it is numpy's, rounded once."""
+        rounded = self.truth.astype(TYPES[self.kind]).astype(np.float64)
+        return np.array_equal(self.result(), rounded)
+
+
+class Convolution(Op):
     """A convolution of random small integers, its descriptors and what numpy makes of it."""
 
     def __init__(
@@ -132,16 +146,20 @@ class Convolution:
         extra = (extra,) * axes if isinstance(extra, int) else extra
         random = np.random.default_rng(1)
         self.kind, self.last = kind, last
-        self.x, self.w = (random.integers(-3, 4, size).astype(np.float64) for size in (x, w))
-        self.truth = reference(self.x, self.w, *each, groups, extra)
-        self.descriptor = made("CreateConvolutionDescriptor")
-        good("InitConvolutionNdDescriptor", self.descriptor, axes, *map(ints, each), int(extra is not None))
-        good("SetConvolutionGroupCount", self.descriptor, groups)
+        images, weights = (random.integers(-3, 4, size).astype(np.float64) for size in (x, w))
+        self.truth = reference(images, weights, *each, groups, extra)
+        by = self.descriptor = made("CreateConvolutionDescriptor")
+        good("InitConvolutionNdDescriptor", by, axes, *map(ints, each), int(extra is not None))
+        good("SetConvolutionGroupCount", by, groups)
         if extra is not None:
-            good("SetTransposeConvNdOutputPadding", self.descriptor, axes, ints(extra))
-        self.shape = self.truth.shape
-        self.tensors = [tensor(kind, size, last=last) for size in (x, w, self.shape)]
-        self.at = [lay(self.x, kind, last=last), lay(self.w, kind, last=last), lay(np.zeros(self.shape), kind, last=last)]
+            good("SetTransposeConvNdOutputPadding", by, axes, ints(extra))
+        self.tensors = [tensor(kind, size, last=last) for size in (x, w, self.truth.shape)]
+        self.x, self.w = (lay(array, kind, last=last) for array in (images, weights))
+        self.clear()
+
+    def clear(self):
+        """Forget the result."""
+        self.y = lay(np.full(self.truth.shape, np.nan), self.kind)
 
     @property
     def problem(self):
@@ -149,33 +167,74 @@ class Convolution:
         x, w, y = self.tensors
         return w, x, self.descriptor, y
 
-    def solutions(self, handle, most=8):
+    def solutions(self, handle):
         """What is offered, the best first."""
-        found, given = (Solution * most)(), ctypes.c_size_t()
-        good("ConvolutionForwardGetSolution", handle, *self.problem, most, ctypes.byref(given), found)
+        found, given = (Solution * 8)(), ctypes.c_size_t()
+        good("ConvolutionForwardGetSolution", handle, *self.problem, 8, ref(given), found)
         return found[: given.value]
 
     def solution(self, handle, algorithm):
         """The one of an algorithm."""
         return next(s for s in self.solutions(handle) if s.algorithm == algorithm)
 
+    def compile(self, handle, solution):
+        """The status of its compilation."""
+        name = "ConvolutionForwardCompileSolution"
+        return call(name, handle, *self.problem, getattr(solution, "id", solution))
+
     def run(self, handle, solution, workspace=None, size=None):
         """The status of a run in the immediate mode."""
         x, w, y = self.tensors
         if workspace is None and solution.workspace:
-            workspace = upload(np.zeros(solution.workspace, np.uint8))
-        at = self.at
-        return call("ConvolutionForwardImmediate", handle, w, at[1], x, at[0], self.descriptor, y, at[2], workspace,
-                    solution.workspace if size is None else size, solution.id)  # fmt: skip
+            workspace = zeros(solution.workspace)
+        size = solution.workspace if size is None else size
+        operands = (w, self.w, x, self.x, self.descriptor, y, self.y, workspace, size)
+        return call("ConvolutionForwardImmediate", handle, *operands, solution.id)
 
-    def result(self):
-        """What lies where the result belongs, as float64."""
-        return taken(self.at[2], self.shape, self.kind, last=self.last)
+    def find(self, handle, workspace, size):
+        """What the find mode gives: algorithms and what workspaces they want."""
+        x, w, y = self.tensors
+        operands = (x, self.x, w, self.w, self.descriptor, y, self.y)
+        given, found = ctypes.c_int(), (Perf * 4)()
+        name = "FindConvolutionForwardAlgorithm"
+        good(name, handle, *operands, 4, ref(given), found, workspace, size, False)
+        return {each.algorithm: each.memory for each in found[: given.value]}
 
-    def right(self):
-        """Whether it is numpy's, rounded once."""
-        rounded = self.truth.astype(TYPES[self.kind]).astype(np.float64)
-        return np.array_equal(self.result(), rounded)
+    def forward(self, handle, algorithm, workspace, size, alpha=ONE):
+        """The status of a run in the find mode."""
+        x, w, y = self.tensors
+        operands = (alpha, x, self.x, w, self.w, self.descriptor, algorithm, ZERO, y, self.y)
+        return call("ConvolutionForward", handle, *operands, workspace, size)
+
+
+class Pooling(Op):
+    """A pooling, its descriptors and what numpy makes of it."""
+
+    def __init__(self, kind, mode, x, window, stride, pad, *, last=False):
+        axes, self.kind, self.last = len(window), kind, last
+        out = [
+            (n + 2 * p - w) // s + 1
+            for n, w, s, p in zip(x.shape[2:], window, stride, pad, strict=True)
+        ]
+        self.truth = np.zeros((*x.shape[:2], *out))
+        for spot in np.ndindex(*out):
+            starts = [i * s - p for i, s, p in zip(spot, stride, pad, strict=True)]
+            here = [slice(max(0, i), i + w) for i, w in zip(starts, window, strict=True)]
+            seen = x[(..., *here)].reshape(*x.shape[:2], -1)
+            count = np.prod(window) if mode == 2 else seen.shape[-1]
+            sums = seen.sum(-1, dtype=np.float32) / np.float32(count)
+            self.truth[(..., *spot)] = seen.max(-1) if mode == 0 else sums
+        self.descriptor = made("CreatePoolingDescriptor")
+        sizes = map(ints, (window, pad, stride))
+        good("SetNdPoolingDescriptor", self.descriptor, mode, axes, *sizes)
+        self.tensors = [tensor(kind, v.shape, last=last) for v in (x, self.truth)]
+        self.x, self.y = (lay(v, kind, last=last) for v in (x, self.truth * 0))
+
+    def run(self, handle, *, backward=False):
+        """The status of a run."""
+        x, y = self.tensors
+        operands = (self.descriptor, ONE, x, self.x, ZERO, y, self.y, backward, None, 0)
+        return call("PoolingForward", handle, *operands)
 
 
 def reference(x, w, pad, stride, dilation, groups, extra=None):
@@ -184,26 +243,35 @@ def reference(x, w, pad, stride, dilation, groups, extra=None):
         return _transposed(x, w, pad, stride, dilation, groups, extra)
     x = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in pad)))
     per, inputs = w.shape[0] // groups, w.shape[1]
-    out = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], stride, dilation, strict=True)]  # fmt: skip
+    out = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(x.shape[2:], w.shape[2:], stride, dilation, strict=True)
+    ]
     y = np.zeros((x.shape[0], w.shape[0], *out))
-    for tap in itertools.product(*map(range, w.shape[2:])):
-        here = tuple(slice(t * d, t * d + s * o, s) for t, d, s, o in zip(tap, dilation, stride, out, strict=True))  # fmt: skip
-        seen = x[(slice(None), slice(None), *here)]
+    for tap, here in _taps(w, dilation, stride, out):
         for g in range(groups):
             rows = slice(g * per, (g + 1) * per)
-            part = seen[:, g * inputs : (g + 1) * inputs]
-            y[:, rows] += np.einsum("nc...,kc->nk...", part, w[(rows, slice(None), *tap)])
+            seen = x[(slice(None), slice(g * inputs, (g + 1) * inputs), *here)]
+            y[:, rows] += np.einsum("nc...,kc->nk...", seen, w[(rows, slice(None), *tap)])
     return y
 
 
 def _transposed(x, w, pad, stride, dilation, groups, extra):
     inputs, per = w.shape[0] // groups, w.shape[1]
-    out = [(n - 1) * s + d * (k - 1) + 1 + e for n, k, s, d, e in zip(x.shape[2:], w.shape[2:], stride, dilation, extra, strict=True)]  # fmt: skip
+    sizes = zip(x.shape[2:], w.shape[2:], stride, dilation, extra, strict=True)
+    out = [(n - 1) * s + d * (k - 1) + 1 + e for n, k, s, d, e in sizes]
     y = np.zeros((x.shape[0], per * groups, *out))
-    for tap in itertools.product(*map(range, w.shape[2:])):
-        here = tuple(slice(t * d, t * d + s * n, s) for t, d, s, n in zip(tap, dilation, stride, x.shape[2:], strict=True))  # fmt: skip
+    for tap, here in _taps(w, dilation, stride, x.shape[2:]):
         for g in range(groups):
             rows = slice(g * inputs, (g + 1) * inputs)
             to = y[(slice(None), slice(g * per, (g + 1) * per), *here)]
             to += np.einsum("nc...,ck->nk...", x[:, rows], w[(rows, slice(None), *tap)])
-    return y[(slice(None), slice(None), *(slice(p, n - p) for p, n in zip(pad, out, strict=True)))]
+    inside = (slice(p, n - p) for p, n in zip(pad, out, strict=True))
+    return y[(slice(None), slice(None), *inside)]
+
+
+def _taps(w, dilation, stride, count):
+    """Each tap, and the positions that it pairs with ``count`` others, a stride apart."""
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        spots = zip(tap, dilation, stride, count, strict=True)
+        yield tap, tuple(slice(t * d, t * d + s * n, s) for t, d, s, n in spots)

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <climits>
+#include <filesystem>
 #include <mutex>
 #include <set>
 
@@ -48,7 +50,7 @@ InUse::~InUse() {
   if (handles.count(handle_)) handle_->busy = false;
 }
 
-std::filesystem::path folder_of(void (*function)()) {
+std::string folder_of(void (*function)()) {
   Dl_info info;
   dladdr(reinterpret_cast<void*>(function), &info);
   return std::filesystem::canonical(info.dli_fname).parent_path();

@@ -2,8 +2,6 @@
 // stream and with kernels that were compiled ahead.
 #pragma once
 #include <atomic>
-#include <climits>
-#include <filesystem>
 #include <map>
 #include <string>
 
@@ -39,8 +37,8 @@ class InUse {
   LibraryHandle* handle_ = nullptr;
 };
 
-// Where the shared library lies that has this function.
-std::filesystem::path folder_of(void (*function)());
+// Where the shared library lies that has this function, links followed.
+std::string folder_of(void (*function)());
 
 constexpr unsigned kThreads = 256;  // of a block
 

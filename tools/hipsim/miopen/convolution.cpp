@@ -122,7 +122,7 @@ HIPSIM_API miopenStatus_t miopenFindConvolutionForwardAlgorithm(
       if (wanted && (!workspace || workspace_bytes < wanted)) continue;
       run(*handle, *solver, problem, {y, x, w, workspace, workspace_bytes});
       handle->found.insert(found_key(problem, solver->algorithm));
-      found[given++] = {solver->algorithm, std::max(solver->time, 1.0f), wanted};
+      found[given++] = {solver->algorithm, solver->time > 0 ? solver->time : 1.0f, wanted};
     }
     require(given, "no algorithm suits the problem and the workspace", miopenStatusUnknownError);
     *count = given;

@@ -57,8 +57,7 @@ void set_tensor(miopenTensorDescriptor_t descriptor, miopenDataType_t type, Size
 }
 
 // Of a plane or of space, the last axis last.
-void set_axes(Axes& axes, const Sizes& sizes, const Sizes& pads, const Sizes& strides,
-              const Sizes& dilations) {
+Axes axes_of(const Sizes& sizes, const Sizes& pads, const Sizes& strides, const Sizes& dilations) {
   Axes made;
   made.count = static_cast<int>(pads.size());
   require(made.count == 2 || made.count == 3, "2 and 3 axes in space are supported");
@@ -73,7 +72,7 @@ void set_axes(Axes& axes, const Sizes& sizes, const Sizes& pads, const Sizes& st
     require(made.stride[at] >= 1, "a stride is at least 1");
     require(made.dilation[at] >= 1, "a dilation is at least 1");
   }
-  axes = made;
+  return made;
 }
 
 Sizes list(const int* values, int count) {
@@ -87,7 +86,7 @@ void set_convolution(miopenConvolutionDescriptor_t descriptor, miopenConvolution
   auto& found = known(convolutions, descriptor, "convDesc");
   require(mode == miopenConvolution || mode == miopenTranspose, "no such mode");
   miopenConvolutionDescriptor made;
-  set_axes(made.axes, {}, pads, strides, dilations);
+  made.axes = axes_of({}, pads, strides, dilations);
   made.mode = mode;
   found = made;
 }
@@ -105,9 +104,10 @@ void set_pooling(miopenPoolingDescriptor_t descriptor, miopenPoolingMode_t mode,
                  const Sizes& windows, const Sizes& pads, const Sizes& strides) {
   auto& found = known(poolings, descriptor, "poolDesc");
   require(mode >= miopenPoolingMax && mode <= miopenPoolingAverageInclusive, "no such mode");
-  set_axes(found.axes, windows, pads, strides, {});
+  const Axes axes = axes_of(windows, pads, strides, {});
   for (int i = 0; i < 3; ++i)
-    require(found.axes.pad[i] < found.axes.size[i], "a pad is smaller than its window");
+    require(axes.pad[i] < axes.size[i], "a pad is smaller than its window");
+  found.axes = axes;
   found.mode = mode;
 }
 

@@ -40,7 +40,8 @@ MiopenFaults& miopen_faults() {
 }
 
 void occur(Fault& fault) {
-  if (const int status = fault.next()) throw Refusal{static_cast<miopenStatus_t>(status), "injected"};
+  const auto status = static_cast<miopenStatus_t>(fault.next());
+  require(status == miopenStatusSuccess, "injected", status);
 }
 
 void require(hipError_t error) {
@@ -75,24 +76,28 @@ bool is_capturing(const miopenHandle& handle) {
 
 using namespace hipsim;
 
-HIPSIM_API miopenStatus_t miopenCreateWithStream(miopenHandle_t* handle, hipStream_t stream) {
-  return answer("miopenCreateWithStream", [&] {
-    require(handle, "handle is null");
-    auto made = std::make_unique<miopenHandle>();
-    require(admit(*made) == hipSuccess, "no device", miopenStatusUnknownError);
-    const auto folder = folder_of(reinterpret_cast<void (*)()>(&miopenCreateWithStream));
-    const std::string object = folder / "miopen" / (made->arch + ".hsaco");
-    if (hipModuleLoad(&made->module, object.c_str()) != hipSuccess) {
-      dismiss(*made);
-      throw Refusal{miopenStatusInternalError, "no kernels: " + object};
-    }
-    made->stream = stream;
-    *handle = made.release();
-  });
+namespace {
+void make(miopenHandle_t* handle, hipStream_t stream) {
+  require(handle, "handle is null");
+  auto made = std::make_unique<miopenHandle>();
+  require(admit(*made) == hipSuccess, "no device", miopenStatusUnknownError);
+  const std::string folder = folder_of(reinterpret_cast<void (*)()>(&miopenCreateWithStream));
+  const std::string object = folder + "/miopen/" + made->arch + ".hsaco";
+  if (hipModuleLoad(&made->module, object.c_str()) != hipSuccess) {
+    dismiss(*made);
+    throw Refusal{miopenStatusInternalError, "no kernels: " + object};
+  }
+  made->stream = stream;
+  *handle = made.release();
 }
+}  // namespace
 
 HIPSIM_API miopenStatus_t miopenCreate(miopenHandle_t* handle) {
-  return miopenCreateWithStream(handle, nullptr);
+  return answer("miopenCreate", [&] { make(handle, nullptr); });
+}
+
+HIPSIM_API miopenStatus_t miopenCreateWithStream(miopenHandle_t* handle, hipStream_t stream) {
+  return answer("miopenCreateWithStream", [&] { make(handle, stream); });
 }
 
 HIPSIM_API miopenStatus_t miopenDestroy(miopenHandle_t handle) {

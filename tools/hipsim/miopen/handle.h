@@ -1,5 +1,5 @@
-// A handle of the simulated MIOpen, and how calls answer: they throw a Refusal inside, which becomes
-// a status and a line on stderr.
+// A handle of the simulated MIOpen, and how calls answer: they throw a Refusal inside, which
+// becomes a status and a line on stderr.
 #pragma once
 #include <set>
 #include <string>
@@ -32,7 +32,7 @@ inline void require(bool holds, const std::string& why,
                     miopenStatus_t status = miopenStatusBadParm) {
   if (!holds) throw Refusal{status, why};
 }
-void require(hipError_t error);
+void require(hipError_t error);  // success, else an internal error
 
 miopenStatus_t refuse(miopenStatus_t status, const char* call, const std::string& why);
 
@@ -57,7 +57,7 @@ miopenStatus_t answer(const char* name, miopenHandle_t handle, Call call) {
 
 // MIOpen's own version is 3.<minor>.0.
 int minor_version();
-// Milliseconds that something is to take, by the environment.
+// Sleep for as many milliseconds as a variable of the environment says.
 void take_time(const char* variable);
 bool is_capturing(const miopenHandle& handle);
 

@@ -27,14 +27,15 @@ HIPSIM_API miopenStatus_t miopenPoolingForward(miopenHandle_t handle,
     occur(miopen_faults().pooling);
     const Pooling p = pooling_of(pooling, x_tensor, y_tensor);
     const miopenDataType_t type = tensor("xDesc", x_tensor).type;
-    require_plain(alpha, beta, type, miopenStatusUnknownError);
-    require(x && y, "x or y is null");
     require(type == miopenHalf || type == miopenFloat, "MIOpen pools in half and float only",
             miopenStatusNotImplemented);
+    require_plain(alpha, beta, type, miopenStatusUnknownError);
+    require(x && y, "x or y is null");
     require(!do_backward, "the indices for a backward pass are not simulated",
             miopenStatusNotImplemented);
     const std::string kernel = "pool_" + suffix_of(type);
+    const std::int64_t elements = elements_of(tensor("yDesc", y_tensor));
     const float least = type == miopenHalf ? -65504.0f : -FLT_MAX;
-    require(launch(*handle, kernel.c_str(), elements_of(tensor("yDesc", y_tensor)), y, x, p, least));
+    require(launch(*handle, kernel.c_str(), elements, y, x, p, least));
   });
 }

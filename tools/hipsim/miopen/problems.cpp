@@ -18,8 +18,7 @@ void require_rank(const miopenTensorDescriptor& tensor, const char* name, int ax
               std::to_string(axes) + " axes in space");
 }
 
-Window window_of(const Axes& axes, const std::int64_t (&in)[3],
-                 const std::int64_t (&size)[3]) {
+Window window_of(const Axes& axes, const std::int64_t (&in)[3], const std::int64_t (&size)[3]) {
   Window window{};
   for (int i = 0; i < 3; ++i) {
     window.in[i] = in[i];
@@ -155,7 +154,8 @@ HIPSIM_API miopenStatus_t miopenGetConvolutionForwardOutputDim(
     const auto& by = hipsim::convolution(convolution);
     require(by.axes.count == 2, "of a convolution of 2 axes in space");
     const Convolution shape = shaped(by, tensor("xDesc", x), tensor("wDesc", w));
-    give(sizes_of(shape.images, shape.groups * shape.outputs, shape.window, 2), {n, c, out_h, out_w});
+    give(sizes_of(shape.images, shape.groups * shape.outputs, shape.window, 2),
+         {n, c, out_h, out_w});
   });
 }
 

@@ -102,26 +102,15 @@ bool is_offered(const Solver& solver, const Problem& problem) {
   return !has_value(solver.variable, "0") && solver.suits(problem);
 }
 
-// Where the compiled lie between processes; empty where they do not.
-fs::path cache_folder() {
+// What stands for a compiled solution between processes; empty where nothing does.
+fs::path cached(const std::string& key) {
   if (has_value("MIOPEN_DISABLE_CACHE", "1")) return {};
   const std::string version = "3." + std::to_string(minor_version()) + ".0.hipsim";
+  const fs::path file = version + "/" + std::to_string(std::hash<std::string>{}(key)) + ".o";
   if (const char* chosen = std::getenv("MIOPEN_CUSTOM_CACHE_DIR"); chosen && *chosen)
-    return fs::path(chosen) / version;
+    return chosen / file;
   const char* home = std::getenv("HOME");
-  return home && *home ? fs::path(home) / ".cache" / "miopen" / version : fs::path{};
-}
-
-// True where the file was there; it is there from now on, unless the folder takes none.
-bool keep(const std::string& key) {
-  const fs::path folder = cache_folder();
-  if (folder.empty()) return false;
-  const fs::path file = folder / (std::to_string(std::hash<std::string>{}(key)) + ".o");
-  std::error_code ignored;
-  if (fs::exists(file, ignored)) return true;
-  fs::create_directories(folder, ignored);
-  std::ofstream{file};
-  return false;
+  return home && *home ? fs::path(home) / ".cache" / "miopen" / file : fs::path{};
 }
 }  // namespace
 
@@ -155,9 +144,13 @@ void compile(const miopenHandle& handle, const Solver& solver, const Problem& pr
           miopenStatusInternalError);
   // Its products are rocBLAS's, which abort()s without code for the device.
   if (solver.algorithm == miopenConvolutionFwdAlgoGEMM) rocblas_initialize();
-  if (!keep(key)) {
+  const fs::path file = cached(key);
+  std::error_code ignored;  // a folder that takes no file is no cache
+  if (file.empty() || !fs::exists(file, ignored)) {
     occur(miopen_faults().compile);
     take_time("HIPSIM_MIOPEN_COMPILE_MS");
+    fs::create_directories(file.parent_path(), ignored);
+    std::ofstream{file};
   }
   const std::lock_guard lock(mutex);
   compiled->insert(key);

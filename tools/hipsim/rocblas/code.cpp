@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 fs::path folder() {
   const char* chosen = std::getenv("ROCBLAS_TENSILE_LIBPATH");
   if (chosen && *chosen) return chosen;
-  return folder_of(&rocblas_initialize) / "rocblas" / "library";
+  return fs::path(folder_of(&rocblas_initialize)) / "rocblas" / "library";
 }
 
 std::string lazy(const std::string& arch) { return "TensileLibrary_lazy_" + arch + ".dat"; }
