@@ -102,8 +102,10 @@ void product(T* y, const T* columns, const T* w, Convolution c, std::int64_t ima
   float sum = 0;
   for (std::int64_t i = 0; i < c.inputs; ++i)
     for_taps(c.window, [&](const Point& tap) {
-      sum += static_cast<float>(*columns) *
-             static_cast<float>(w[i * c.w.input + offset(tap, c.w.axes)]);
+      Point in;  // a transposed one adds columns to the output: padding meets no weight
+      if (!c.transposed || source(c.window, true, out, tap, in))
+        sum += static_cast<float>(*columns) *
+               static_cast<float>(w[i * c.w.input + offset(tap, c.w.axes)]);
       columns += positions;
     });
   y[image * c.y.image + (group * c.outputs + output) * c.y.channel + offset(out, c.y.axes)] =
@@ -147,8 +149,7 @@ void winograd(T* y, const T* x, const T* w, Convolution c) {
     const auto in = [&](std::int64_t row, std::int64_t column) {
       row += top - c.window.pad[1];
       column += left - c.window.pad[2];
-      const bool inside =
-          row >= 0 && row < c.window.in[1] && column >= 0 && column < c.window.in[2];
+      const bool inside = row >= 0 && row < c.window.in[1] && column >= 0 && column < c.window.in[2];
       return inside ? static_cast<float>(x[row * c.x.axes[1] + column * c.x.axes[2]]) : 0.0f;
     };
     const auto tap = [&](int row, int column) {
@@ -209,10 +210,10 @@ void pool(T* y, const T* x, Pooling p, float least) {
       static_cast<T>(p.mode == 0 ? best : sum / static_cast<float>(seen ? seen : 1));
 }
 
-#define OF(T, name)                                             \
-  hipsim_register<&im2col<T>>("im2col_" name, true),            \
-      hipsim_register<&product<T>>("product_" name, true),      \
-      hipsim_register<&repack<T>>("repack_" name, true),        \
+#define OF(T, name)                                        \
+  hipsim_register<&im2col<T>>("im2col_" name, true),       \
+      hipsim_register<&product<T>>("product_" name, true), \
+      hipsim_register<&repack<T>>("repack_" name, true),   \
       hipsim_register<&direct<T, float>>("direct_" name, true), \
       hipsim_register<&bias<T, float>>("bias_" name, true)
 const bool registered[] = {
