@@ -13,6 +13,7 @@ from propolis.errors import PluginError
 from propolis_conformance import Request
 from propolis_conformance import cases
 from propolis_conformance import judge
+from propolis_conformance import pool
 from propolis_conformance import run
 from propolis_conformance.families import OPS
 from propolis_conformance.pool import scale_of
@@ -92,8 +93,9 @@ def test_import_is_light():
         ("hung", "time.sleep(60) if o.size > 3 else None"),
     ],
 )
-def test_crashes_are_shrunk(judged, check, body):
+def test_crashes_are_shrunk(judged, check, body, monkeypatch):
     """The case of a process that ended is the smallest that ends one."""
+    monkeypatch.setattr(pool, "SHRINKING", 600.0)  # a slow machine is to find it too
     result = judged(source(body), timeout=2 if check == "hung" else 60)
     assert (result.status, result.check) == ("failed", check), result.message
     sizes = [int(word.partition("=")[2]) for word in result.case.split()[:3]]
