@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 
 import pytest
-from patience import patience
+import vendor
 
-from propolis import Config
-from propolis import Runtime
 from propolis.runtime import default_runtime
 from propolis.runtime import set_default_runtime
 from propolis_rocm_blas import _ffi
 
 
-_FOREIGN = ("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "XDG_")
-PLUGINS = "rocm_hip,rocm_blas"
-
-
 @pytest.fixture(scope="session")
 def environ(hipsim, tmp_path_factory):
     """The environment of processes that see the simulator alone, and keep what they find here."""
-    home = tmp_path_factory.mktemp("home")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    return {
-        **kept,
-        "ROCM_PATH": str(hipsim),
-        "XDG_CONFIG_HOME": str(home / "config"),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "XDG_STATE_HOME": str(home / "state"),
-        "PROPOLIS_PLUGINS": PLUGINS,
-    }
+    return vendor.environment(hipsim, tmp_path_factory.mktemp("home"), "rocm_hip,rocm_blas")
 
 
 @pytest.fixture
 def python(environ, tmp_path):
     """Run Python with the simulated GPU: ``python(*arguments, NAME=value)``; gives the process."""
-
-    def run(*arguments, **variables):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env={**environ, **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=patience(120),
-            check=False,
-        )
-
-    return run
+    return vendor.runner(environ, tmp_path)
 
 
 @pytest.fixture
@@ -67,26 +37,14 @@ def propolis(python):
 @pytest.fixture(scope="session")
 def opened(environ):
     """A runtime of this process whose only plugins are HIP's, rocBLAS's and the reference."""
-    with pytest.MonkeyPatch.context() as patch:
-        _settle(environ, patch)
-        runtime = Runtime.start(Config(fallback="error"))
-        runtime.device("rocm")
-    return runtime  # the environment is as it was: other folders' tests are to find no GPU
+    return vendor.opened(environ)
 
 
 @pytest.fixture
 def runtime(opened, environ, monkeypatch):
     """The same, in its environment."""
-    _settle(environ, monkeypatch)
+    vendor.settle(environ, monkeypatch)
     return opened
-
-
-def _settle(environ, patch):
-    for name in list(os.environ):
-        if name.startswith(_FOREIGN):
-            patch.delenv(name)
-    for name, value in environ.items():
-        patch.setenv(name, value)
 
 
 @pytest.fixture

@@ -24,8 +24,6 @@ from propolis.errors import OutOfMemoryError
 from propolis_rocm_blas import _ffi
 from propolis_rocm_blas.errors import SERVED
 from propolis_rocm_blas.errors import error_for
-from propolis_rocm_hip._ffi import native
-from propolis_rocm_hip.errors import STICKY
 
 
 if TYPE_CHECKING:
@@ -220,16 +218,8 @@ class Handle:
             PropolisError: always; a DeviceLostError where it is the device that failed.
         """
         context = self._context
-        # rocBLAS turns every error of HIP's into the same number.
-        found = _peek()
-        if found in STICKY:
-            context.fail(what, found)
+        context.expect_sound(what)  # rocBLAS turns every error of HIP's into the same number
         raise error_for(context.id, what, status)
-
-
-def _peek() -> int:
-    """HIP's last error in this thread, which stays as it is."""
-    return native("hipPeekAtLastError")()
 
 
 def _allocate(device: RocmDevice, nbytes: int, what: str) -> Storage:

@@ -15,6 +15,7 @@ from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.liveness import Liveness
 from propolis_rocm_hip import _ffi
+from propolis_rocm_hip.errors import STICKY
 
 
 if TYPE_CHECKING:
@@ -121,6 +122,20 @@ class Context:
         if isinstance(error, DeviceLostError):
             self.liveness.lost(error)
         raise error
+
+    def expect_sound(self, what: str) -> None:
+        """
+        Check that HIP did not fail for good: vendors' libraries hide that in codes of their own.
+
+        Args:
+            what: that failed, for the message.
+
+        Raises:
+            DeviceLostError: it did; the device is lost.
+        """
+        found = _ffi.native("hipPeekAtLastError")()  # in this thread; it stays as it is
+        if found in STICKY:
+            self.fail(what, found)
 
     def synchronize(self) -> None:
         """
