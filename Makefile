@@ -84,7 +84,7 @@ SHARE_64 := --seed 64 --scale 0.25
 conformance-%:
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \
 		XDG_CACHE_HOME="$(CURDIR)/build/cache" PROPOLIS_REQUIRE_ROCM=1; \
-	for plugin in rocm_kernels rocm_blas flash_attn_ck; do \
+	for plugin in rocm_kernels rocm_blas rocm_miopen flash_attn_ck; do \
 		$(BIN)/propolis conformance $$plugin --timeout 300 $(SHARE_$*) || exit 1; \
 	done; \
 	$(PYTEST) -q $(ON_DEVICE)

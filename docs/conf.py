@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 NAVIGATION: Final = {
-    "Start": ["docs/llm", "docs/sd", "docs/rocm", "docs/rocm-blas", "docs/flash-attention"],
+    "Start": [
+        "docs/llm",
+        "docs/sd",
+        "docs/rocm",
+        "docs/rocm-blas",
+        "docs/rocm-miopen",
+        "docs/flash-attention",
+    ],
     "Use": ["docs/tensors", "docs/plugins", "docs/drift", "docs/reporting", "models/*/README"],
     "Plugins": [
         "docs/plugins/README",

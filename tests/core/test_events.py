@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from propolis import events
 from propolis_rocm_hip import events as rocm_events
+from propolis_rocm_miopen import events as miopen_events
 
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(p for p in ROOT.glob("*/src") if p.is_dir()) + sorted(ROOT.glob("plugins/*/src"))
-REGISTRIES = (events, rocm_events)
+REGISTRIES = (events, rocm_events, miopen_events)
 CONSTANTS = {
     name: value
     for registry in REGISTRIES
@@ -79,7 +80,9 @@ def test_names_are_dotted_and_unique():
 
 
 @pytest.mark.parametrize(
-    ("page", "registry"), [("logging.md", events), ("rocm.md", rocm_events)], ids=["core", "rocm"]
+    ("page", "registry"),
+    [("logging.md", events), ("rocm.md", rocm_events), ("rocm-miopen.md", miopen_events)],
+    ids=["core", "rocm", "miopen"],
 )
 def test_the_docs_list_them(page, registry):
     """Each has its row on its page, with level and fields, and no row is of none."""

@@ -81,14 +81,13 @@ def test_sd_draws(fresh) -> None:
 def test_rocm_stands_aside(fresh) -> None:
     """`propolis[rocm]` brings the ROCm plugins that exist; without ROCm the CPU does the work."""
     env = fresh()
-    ours = {
-        f"propolis-{name}" for name in ("rocm-hip", "rocm-blas", "rocm-kernels", "flash-attn-ck")
-    }
+    plugins = {"rocm_hip", "rocm_kernels", "rocm_blas", "rocm_miopen", "flash_attn_ck"}
+    ours = {f"propolis-{name.replace('_', '-')}" for name in plugins}
     assert CORE | ours == install(env, "propolis[rocm]")
     said = env.doctor()
     assert re.search(r"^\w+ +rocm_kernels\.", said, re.MULTILINE), said
     listed = {p["name"] for p in json.loads(env.run("propolis", "plugins", "--json"))}
-    assert {"cpu_ref", "rocm_hip", "rocm_blas", "rocm_kernels", "flash_attn_ck"} == listed
+    assert {"cpu_ref", *plugins} == listed
     assert env.run("python", "-c", SOFTMAX) == "[[0.25, 0.25, 0.25, 0.25]]\n"
 
 

@@ -186,6 +186,11 @@ class Config(BaseSettings):
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
     )
+    tune: bool = Field(
+        False,
+        description="Vendors' libraries measure their solutions for a shape that is new, seconds "
+        "to minutes each, and keep the fastest. `propolis tune` does the same at another time.",
+    )
     kernel_cache_mib: int = Field(
         512,
         ge=0,
