@@ -101,6 +101,42 @@ print("transposed f16", offered["transposed f16"])
     ]
 
 
+def test_infinite_weights_beside_padding(miopen_lines) -> None:
+    """As with MIOpen: columns of padding make NaNs of them, and so does Winograd; others do not."""
+    lines = miopen_lines("""
+handle = create()
+for extra in (None, 0):
+    c = Convolution("f32", (1, 1, 3, 3), (1, 1, 3, 3), pad=1, extra=extra)
+    c.x, c.w = (lay(np.full((1, 1, 3, 3), value), "f32") for value in (1, np.inf))
+    for solution in c.solutions(handle):
+        c.clear()
+        c.run(handle, solution)
+        print(solution.algorithm, np.isnan(c.result()).any())
+""")
+    plain, transposed = (
+        ["3 True", "0 True", "5 False", "1 False"],
+        ["0 False", "5 False", "1 False"],
+    )
+    assert lines == [*plain, *transposed]
+
+
+def test_beside_rocblas(miopen_lines) -> None:
+    """Both libraries have a kernel of one name, and each runs its own."""
+    lines = miopen_lines("""
+import rocblas
+x, at = np.arange(16, dtype=np.float32).reshape(4, 4), alloc(64)
+gemm, handle = rocblas.create(), create()
+c = Convolution("f32", (1, 4, 6, 6), (8, 4, 3, 3))
+for _ in range(2):
+    print(rocblas.gemm(gemm, (4, 4, 4), upload(x), upload(x), at))
+    print(np.array_equal(download(at, (4, 4)), x @ x))
+    for solution in c.solutions(handle):
+        c.clear()
+        print(c.run(handle, solution), c.right())
+""")
+    assert lines == ["success", "True", *("Success True",) * 4] * 2
+
+
 def test_queue_workspace_and_capture(miopen_lines) -> None:
     """Runs are queued on the handle's stream, captured once compiled, and scribble all over."""
     lines = miopen_lines("""

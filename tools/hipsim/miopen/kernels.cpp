@@ -149,7 +149,8 @@ void winograd(T* y, const T* x, const T* w, Convolution c) {
     const auto in = [&](std::int64_t row, std::int64_t column) {
       row += top - c.window.pad[1];
       column += left - c.window.pad[2];
-      const bool inside = row >= 0 && row < c.window.in[1] && column >= 0 && column < c.window.in[2];
+      const bool inside =
+          row >= 0 && row < c.window.in[1] && column >= 0 && column < c.window.in[2];
       return inside ? static_cast<float>(x[row * c.x.axes[1] + column * c.x.axes[2]]) : 0.0f;
     };
     const auto tap = [&](int row, int column) {
@@ -210,10 +211,10 @@ void pool(T* y, const T* x, Pooling p, float least) {
       static_cast<T>(p.mode == 0 ? best : sum / static_cast<float>(seen ? seen : 1));
 }
 
-#define OF(T, name)                                        \
-  hipsim_register<&im2col<T>>("im2col_" name, true),       \
-      hipsim_register<&product<T>>("product_" name, true), \
-      hipsim_register<&repack<T>>("repack_" name, true),   \
+#define OF(T, name)                                             \
+  hipsim_register<&im2col<T>>("im2col_" name, true),            \
+      hipsim_register<&product<T>>("product_" name, true),      \
+      hipsim_register<&repack<T>>("repack_" name, true),        \
       hipsim_register<&direct<T, float>>("direct_" name, true), \
       hipsim_register<&bias<T, float>>("bias_" name, true)
 const bool registered[] = {
