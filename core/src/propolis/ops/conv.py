@@ -7,6 +7,7 @@ one for each; padding is with zeros.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Final
 
@@ -274,6 +275,20 @@ def conv_sizes(
         OpError: an attribute is out of range.
         ShapeError: no window fits.
     """
+    each = _hashable(stride), _hashable(padding), _hashable(dilation)
+    return _conv_sizes(name, sizes, kernel, *each, ceil)
+
+
+@lru_cache(maxsize=4096)
+def _conv_sizes(
+    name: str,
+    sizes: Shape,
+    kernel: Shape,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil: bool,
+) -> Shape:
     rank = len(sizes)
     strides = spatial(name, "stride", stride, rank, least=1)
     pads = spatial(name, "padding", padding, rank, least=0)
@@ -289,6 +304,11 @@ def conv_sizes(
         )
         raise ShapeError(msg)
     return out
+
+
+def _hashable(value: Sizes) -> Sizes:
+    """Lists are taken where tuples are asked for."""
+    return value if isinstance(value, int) else tuple(value)
 
 
 def _windows_on(size: int, kernel: int, stride: int, pad: int, dilation: int, *, ceil: bool) -> int:

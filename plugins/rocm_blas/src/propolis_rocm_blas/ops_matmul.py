@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from functools import partial
 from typing import TYPE_CHECKING
 from typing import Final
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis import Tensor
+    from propolis.layout import Layout
     from propolis.layout import Shape
     from propolis_rocm_hip.device import RocmDevice
 
@@ -49,7 +51,7 @@ FLUSHES: Final = frozenset({"gfx90a"})
 
 def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
     """``a @ b``; one of the two last strides of either is 1."""
-    found = _of_matmul(a, b)
+    found = _of_matmul(a.layout, b.layout)
     if isinstance(found, Plan):
         _run(_handle(out), out, a, b, found)
 
@@ -61,7 +63,7 @@ def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> 
     It is written into the output first, by a product with ones, and the other product is added
     onto it: no kernel of ours is needed, and nothing is rounded in between.
     """
-    found = _of_linear(x, w)
+    found = _of_linear(x.layout, w.layout)
     if not isinstance(found, Plan):
         return
     handle = _handle(out)
@@ -70,18 +72,21 @@ def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> 
     _run(handle, out, x, w, found, onto=bias is not None)
 
 
-def _of_matmul(a: Tensor, b: Tensor) -> Plan | str | None:
+# Tensors of one shape share a layout, and views keep theirs.
+@lru_cache(maxsize=4096)
+def _of_matmul(a: Layout, b: Layout) -> Plan | str | None:
     """How, or why not; None where there is nothing to do."""
     (*a_batch, m, k), n = a.shape, b.shape[-1]
     batch = _broadcast(tuple(a_batch), b.shape[:-2])
     if math.prod(batch) * m * n == 0:
         return None
-    *b_lead, b_step, b_row = b.layout.broadcast_to((*batch, k, n)).strides
-    a_strides = a.layout.broadcast_to((*batch, m, k)).strides
+    *b_lead, b_step, b_row = b.broadcast_to((*batch, k, n)).strides
+    a_strides = a.broadcast_to((*batch, m, k)).strides
     return plan((*batch, m), n, k, a_strides, (*b_lead, 0), (b_row, b_step))
 
 
-def _of_linear(x: Tensor, w: Tensor) -> Plan | str | None:
+@lru_cache(maxsize=4096)
+def _of_linear(x: Layout, w: Layout) -> Plan | str | None:
     (*lead, k), n = x.shape, w.shape[0]
     if math.prod(lead) * n == 0:
         return None
@@ -158,13 +163,13 @@ def _pointer(tensor: Tensor) -> int:
 
 
 def _takes_matmul(few: bool, a: Tensor, b: Tensor, /) -> str | None:
-    return _refusal(_of_matmul(a, b), few=few)
+    return _refusal(_of_matmul(a.layout, b.layout), few=few)
 
 
 def _takes_linear(few: bool, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
     if bias is not None and bias.strides[0] == 0 and bias.numel > 1:
         return "the bias repeats one element, and BLAS has no stride of 0"
-    return _refusal(_of_linear(x, w), few=few)
+    return _refusal(_of_linear(x.layout, w.layout), few=few)
 
 
 def _refusal(found: Plan | str | None, *, few: bool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ def _times(sizes: Shape) -> str:
     return "x".join(map(str, sizes))
 
 
+@lru_cache(maxsize=4096)
 def problem(
     dtype: DType,
     x: Shape,

@@ -48,9 +48,10 @@ def _of(
     groups: int = 1,
 ) -> Problem:
     """What MIOpen is asked for."""
-    sizes = conv_sizes("conv", x.shape[2:], w.shape[2:], stride, padding, dilation)
+    each = _hashable(stride), _hashable(padding), _hashable(dilation)
+    sizes = conv_sizes("conv", x.shape[2:], w.shape[2:], *each)
     y = (x.shape[0], w.shape[0], *sizes)
-    return problem(x.dtype, x.shape, w.shape, y, stride, padding, dilation, groups)
+    return problem(x.dtype, x.shape, w.shape, y, *each, groups)
 
 
 def _of_transpose(
@@ -64,11 +65,16 @@ def _of_transpose(
     groups: int = 1,
 ) -> Problem:
     """The same of the transposed ones."""
-    attributes = stride, padding, dilation, output_padding
-    sizes = conv_transpose_sizes("conv_transpose", x.shape[2:], w.shape[2:], *attributes)
+    each = _hashable(stride), _hashable(padding), _hashable(dilation)
+    extra = _hashable(output_padding)
+    sizes = conv_transpose_sizes("conv_transpose", x.shape[2:], w.shape[2:], *each, extra)
     y = (x.shape[0], w.shape[1] * groups, *sizes)
-    rest = stride, padding, dilation, groups, output_padding
-    return problem(x.dtype, x.shape, w.shape, y, *rest)
+    return problem(x.dtype, x.shape, w.shape, y, *each, groups, extra)
+
+
+def _hashable(value: Sizes) -> Sizes:
+    """Lists are taken where tuples are asked for."""
+    return value if isinstance(value, int) else tuple(value)
 
 
 def _convolve(
