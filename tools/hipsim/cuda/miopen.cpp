@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -71,10 +72,17 @@ struct miopenTensorDescriptor {
   std::vector<int> sizes, strides;
 };
 
+namespace {
+class Problem;
+}
+
 struct miopenConvolutionDescriptor {
   std::vector<int> pads, strides, dilations;
   int groups = 1;
   bool transposed = false, deterministic = false;
+  // What it was used for last: its caller keeps one for each shape.
+  std::shared_ptr<Problem> known;
+  const void* known_for[3] = {};
 };
 
 namespace {
@@ -188,6 +196,15 @@ class Problem {
   cudnnFilterDescriptor_t w = nullptr;
   cudnnConvolutionDescriptor_t conv = nullptr;
 };
+
+Problem& problem_of(miopenConvolutionDescriptor& conv, const miopenTensorDescriptor_t x,
+                    const miopenTensorDescriptor_t w, const miopenTensorDescriptor_t y) {
+  if (!conv.known || conv.known_for[0] != x || conv.known_for[1] != w || conv.known_for[2] != y) {
+    conv.known = std::make_shared<Problem>(*x, *w, *y, conv);
+    conv.known_for[0] = x, conv.known_for[1] = w, conv.known_for[2] = y;
+  }
+  return *conv.known;
+}
 
 std::vector<int> key_of(const miopenTensorDescriptor& x, const miopenTensorDescriptor& w,
                         const miopenTensorDescriptor& y, const miopenConvolutionDescriptor& conv) {
@@ -341,7 +358,7 @@ HIPSIM_API miopenStatus_t miopenConvolutionForwardImmediate(
     const miopenTensorDescriptor_t x_tensor, const void* x,
     const miopenConvolutionDescriptor_t convolution, const miopenTensorDescriptor_t y_tensor,
     void* y, void* workspace, std::size_t bytes, const std::uint64_t solution) {
-  const Problem problem(*x_tensor, *w_tensor, *y_tensor, *convolution);
+  const Problem& problem = problem_of(*convolution, x_tensor, w_tensor, y_tensor);
   if (problem.status != CUDNN_STATUS_SUCCESS) return status_of(problem.status);
   return status_of(problem.run(handle->handle, x, w, y, workspace, bytes, solution));
 }
