@@ -9,12 +9,13 @@ from typing import Any
 
 
 def main() -> None:
-    """Import the plugin that standard input names, ask its probe, answer in a file."""
+    """Import each plugin that standard input names, ask its probe, answer in a file."""
     request = json.load(sys.stdin)
     sys.path[:] = request["path"]
     with os.fdopen(request["answer"], "w") as file:
-        json.dump(ask(request["value"]), file)
-        file.flush()
+        for value in request["values"]:
+            file.write(json.dumps(ask(value)) + "\n")
+            file.flush()  # the next one may end this process
         # No interpreter shutdown: a native library's exit handlers may crash, and
         # the answer is given.
         os._exit(0)

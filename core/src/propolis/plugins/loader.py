@@ -23,6 +23,7 @@ from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
 from propolis.plugins.discovery import policy
 from propolis.plugins.vetting import vet
+from propolis.plugins.vetting import vet_together
 from propolis.records import API_LEVEL
 from propolis.records import ESSENTIAL
 from propolis.records import OLDEST_API_LEVEL
@@ -35,10 +36,12 @@ from propolis.wording import plugin_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from propolis.config import Config
     from propolis.plugins.discovery import Candidate
     from propolis.plugins.vetting import Reprobe
+    from propolis.records import ProbeResult
 
 
 Status = Literal["loaded", "disabled", "rejected"]
@@ -113,6 +116,14 @@ class PluginHost:
         candidates = discover()
         refusals = policy(candidates, config)
         claims = duplicates(candidates)
+        asked = [
+            c
+            for c in candidates
+            if probe and c not in refusals and c.name not in ESSENTIAL and c.name not in claims
+        ]
+        known = vet_together(
+            asked, timeout=config.probe_timeout, cache_dir=config.cache_dir, fresh=reprobe
+        )
         for candidate in candidates:
             report = PluginReport(candidate)
             host.reports.append(report)
@@ -127,7 +138,7 @@ class PluginHost:
                     "name", f"several distributions claim this name: {owners}; remove one"
                 )
             else:
-                host._admit(report, config, reprobe=reprobe, probe=probe)
+                host._admit(report, config, known, reprobe=reprobe, probe=probe)
             host._announce(report)
         return host
 
@@ -189,11 +200,17 @@ class PluginHost:
                 self._announce(report)
 
     def _admit(
-        self, report: PluginReport, config: Config, *, reprobe: Reprobe, probe: bool
+        self,
+        report: PluginReport,
+        config: Config,
+        known: Mapping[Candidate, ProbeResult],
+        *,
+        reprobe: Reprobe,
+        probe: bool,
     ) -> None:
         candidate = report.candidate
         if probe and not candidate.is_essential:
-            verdict = vet(
+            verdict = known.get(candidate) or vet(
                 candidate,
                 timeout=config.probe_timeout,
                 cache_dir=config.cache_dir,

@@ -4,7 +4,9 @@ Try a plugin in a child process before letting it into this one.
 Native libraries can abort, crash or hang the process that loads them (rocBLAS
 aborts on an architecture it has no kernels for), and no ``except`` catches that.
 So the first process that meets a plugin imports it and calls its probe in a child;
-the answer is kept on disk for as long as nothing it depends on changes.
+the answer is kept on disk for as long as nothing it depends on changes.  Several that are new are
+asked in one child, one after the other; who does not say yes there is asked again in a child alone,
+so that nobody is blamed for another.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Literal
+from typing import NamedTuple
 
 import importlib_metadata
 
@@ -34,6 +37,7 @@ from propolis.records import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from propolis.plugins.discovery import Candidate
 
@@ -62,6 +66,39 @@ _AGAIN = "; `propolis plugins --reprobe` asks again"
 in_child = False
 
 
+def vet_together(
+    candidates: Sequence[Candidate], *, timeout: float, cache_dir: Path, fresh: Reprobe = False
+) -> dict[Candidate, ProbeResult]:
+    """
+    What is known of plugins, and what those that are new say in one child process, if it is yes.
+
+    The others are for :func:`vet`.  A process takes a third of a second, whoever is asked in it.
+
+    Args:
+        candidates: the plugins, in the order in which they are to be imported.
+        timeout: seconds until a child that hangs is killed.
+        cache_dir: where answers are kept.
+        fresh: see :func:`vet`.
+    """
+    cache = _Cache(cache_dir / "probes.json")
+    keys = {candidate: fingerprint(candidate, str(timeout)) for candidate in candidates}
+    found = {c: known for c, key in keys.items() if (known := cache.known(key, fresh))}
+    unknown = [candidate for candidate in candidates if candidate not in found]
+    if in_child or len(unknown) < 2:  # one is asked alone anyway
+        return found
+    try:
+        answers = _run_child([candidate.value for candidate in unknown], timeout).answers
+    except OSError:  # it is said of each
+        return found
+    for candidate, answer in zip(unknown, answers, strict=False):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            result = _result(json.loads(answer))
+            if result.ok:
+                found[candidate] = result
+                cache.put(keys[candidate], result)
+    return found
+
+
 def vet(
     candidate: Candidate, *, timeout: float, cache_dir: Path, fresh: Reprobe = False
 ) -> ProbeResult:
@@ -86,11 +123,9 @@ def vet(
         raise PluginError(msg)
     cache = _Cache(cache_dir / "probes.json")
     key = fingerprint(candidate, str(timeout))
-    known = cache.get(key)
+    known = cache.known(key, fresh)
     if known is not None:
-        hung = not known.answered and known.reason.startswith(_HUNG)
-        if not fresh or (fresh == "unless hung" and hung):
-            return known
+        return known
     try:
         result, lasting = _ask_child(candidate, timeout)
     except OSError as exc:  # no processes, no memory, no folder for temporary files
@@ -103,11 +138,40 @@ def vet(
 
 def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]:
     """The child's answer, and whether it holds until something changes."""
+    end = _run_child([candidate.value], timeout)
+    if end.code is None:
+        reason = f"{_HUNG}: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
+        return ProbeResult(ok=False, reason=reason, answered=False), True
+    return _judge(end.code, b"".join(end.answers), end.last_line)
+
+
+class _End(NamedTuple):
+    """
+    How a child ended.
+
+    Attributes:
+        code: its exit code; None where it hung, and was killed.
+        answers: of those that were asked, in order, as far as it came: JSON.
+        last_line: what it printed last, for a reason.
+    """
+
+    code: int | None
+    answers: list[bytes]
+    last_line: str
+
+
+def _run_child(values: Sequence[str], timeout: float) -> _End:
+    """
+    Ask the plugins with these entry-point values.
+
+    Raises:
+        OSError: no child can be started.
+    """
     path = list(map(os.fspath, sys.path))
     # Files, not pipes: a process that the probe leaves behind keeps a pipe open, and
     # a probe that prints much fills it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as answer:
-        request = {"value": candidate.value, "path": path, "answer": answer.fileno()}
+        request = {"values": values, "path": path, "answer": answer.fileno()}
         with subprocess.Popen(
             # -P: nothing in the working folder takes a module's place.
             [sys.executable, "-P", "-m", "propolis.plugins._child"],
@@ -118,17 +182,18 @@ def _ask_child(candidate: Candidate, timeout: float) -> tuple[ProbeResult, bool]
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in path)},
         ) as child:
+            hung = False
             try:
                 child.communicate(json.dumps(request).encode(), timeout=timeout)
             except subprocess.TimeoutExpired:
-                reason = f"{_HUNG}: no answer in {timeout:g} s (probe_timeout){_AGAIN}"
-                return ProbeResult(ok=False, reason=reason, answered=False), True
+                hung = True
             finally:
                 # The whole group: a probe may have started processes of its own.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
         answer.seek(0)
-        return _judge(child.returncode, answer.read(), _last_line(output))
+        code = None if hung else child.returncode
+        return _End(code, answer.read().splitlines(keepends=True), _last_line(output))
 
 
 def _judge(code: int, answer: bytes, last_line: str) -> tuple[ProbeResult, bool]:
@@ -241,6 +306,12 @@ class _Cache:
             return _result(entry)
         except (KeyError, TypeError):
             return None
+
+    def known(self, key: str, fresh: Reprobe) -> ProbeResult | None:
+        """What need not be asked again."""
+        found = self.get(key)
+        hung = found is not None and not found.answered and found.reason.startswith(_HUNG)
+        return found if not fresh or (fresh == "unless hung" and hung) else None
 
     def put(self, key: str, result: ProbeResult) -> None:
         entries = self._read()
