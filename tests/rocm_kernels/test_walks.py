@@ -1,16 +1,28 @@
-"""Rows and reductions of every size class: each way a kernel walks gives what numpy gives."""
+"""
+Rows and reductions of every size class: each way a kernel walks gives what numpy gives.
+
+And the memory that those work in whose blocks share an output, or whose rows fit no block.
+"""
 
 from __future__ import annotations
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
 
+from propolis import Config
 from propolis import Runtime
 from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceNotFoundError
+from propolis_rocm_hip.device import RocmProvider
+from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import space_bytes
+from propolis_rocm_kernels._scratch import scratch
 
 
 @pytest.fixture(scope="module")
@@ -268,3 +280,30 @@ def test_uniform_is_the_same_everywhere(device, dtype) -> None:
         here, there = (t.numpy().astype(np.float64) for t in both)
         rtol = 0.13 if dtype is dtypes.f8e4m3 else 0.01
         np.testing.assert_allclose(there, here, rtol=rtol, atol=1e-5)
+
+
+def test_working_memory_goes_with_its_device(device) -> None:
+    """A device that nobody needs any more is let go, whatever its kernels worked in."""
+    other = RocmProvider(Config.load()).open(0)
+    gone = weakref.ref(other)
+    assert scratch(other) != scratch(device)
+    assert other.keep(Space).reserve(other, 100)
+    other.synchronize()
+    del other
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("device")
+def test_working_memory_that_is_too_small_is_kept() -> None:
+    """More is taken beside what a captured step may still use, and then serves all."""
+    device = RocmProvider(Config.load()).open(0)
+    space = device.keep(Space)
+    small = space.reserve(device, 1)
+    assert small == space.reserve(device, space_bytes(1))
+    large = space.reserve(device, space_bytes(1) + 1)
+    others = [device.empty((space_bytes(1),), dtypes.u8) for _ in range(3)]
+    assert 5 == len({small, large, *(tensor.ptr for tensor in others)})
+    assert large == space.reserve(device, 1)
+    assert scratch(device) == scratch(device)
+    device.synchronize()

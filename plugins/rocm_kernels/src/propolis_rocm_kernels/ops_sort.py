@@ -10,6 +10,8 @@ from typing import Final
 from typing import NamedTuple
 
 from propolis import dtypes
+from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
@@ -17,8 +19,6 @@ from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._kinds import KINDS
 from propolis_rocm_kernels._layouts import strided_of
-from propolis_rocm_kernels._scratch import space
-from propolis_rocm_kernels._scratch import space_bytes
 from propolis_rocm_kernels._signature import Structure
 
 
@@ -145,7 +145,8 @@ def _order(
     layout, rows, _, starts = strided_of(outer, (outer, given), (outer, own))
     width, size = x.shape[dim], x.dtype.block_bytes
     plan = _plan(rows, width, keep, size)
-    at = space(out.device, 2 * plan.half) if plan.half else 0
+    device: Any = out.device
+    at = device.keep(Space).reserve(device, 2 * plan.half) if plan.half else 0
     for start, to in starts:
         tensors = (
             0 if values is None else pointer(values) + to * size,
@@ -156,7 +157,7 @@ def _order(
             count = min(plan.group, rows - first)
             shape = (first, count, x.strides[dim], keep, out.strides[dim])
             kind = KINDS[x.dtype], int(descending)
-            _launch(out.device, plan, (at, at + plan.half), tensors, shape, kind, width, layout)
+            _launch(device, plan, (at, at + plan.half), tensors, shape, kind, width, layout)
 
 
 def _launch(
@@ -210,7 +211,7 @@ def _workspace(x: Tensor, keep: int, dim: int) -> int:
     if rows * keep == 0:
         return 0
     half = _plan(rows, x.shape[dim], keep, x.dtype.block_bytes).half
-    return space_bytes(2 * half) if half else 0
+    return space_bytes(2 * half)
 
 
 def _workspace_of_all(x: Tensor, /, dim: int = -1, *, descending: bool = False) -> int:
