@@ -12,7 +12,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis_rocm_kernels._convolution import convolution
 from propolis_rocm_kernels._convolution import too_far
-from propolis_rocm_kernels.ops_conv import slices_for
+from propolis_rocm_kernels._convolve import slices_for
 
 
 def judge(rocm, name, tensors, dtype, **attributes):
@@ -42,6 +42,22 @@ ROWS = {
     "row": ((2, 5, 200), (20, 5, 7), {"stride": 3, "padding": 3}),
     "row of groups": ((2, 6, 50), (6, 2, 3), {"groups": 3, "dilation": 2}),
     "row 1x1": ((2, 9, 65), (20, 9, 1), {}),
+}
+VIDEOS = {
+    "3x3x3": ((2, 5, 4, 6, 7), (20, 5, 3, 3, 3), {"padding": 1}),
+    "uneven": (
+        (1, 4, 7, 5, 9),
+        (36, 2, 2, 3, 1),
+        {"groups": 2, "stride": (2, 1, 3), "padding": (1, 0, 2), "dilation": (3, 2, 1)},
+    ),
+    "few of many": ((1, 33, 3, 4, 5), (3, 33, 3, 3, 3), {"padding": 1}),
+    "depthwise": (
+        (2, 3, 4, 3, 6),
+        (3, 1, 3, 1, 2),
+        {"groups": 3, "stride": 2, "padding": (2, 0, 1)},
+    ),
+    "1x1x1": ((2, 9, 2, 3, 5), (20, 9, 1, 1, 1), {}),
+    "planes apart": ((2, 3, 4, 5, 6), (20, 3, 1, 3, 3), {"stride": (3, 1, 1)}),
 }
 TRANSPOSED = {
     "stride": ((2, 18, 5, 6), (18, 20, 3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
@@ -77,6 +93,13 @@ def test_conv1d(rocm, case) -> None:
     both(rocm, "conv1d", ROWS[case], dtypes.f32)
 
 
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16], ids=str)
+@pytest.mark.parametrize("case", VIDEOS)
+def test_conv3d(rocm, dtype, case) -> None:
+    """And those of videos, whose planes pad, stride and dilate as rows and columns do."""
+    both(rocm, "conv3d", VIDEOS[case], dtype)
+
+
 @pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f64], ids=str)
 @pytest.mark.parametrize("case", TRANSPOSED)
 def test_conv_transpose2d(rocm, dtype, case) -> None:
@@ -90,11 +113,12 @@ def test_conv_transpose1d(rocm, case) -> None:
     both(rocm, "conv_transpose1d", ROWS_TRANSPOSED[case], dtypes.bf16)
 
 
-def test_large_tiles(rocm) -> None:
+@pytest.mark.parametrize(("name", "flat"), [("conv2d", (1,)), ("conv3d", (1, 1))])
+def test_large_tiles(rocm, name, flat) -> None:
     """Where there are tiles of 128 for every compute unit these are taken, edges included."""
     side = 128 * max(2, int(rocm.compute_units**0.5) + 1) - 3
-    x, w = normal(dtypes.f16, 1, 2, 1, side), normal(dtypes.f16, side, 2, 1, 3, seed=1)
-    judge(rocm, "conv2d", (x, w), dtypes.f16, padding=(0, 1))
+    x, w = normal(dtypes.f16, 1, 2, *flat, side), normal(dtypes.f16, side, 2, *flat, 3, seed=1)
+    judge(rocm, name, (x, w), dtypes.f16, padding=(*(0 for _ in flat), 1))
 
 
 VIEWS = {
@@ -126,6 +150,15 @@ def test_views(rocm, view) -> None:
 
 
 @pytest.mark.parametrize("outs", [3, 20])
+def test_views_of_videos(rocm, outs) -> None:
+    """Any strides of a video and its kernel: rows of weights, and what is none."""
+    x = Tensor.from_numpy(normal(dtypes.f32, 5, 6, 2, 4, 7), rocm).permute(2, 4, 1, 0, 3)
+    w = Tensor.from_numpy(normal(dtypes.f32, outs, 7, 3, 2, 4, seed=1), rocm)
+    for taps in (w, w.narrow(2, 1, 2), w.transpose(2, 4).contiguous().transpose(2, 4)):
+        judge(rocm, "conv3d", (x, taps), dtypes.f32, padding=1)
+
+
+@pytest.mark.parametrize("outs", [3, 20])
 def test_infinities_stay_where_they_belong(rocm, outs) -> None:
     """An infinite weight times a padding of 0 is NaN; a transpose has nothing to multiply there."""
     x, w = normal(dtypes.f32, 1, 2, 6, 6), normal(dtypes.f32, outs, 2, 3, 3, seed=1)
@@ -140,6 +173,9 @@ def test_infinities_stay_where_they_belong(rocm, outs) -> None:
     assert np.isinf(y[0, 1, :11:2, :11:2]).all()
     y[0, 1, :11:2, :11:2] = 0
     assert np.isfinite(y).all()
+    y = ops.conv3d(*(t.unsqueeze(2) for t in given), padding=(1, 0, 0)).numpy()
+    assert np.isnan(y[0, 1, [0, 2]]).all()
+    assert np.isinf(y[0, 1, 1]).all()
 
 
 def test_nothing_to_add(rocm) -> None:

@@ -90,7 +90,8 @@ struct PairRows {
 template <class T>
 PROPOLIS_FN void store_sums(const PairRows<T>& to, i64 row, i64 column, const Compute<T>* sums) {
     if (row < to.count) {
-        store_sums(Target<T>{to.out + to.pairs[row] * to.n, nullptr, 0, 0, 1, to.n}, 0, column, sums);
+        T* at = to.out + to.pairs[row] * to.n;
+        store_sums(Target<T>{at, nullptr, 0, 0, 1, to.n, to.n}, 0, column, sums);
     }
 }
 

@@ -38,7 +38,7 @@ PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const S
     C sum[SIDE / 16][SIDE / 16] = {};
     tile_product<SIDE>(a, weights.at(at.at[1]), i0, j0, p.depth, left, right, sum);
     T* out = p.out + batch * p.m * p.n;
-    const Target<T> to{out, p.bias, p.bias_row, p.bias_step, p.m, p.n};
+    const Target<T> to{out, p.bias, p.bias_row, p.bias_step, p.m, p.n, p.n};
     store_tile<SIDE, STORED<T>>(to, i0, j0, sum);
 }
 

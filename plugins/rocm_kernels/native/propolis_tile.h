@@ -153,14 +153,14 @@ PROPOLIS_FN void tile_product(const A& a, const B& b, i64 i0, i64 j0, i64 depth,
     }
 }
 
-// Where a product goes: (m, n), contiguous.  The bias of an element, if there is one, is
-// bias[row * bias_row + column * bias_step].
+// Where a product goes: (m, n), of rows that are `apart`, a multiple of n.  The bias of an element, if
+// there is one, is bias[row * bias_row + column * bias_step].
 template <class T>
 struct Target {
     T* out;
     const T* bias;  // or null
     i64 bias_row, bias_step;
-    i64 m, n;
+    i64 m, n, apart;
 };
 
 // So many sums go to a target at once; four at most.
@@ -180,7 +180,7 @@ PROPOLIS_FN void store_sums(const Target<T>& to, i64 row, i64 column, const Comp
         }
         pack.at[k] = narrow<T>(value);
     }
-    T* at = to.out + row * to.n + column;
+    T* at = to.out + row * to.apart + column;
     if (to.n % N == 0 && aligned<N>(to.out)) {
         if (row < to.m && column < to.n) store_pack<N>(at, pack);
     } else {

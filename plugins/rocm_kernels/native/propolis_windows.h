@@ -58,7 +58,66 @@ PROPOLIS_FN i64 windows_of(const ConvShape& s, int d) {
     return s.transposed ? (s.out[d] - 1) / s.stride[d] + 1 : s.out[d];
 }
 
-// Where an element stands along the depth of a product.
+// -- the third dimension -------------------------------------------------------------------------
+
+// A video is done plane by plane of the output, as images are; the taps of a kernel from plane to plane
+// count among its channels, of which ConvShape then has `kernel` times as many.
+struct ConvPlanes {
+    i64 x, w;  // strides
+    i32 size, out, kernel, stride, padding, dilation;
+};
+
+// What one plane of the output is made of.
+struct Frames {
+    const ConvPlanes& p;
+    i32 start;  // the first tap sees this plane of the input
+};
+struct Flat {};  // of images
+template <class Depth>
+constexpr bool is_deep = true;
+template <>
+constexpr bool is_deep<Flat> = false;
+
+PROPOLIS_FN Frames frames_of(const ConvPlanes& p, i64 batch) {
+    return Frames{p, (i32)(batch % p.out) * p.stride - p.padding};
+}
+PROPOLIS_FN Flat frames_of(Flat flat, i64) { return flat; }
+
+// Where a channel begins, in the image and in the weights of an output channel.
+struct Channel {
+    bool there;  // in the image
+    i64 x, w;
+};
+PROPOLIS_FN Channel channel_of(const ConvShape& s, Flat, i32 channel) {
+    return Channel{channel < s.channels, channel * s.x[0], channel * s.w[1]};
+}
+PROPOLIS_FN Channel channel_of(const ConvShape& s, const Frames& frames, i32 channel) {
+    const ConvPlanes& p = again(frames.p);
+    const i32 whole = (i32)((u32)channel / (u32)p.kernel);
+    const i32 tap = channel - whole * p.kernel;
+    const i32 plane = frames.start + tap * p.dilation;
+    const bool there = channel < s.channels && (u32)plane < (u32)p.size;
+    return Channel{there, whole * s.x[0] + plane * p.x, whole * s.w[1] + tap * p.w};
+}
+
+// Where the outputs of an image and group, or of a plane of them, begin; and how far channels are apart.
+struct Outputs {
+    i64 start, apart;
+};
+PROPOLIS_FN Outputs outputs_of(const ConvShape& s, Flat, i64 batch) {
+    const i64 n = (i64)s.out[0] * s.out[1];
+    return Outputs{batch * s.outs * n, n};
+}
+PROPOLIS_FN Outputs outputs_of(const ConvShape& s, const Frames& frames, i64 batch) {
+    const ConvPlanes& p = again(frames.p);
+    const i64 n = (i64)s.out[0] * s.out[1];
+    const i64 image = batch / p.out;
+    return Outputs{(image * s.outs * p.out + (batch - image * p.out)) * n, p.out * n};
+}
+
+// -- elements along the depth of a product -------------------------------------------------------
+
+// Where one stands.
 struct Tap {
     i32 channel, row, column;
 };
@@ -84,17 +143,18 @@ PROPOLIS_FN Tap further(const Axis& rows, const Axis& columns, Tap at, const Tap
 
 // Row i is window i, of one image and group.  Where `marked`, the image has nothing outside where
 // that is so (transposed), elsewhere zeros.
-template <class T, bool marked>
+template <class T, bool marked, class Depth = Flat>
 struct Windows {
     const T* x;
     const ConvShape& s;
     const Axis &rows, &columns;
+    Depth frames;
     Tap by;  // of one step
 
     typedef Compute<T> C;
     PROPOLIS_METHOD Windows(const T* x, const ConvShape& s, const Axis& rows, const Axis& columns,
-                            int step)
-        : x(x), s(s), rows(rows), columns(columns), by() {
+                            int step, const Depth& frames = Depth{})
+        : x(x), s(s), rows(rows), columns(columns), frames(frames), by() {
         if (rows.taps && columns.taps) by = tap_of(rows, columns, step);
     }
     PROPOLIS_METHOD bool across() const { return true; }
@@ -102,16 +162,16 @@ struct Windows {
 template <class T>
 constexpr bool has_absent<Windows<T, true>> = true;
 
-template <class T, bool marked>
-struct Walk<Windows<T, marked>> {
-    const Windows<T, marked>& w;
+template <class T, bool marked, class Depth>
+struct Walk<Windows<T, marked, Depth>> {
+    const Windows<T, marked, Depth>& w;
     Tap at;
     i32 row, column;  // of the input, that the first tap of the first window sees
     i32 rest;         // windows in its row, from the first on
     i32 there;        // of the run
 
     typedef Compute<T> C;
-    PROPOLIS_METHOD Walk(const Windows<T, marked>& w, i64 window, i64 k)
+    PROPOLIS_METHOD Walk(const Windows<T, marked, Depth>& w, i64 window, i64 k)
         : w(w), at(tap_of(w.rows, w.columns, (i32)k)) {
         const i64 i = window / w.columns.count;
         const i32 j = (i32)(window - i * w.columns.count);
@@ -123,13 +183,14 @@ struct Walk<Windows<T, marked>> {
     }
     PROPOLIS_METHOD void deeper(int) { at = further(w.rows, w.columns, at, w.by); }
     PROPOLIS_METHOD void fetch(C (&run)[RUN]) const {
-        const ConvShape& s = marked ? again(w.s) : w.s;
-        const i32 count = at.channel < s.channels ? there : 0;
+        const ConvShape& s = marked || is_deep<Depth> ? again(w.s) : w.s;
+        const Channel channel = channel_of(s, w.frames, at.channel);
+        const i32 count = channel.there ? there : 0;
         const C nothing = marked && s.transposed ? absent<C>() : (C)0;
         i32 i = row + at.row * w.rows.spread;
         i32 j = column + at.column * w.columns.spread;
         i32 left = anew(rest);
-        i64 from = at.channel * s.x[0] + i * s.x[1] + j * s.x[2];
+        i64 from = channel.x + i * s.x[1] + j * s.x[2];
         const i32 back = w.columns.count * w.columns.step;
         const i64 step = w.columns.step * s.x[2];
         const i64 over = w.rows.step * s.x[1] - back * s.x[2];
@@ -200,6 +261,7 @@ template <class T>
 struct Scattered {
     T* out;
     const T* bias;  // or null
+    i64 channel;    // from one to the next
     const ConvShape& s;
     const Axis &rows, &columns;
 };
@@ -212,6 +274,6 @@ PROPOLIS_FN void store_sums(const Scattered<T>& to, i64 channel, i64 window,
     if (channel >= to.s.outs || i >= to.rows.count) return;
     Compute<T> value = *sum;
     if (to.bias) value += wide(to.bias[channel * to.s.bias]);
-    const i64 row = (channel * to.s.out[0] + to.rows.first + i * to.rows.apart) * to.s.out[1];
+    const i64 row = channel * to.channel + (to.rows.first + i * to.rows.apart) * to.s.out[1];
     to.out[row + to.columns.first + j * to.columns.apart] = narrow<T>(value);
 }

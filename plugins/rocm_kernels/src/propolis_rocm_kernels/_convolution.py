@@ -1,4 +1,4 @@
-"""Convolutions as numbers: what all of them have in common, in two dimensions."""
+"""Convolutions as numbers: what all of them have in common, in two dimensions or three."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ FARTHEST: Final = (1 << 29) - 1
 
 class Convolution(NamedTuple):
     """
-    A convolution without its tensors; of spatial dimensions rows come first, then columns.
+    A convolution without its tensors; spatial dimensions are rows and columns, or planes, rows,
+    and columns.
 
     Attributes:
-        x: strides of (image, channel, row, column).
-        w: strides of (output channel, channel, row, column), within a group.
+        x: strides of (image, channel, ...).
+        w: strides of (output channel, channel, ...), within a group.
         group: from a group to the next, in ``w``.
         images: how many there are.
         groups: of channels.
@@ -57,7 +58,7 @@ class Convolution(NamedTuple):
     @property
     def x_step(self) -> int | None:
         """From an output's only place in ``x`` to the next one's; None where that is not all."""
-        own = self.kernel == (1, 1) and self.padding == (0, 0) and self.out == self.size
+        own = max(self.kernel) == 1 and not any(self.padding) and self.out == self.size
         if not own or self.groups > 1:
             return None
         dims = collapse(self.size, (self.x[2:],))
@@ -78,10 +79,15 @@ class Convolution(NamedTuple):
         return math.prod(map(min, self.stride, self.out)) if self.transposed else 1
 
     @property
+    def planes(self) -> Shape:
+        """How many planes of the output there are, of three dimensions; nothing of two."""
+        return self.out[:-2]
+
+    @property
     def windows(self) -> int:
-        """Outputs of a kind, at most."""
-        apart = self.stride if self.transposed else (1, 1)
-        return math.prod((n - 1) // s + 1 for n, s in zip(self.out, apart, strict=True))
+        """Outputs of a kind, of a plane, at most."""
+        apart = self.stride[-2:] if self.transposed else (1, 1)
+        return math.prod((n - 1) // s + 1 for n, s in zip(self.out[-2:], apart, strict=True))
 
     @property
     def skip(self) -> Shape:
@@ -100,7 +106,7 @@ def convolution(
     transposed: bool,
 ) -> Convolution:
     """
-    Of one dimension or two; a row is an image of height 1.
+    Of one dimension to three; a row is an image of height 1.
 
     Args:
         out: the shape of the output.
@@ -112,7 +118,7 @@ def convolution(
         transposed: which it is.
     """
     rank = len(out) - 2
-    missing = 2 - rank
+    missing = max(0, 2 - rank)
     stride, padding, dilation = (
         (neutral,) * missing + ((n,) * rank if isinstance(n, int) else n)
         for n, neutral in zip(attributes, (1, 0, 1), strict=True)
