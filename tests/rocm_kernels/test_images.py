@@ -99,6 +99,36 @@ def test_blends(rocm, corners, view) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=1e-14)
 
 
+FILTERS = [
+    {"antialias": antialias, **more}
+    for antialias in (False, True)
+    for more in ({}, {"align_corners": True}, {"scale": (0.7, 2.3)})
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: "-".join(n for n in f if f[n]))
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_filters(rocm, mode, filters) -> None:
+    """Larger, smaller and single rows and columns are filtered as the CPU does it, of views too."""
+    whole = Tensor.from_numpy(normal(dtypes.f64, 2, 3, 7, 9), rocm)
+    for x in (whole, VIEWS["channels last"](whole), VIEWS["slice"](whole)):
+        for size in ((10, 20), (2, 21), (1, 3), (7, 9)):
+            actual = ops.resize2d(x, size, mode=mode, **filters).numpy()
+            cpu = Tensor.from_numpy(x.numpy())
+            expected = ops.resize2d(cpu, size, mode=mode, **filters).numpy()
+            np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_what_no_filter_reaches(rocm) -> None:
+    """Where a scale ends the image before the result does, nothing is left, or the last element."""
+    x = Tensor.from_numpy(np.full((1, 1, 3, 1), 2, np.float32), rocm)
+    given = {"mode": "bicubic", "scale": (0.25, 1.0)}
+    y = ops.resize2d(x, (5, 1), antialias=True, **given).numpy()
+    assert [2, 2, 2, 0, 0] == pytest.approx(y.ravel().tolist())
+    y = ops.resize2d(x, (5, 1), **given).numpy()
+    assert [2] * 5 == pytest.approx(y.ravel().tolist())
+
+
 def test_windows_of_padding_alone(rocm) -> None:
     """A window that a dilation takes past the image has the least value; NaN wins elsewhere."""
     x = np.zeros((1, 1, 1, 2), np.float32)

@@ -49,17 +49,9 @@ def test_other_devices_get_nothing() -> None:
     assert [] == list(propolis_ops(SimpleNamespace(kind="cpu")))
 
 
-WHOLE = {
-    *("unary", "binary", "ternary", "cast", "fill"),
-    *("indexing", "matmul", "moe", "quantized", "random", "reduce", "sort"),
-}
-
-
-def test_families_are_complete() -> None:
-    """Every op of these families is served, at every dtype that it allows."""
+def test_the_catalogue_is_served() -> None:
+    """Every op there is has kernels, at every dtype that it allows."""
     for name, spec in catalogue().items():
-        if spec.family not in WHOLE:
-            continue
         served = [impl for impl in propolis_ops(ROCM) if impl.op == name]
         assert served, name
         for parameter, allowed in spec.dtypes.items():
