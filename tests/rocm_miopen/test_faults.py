@@ -153,3 +153,18 @@ except DeviceLostError as exc:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("lost"), done.stdout + done.stderr
+
+
+def test_a_convolution_that_miopen_has_no_words_for(rocm, on, monkeypatch) -> None:
+    """Where it refuses to offer anything, the call is declined with its status, and not failed."""
+    from propolis_rocm_miopen import handle as handles
+    from propolis_rocm_miopen.ops_conv import implementations
+
+    def refused(self, given, descriptors=None):
+        self._expect(f"miopenConvolutionForwardGetSolution of {given}", 3)
+
+    monkeypatch.setattr(handles.Handle, "offers", refused)
+    takes = next(impl.supports for impl in implementations(rocm) if impl.op == "conv2d")
+    reason = takes(on(dtypes.f32, 1, 3, 5, 19), on(dtypes.f32, 4, 3, 2, 3))
+    assert "miopenConvolutionForwardGetSolution of conv f32 1x3x5x19" in reason
+    assert "miopenStatusBadParm (3)" in reason

@@ -17,7 +17,7 @@ from typing import Final
 from typing import NamedTuple
 
 from propolis import Config
-from propolis.errors import DeviceError
+from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis_rocm_hip.space import Space
@@ -146,9 +146,14 @@ class Handle:
 
     def _anew(self, given: Problem, wanted: Wanted) -> Chosen | str:
         try:
-            descriptors = Descriptors(self._library, self._expect, given)
-        except PropolisError as exc:
+            return self._chosen_anew(given, wanted)
+        except (DeviceLostError, OutOfMemoryError):
+            raise
+        except PropolisError as exc:  # MIOpen has no words for it, and others may
             return str(exc)
+
+    def _chosen_anew(self, given: Problem, wanted: Wanted) -> Chosen | str:
+        descriptors = Descriptors(self._library, self._expect, given)
         known = self._remembered.get((wanted, given))
         if known is not None and self._is_still(known, descriptors):
             tried = self._ready(known, descriptors, "remembered")
@@ -213,7 +218,9 @@ class Handle:
             status = function(self._value, *order, kept.solution)
         try:
             self._expect(f"miopenConvolutionForwardCompileSolution of {what}", status)
-        except DeviceError as exc:
+        except DeviceLostError:
+            raise
+        except PropolisError as exc:
             return str(exc)
         workspace = self._space.reserve(self._device, kept.workspace) if kept.workspace else 0
         events.MIOPEN_CHOSEN.emit(
@@ -280,7 +287,7 @@ class Handle:
                 descriptors = Descriptors(self._library, self._expect, given)
                 self._find(given, descriptors)
                 found = self._ranked(given, wanted, descriptors, tuned=True)
-            except OutOfMemoryError:
+            except (DeviceLostError, OutOfMemoryError):
                 raise
             except PropolisError as exc:
                 return str(exc)
