@@ -14,6 +14,7 @@ from propolis import dtypes
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import OutOfMemoryError
+from propolis_rocm_hip import hardware
 from propolis_rocm_hip import staging
 from propolis_rocm_hip.device import RocmProvider
 
@@ -57,6 +58,13 @@ def test_both_warp_sizes(simulate):
     """
     assert simulate(code, HIPSIM_WARP="32") == "hipsim32 32 32007"
     assert simulate(code, HIPSIM_WARP="64") == "hipsim64 64 64007"
+
+
+def test_a_simulated_card_says_so(device):
+    """Its reports are no evidence of hardware; those of an AMD GPU are."""
+    assert "hipsim, host flavour" in device.properties.extra["simulator"]
+    assert hardware._played("gfx90a:sramecc+:xnack-") == {}
+    assert "NVIDIA" in hardware._played("sm_90")["simulator"]
 
 
 def test_a_device_that_is_not_there(device):

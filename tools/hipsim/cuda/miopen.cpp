@@ -1,9 +1,11 @@
 // The convolutions of libMIOpen over cuDNN: the same functions and numbers, at the speed of the card.
 //
 // cuDNN's algorithms stand for MIOpen's solutions: number 200 and on, so that none is MIOpen's naive
-// one. Transposed convolutions are cuDNN's gradient of the input.
+// one. Transposed convolutions are cuDNN's gradient of the input. Pointwise ones can be a product by
+// cuBLAS, as MIOpen's can be one by rocBLAS.
 #include "../miopen/miopen_api.h"
 
+#include <cublas_v2.h>
 #include <cudnn.h>
 
 #include <algorithm>
@@ -14,8 +16,16 @@
 #include <string>
 #include <vector>
 
+// libamdhip64.so has them.
+HIPSIM_API hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags);
+HIPSIM_API hipError_t hipEventDestroy(hipEvent_t event);
+HIPSIM_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream);
+HIPSIM_API hipError_t hipEventSynchronize(hipEvent_t event);
+HIPSIM_API hipError_t hipEventElapsedTime(float* ms, hipEvent_t start, hipEvent_t stop);
+
 namespace {
 constexpr std::uint64_t kForward = 200, kTransposed = 220;
+constexpr std::uint64_t kGemm = 91;
 constexpr int kMost = 8;
 
 miopenStatus_t status_of(cudnnStatus_t status) {
@@ -36,6 +46,7 @@ bool type_of(miopenDataType_t type, cudnnDataType_t* found) {
 }
 
 miopenConvAlgorithm_t kind_of(std::uint64_t solution) {
+  if (solution == kGemm) return miopenConvolutionAlgoGEMM;
   if (solution >= kTransposed) {
     switch (solution - kTransposed) {
       case CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT:
@@ -62,6 +73,7 @@ miopenConvAlgorithm_t kind_of(std::uint64_t solution) {
 
 struct miopenHandle {
   cudnnHandle_t handle = nullptr;
+  cublasHandle_t blas = nullptr;
   hipStream_t stream = nullptr;
   std::mutex mutex;
   std::map<std::vector<int>, std::vector<miopenConvSolution_t>> measured;
@@ -197,6 +209,48 @@ class Problem {
   cudnnConvolutionDescriptor_t conv = nullptr;
 };
 
+bool is_pointwise(const miopenTensorDescriptor& w, const miopenConvolutionDescriptor& conv) {
+  bool plain = w.sizes.size() == 4 && !conv.transposed && conv.groups == 1;
+  for (std::size_t i = 0; plain && i < 2; ++i)
+    plain = w.sizes[i + 2] == 1 && conv.pads[i] == 0 && conv.strides[i] == 1;
+  return plain;
+}
+
+// y = w x of each image; images and weights lie by rows, which are cuBLAS's columns.
+cublasStatus_t multiply(const miopenHandle& handle, const miopenTensorDescriptor& x,
+                        const miopenTensorDescriptor& w, const void* x_at, const void* w_at,
+                        void* y_at) {
+  const cudaDataType_t type = x.type == CUDNN_DATA_HALF       ? CUDA_R_16F
+                              : x.type == CUDNN_DATA_BFLOAT16 ? CUDA_R_16BF
+                                                              : CUDA_R_32F;
+  const int places = x.sizes[2] * x.sizes[3], inputs = x.sizes[1], outputs = w.sizes[0];
+  const float one = 1, zero = 0;
+  return cublasGemmStridedBatchedEx(
+      handle.blas, CUBLAS_OP_N, CUBLAS_OP_N, places, outputs, inputs, &one, x_at, type, places,
+      std::int64_t{places} * inputs, w_at, type, inputs, 0, &zero, y_at, type, places,
+      std::int64_t{places} * outputs, x.sizes[0], CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+
+// Milliseconds that one takes.
+float time_of_multiply(const miopenHandle& handle, const miopenTensorDescriptor& x,
+                       const miopenTensorDescriptor& w, const void* x_at, const void* w_at,
+                       void* y_at) {
+  constexpr int kTimes = 10;
+  hipEvent_t begun, ended;
+  hipEventCreateWithFlags(&begun, 0);
+  hipEventCreateWithFlags(&ended, 0);
+  multiply(handle, x, w, x_at, w_at, y_at);
+  hipEventRecord(begun, handle.stream);
+  for (int i = 0; i < kTimes; ++i) multiply(handle, x, w, x_at, w_at, y_at);
+  hipEventRecord(ended, handle.stream);
+  hipEventSynchronize(ended);
+  float took = 0;
+  hipEventElapsedTime(&took, begun, ended);
+  hipEventDestroy(begun);
+  hipEventDestroy(ended);
+  return took / kTimes;
+}
+
 Problem& problem_of(miopenConvolutionDescriptor& conv, const miopenTensorDescriptor_t x,
                     const miopenTensorDescriptor_t w, const miopenTensorDescriptor_t y) {
   if (!conv.known || conv.known_for[0] != x || conv.known_for[1] != w || conv.known_for[2] != y) {
@@ -223,6 +277,11 @@ HIPSIM_API miopenStatus_t miopenCreateWithStream(miopenHandle_t* handle, hipStre
   cudnnStatus_t status = cudnnCreate(&made->handle);
   if (status == CUDNN_STATUS_SUCCESS)
     status = cudnnSetStream(made->handle, reinterpret_cast<cudaStream_t>(stream));
+  if (status == CUDNN_STATUS_SUCCESS &&
+      (cublasCreate(&made->blas) != CUBLAS_STATUS_SUCCESS ||
+       cublasSetStream(made->blas, reinterpret_cast<cudaStream_t>(stream)) !=
+           CUBLAS_STATUS_SUCCESS))
+    status = CUDNN_STATUS_INTERNAL_ERROR;
   if (status != CUDNN_STATUS_SUCCESS) {
     delete made;
     return status_of(status);
@@ -233,6 +292,7 @@ HIPSIM_API miopenStatus_t miopenCreateWithStream(miopenHandle_t* handle, hipStre
 
 HIPSIM_API miopenStatus_t miopenDestroy(miopenHandle_t handle) {
   if (!handle) return miopenStatusBadParm;
+  cublasDestroy(handle->blas);
   const miopenStatus_t status = status_of(cudnnDestroy(handle->handle));
   delete handle;
   return status;
@@ -324,6 +384,8 @@ HIPSIM_API miopenStatus_t miopenConvolutionForwardGetSolution(
     Problem problem(*x, *w, *y, *convolution);
     found = problem.expected(handle->handle);
     if (problem.status != CUDNN_STATUS_SUCCESS) return status_of(problem.status);
+    if (is_pointwise(*w, *convolution))
+      found.insert(found.begin(), {-1, 0, kGemm, miopenConvolutionAlgoGEMM});
   }
   *count = std::min(most, found.size());
   std::copy_n(found.begin(), *count, solutions);
@@ -342,6 +404,8 @@ HIPSIM_API miopenStatus_t miopenConvolutionForwardGetSolutionWorkspaceSize(
     miopenHandle_t handle, const miopenTensorDescriptor_t w, const miopenTensorDescriptor_t x,
     const miopenConvolutionDescriptor_t convolution, const miopenTensorDescriptor_t y,
     const std::uint64_t solution, std::size_t* bytes) {
+  *bytes = 0;
+  if (solution == kGemm) return miopenStatusSuccess;
   Problem problem(*x, *w, *y, *convolution);
   *bytes = problem.workspace(handle->handle, solution);
   return status_of(problem.status);
@@ -358,6 +422,10 @@ HIPSIM_API miopenStatus_t miopenConvolutionForwardImmediate(
     const miopenTensorDescriptor_t x_tensor, const void* x,
     const miopenConvolutionDescriptor_t convolution, const miopenTensorDescriptor_t y_tensor,
     void* y, void* workspace, std::size_t bytes, const std::uint64_t solution) {
+  if (solution == kGemm)
+    return multiply(*handle, *x_tensor, *w_tensor, x, w, y) == CUBLAS_STATUS_SUCCESS
+               ? miopenStatusSuccess
+               : miopenStatusInternalError;
   const Problem& problem = problem_of(*convolution, x_tensor, w_tensor, y_tensor);
   if (problem.status != CUDNN_STATUS_SUCCESS) return status_of(problem.status);
   return status_of(problem.run(handle->handle, x, w, y, workspace, bytes, solution));
@@ -381,8 +449,14 @@ HIPSIM_API miopenStatus_t miopenFindConvolutionForwardAlgorithm(
     void* y, const int most, int* count, miopenConvAlgoPerf_t* found, void* workspace,
     std::size_t bytes, bool) {
   Problem problem(*x_tensor, *w_tensor, *y_tensor, *convolution);
-  const auto rows = problem.measured(handle->handle, x, w, y, workspace, bytes);
+  auto rows = problem.measured(handle->handle, x, w, y, workspace, bytes);
   if (problem.status != CUDNN_STATUS_SUCCESS) return status_of(problem.status);
+  if (is_pointwise(*w_tensor, *convolution)) {
+    rows.push_back({time_of_multiply(*handle, *x_tensor, *w_tensor, x, w, y), 0, kGemm,
+                    miopenConvolutionAlgoGEMM});
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const auto& a, const auto& b) { return a.time < b.time; });
+  }
   const std::lock_guard lock(handle->mutex);
   handle->measured[key_of(*x_tensor, *w_tensor, *y_tensor, *convolution)] = rows;
   *count = std::min(most, static_cast<int>(rows.size()));

@@ -118,6 +118,7 @@ def describe(index: int) -> Hardware:
             "warp_size": str(raw.warpSize),
             "memory": note,
             "pci": pci,
+            **_played(full),
         },
     )
     return Hardware(
@@ -128,6 +129,15 @@ def describe(index: int) -> Hardware:
         max_threads=int(raw.maxThreadsPerBlock),
         integrated=integrated,
     )
+
+
+def _played(arch: str) -> dict[str, str]:
+    """What is under a HIP that is not AMD's, so that nobody takes its reports for a card's."""
+    if arch.startswith("gfx"):
+        return {}
+    if arch.startswith("sm_"):
+        return {"simulator": "hipsim, cuda flavour: an NVIDIA GPU"}
+    return {"simulator": "hipsim, host flavour: this machine's CPU"}
 
 
 def enumerate_gpus() -> Iterator[DeviceProperties]:
