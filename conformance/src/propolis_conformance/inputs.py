@@ -51,7 +51,8 @@ class T:
             n, and 8.
         dtype: a name, or of another parameter (``"=x"``); empty for the dispatch key's
             or, where the op does not dispatch on it, the first parameter's.
-        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``mask``, -inf
+        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``single``, no
+            larger than f32 is tried with, whatever the dtype; ``mask``, -inf
             among values; ``cache``, NaN where ``kv_len`` says that nothing was written yet;
             ``index:v``, in [0, v); ``distinct:v``, and no two in a row equal; ``masked:v``,
             some the largest of their dtype; ``length:v``, in [0, v]; ``starts:v``,
@@ -188,11 +189,18 @@ def draw(
         return Value(_integers(shape, dtype, values, rng), dtype, shape)
     if domain == "positive" or values == "positive":
         return Value(np.asarray(rng.uniform(0, 1, shape)).astype(dtype.numpy), dtype, shape)
+    if domain == "single" and dtype is dtypes.f64:
+        return _single(shape, values, rng)
     numbers = _floats(shape, dtype, "normal" if domain == "finite" else values, rng)
     if domain == "mask":
         numbers = np.where(rng.uniform(size=shape) < 0.3, -np.inf, numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         return Value(np.asarray(numbers).astype(dtype.numpy), dtype, shape)
+
+
+def _single(shape: Shape, values: str, rng: np.random.Generator) -> Value:
+    """Numbers in f64 of the size of f32's."""
+    return Value(_floats(shape, dtypes.f32, values, rng), dtypes.f64, shape)
 
 
 def _floats(

@@ -44,8 +44,8 @@ def _quantize_to(
 
 _BLOCKS = tuple({"dtype": d} for d in dtypes.ALL if d.is_block)
 OPS["quantize"] = OpInfo(
-    # Of infinities and of what has no inverse, quants are not defined.
-    recipes=(Recipe({"x": T("r c*256")}, _BLOCKS, special=False, denormal=False),),
+    # Of infinities (which larger f64 are in f32) and of what has no inverse, none is defined.
+    recipes=(Recipe({"x": T("r c*256", domain="single")}, _BLOCKS, special=False, denormal=False),),
     truth_of_call=_quantize_to,
     own_dtype=True,
 )
