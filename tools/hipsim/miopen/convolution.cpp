@@ -155,6 +155,8 @@ HIPSIM_API miopenStatus_t miopenConvolutionForwardBias(
     const auto& bias = tensor("bDesc", b_tensor);
     const auto& of = tensor("yDesc", y_tensor);
     require(bias.type == of.type, "b and y are of different types");
+    require(of.type != miopenBFloat16, "biases of bfloat16 are not added",
+            miopenStatusNotImplemented);
     require_plain(alpha, beta, of.type, miopenStatusUnknownError);
     require(b && y, "b or y is null");
     require(of.sizes.size() == 4 || of.sizes.size() == 5, "y is of rank 4 or 5");

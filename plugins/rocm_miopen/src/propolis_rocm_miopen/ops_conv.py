@@ -149,12 +149,20 @@ def _takes(
     if 0 in given.y:
         return None
     why_not = refusal(given)
-    if why_not is None and wanted.exact and bias is not None and given.dtype in _SHORT:
-        why_not = f"MIOpen rounds to {given.dtype} before it adds the bias"
+    if why_not is None and bias is not None:
+        why_not = _refusal_of_bias(given, wanted)
     if why_not is not None:
         return why_not
     found = _handle(x).choose(given, wanted)
     return found if isinstance(found, str) else None
+
+
+def _refusal_of_bias(given: Problem, wanted: Wanted) -> str | None:
+    if given.dtype is dtypes.bf16:
+        return "MIOpen adds no bias in bf16"
+    if wanted.exact and given.dtype in _SHORT:
+        return f"MIOpen rounds to {given.dtype} before it adds the bias"
+    return None
 
 
 def _workspace(
