@@ -91,6 +91,21 @@ def test_no_bias_in_bf16(rocm, on) -> None:
         assert ("MIOpen adds no bias in bf16", None) == (takes(*given), takes(*given[:2]))
 
 
+def test_transposes_in_16_bits(rocm) -> None:
+    """
+    A transposed convolution by a product writes the product's terms down in the dtype of its
+    tensors, and adds them after that: terms beyond f16 are infinite where their sum is not.
+    """
+    handle = rocm.keep(Handle)
+    sizes = (1, 4, 5, 5), (4, 3, 3, 3), (1, 3, 11, 11)
+    for dtype, allowed in ((dtypes.f32, True), (dtypes.f16, False), (dtypes.bf16, False)):
+        given = problem(dtype, *sizes, 2, 0, 1, 1, 0)
+        for wanted in (Wanted(), Wanted(exact=True), Wanted(naive=True)):
+            assert allowed == (handle.choose(given, wanted).kept.algorithm == 0)
+    given = problem(dtypes.f16, (1, 4, 5, 5), (6, 4, 3, 3), (1, 6, 3, 3), 2, 1, 1, 1)
+    assert 0 == handle.choose(given, Wanted()).kept.algorithm
+
+
 def test_naive_solutions_go_last(rocm, on, monkeypatch) -> None:
     """A shape that MIOpen has only its naive solution for is left to kernels, if there are any."""
     for kind in ("GEMM", "WINOGRAD", "IMPLICIT_GEMM"):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LARGEST = 2**31 - 1
 """Elements of a tensor: solutions count them in 32 bits."""
 
+_BYTES_OF_SUMS = 4
+
 
 class Problem(NamedTuple):
     """
@@ -65,6 +67,11 @@ class Problem(NamedTuple):
         if self.groups > 1:
             parts.append(f"{self.groups} groups")
         return ", ".join(parts)
+
+    @property
+    def stores_short_terms(self) -> bool:
+        """Whether a product (GEMM) has to store its terms in 16 bits before they are added."""
+        return self.transposed and self.dtype.block_bytes < _BYTES_OF_SUMS
 
 
 def _times(sizes: Shape) -> str:

@@ -203,6 +203,8 @@ class Handle:
             return "it multiplies by rocBLAS, which fails on this device"
         if wanted.exact and kept.algorithm in (_ffi.WINOGRAD, _ffi.FFT):
             return f"{name} rounds sums of inputs"
+        if kept.algorithm == _ffi.GEMM and kept.problem.stores_short_terms:
+            return f"{name} rounds terms to {kept.problem.dtype} before it adds them"
         if kept.solution in NAIVE and not wanted.naive:
             return "it is the naive one, slower than kernels that are made for it"
         if kept.workspace > WORKSPACE:
