@@ -151,6 +151,21 @@ def test_nothing_is_measured_unless_asked(rocm, cache, simulator, monkeypatch) -
     assert found.kept.tuned
 
 
+def test_what_cannot_be_measured(rocm, cache, simulator, logged, monkeypatch) -> None:
+    """
+    One solution whose kernel cannot be built ends MIOpen's measuring with an error, as in builds
+    without Winograd's sources: the shape is served by what is expected to be fastest, and said.
+    """
+    monkeypatch.setenv("PROPOLIS_TUNE", "1")
+    simulator.hipsim_miopen_inject(b"find", b"1:7")
+    found = Handle(rocm, gemm=True).choose(GIVEN, Wanted())
+    simulator.hipsim_miopen_inject(b"find", b"0")
+    assert not found.kept.tuned
+    (line,) = said(events.MIOPEN_NOT_MEASURED, logged)
+    assert str(GIVEN) == line["what"]
+    assert "miopenFindConvolutionForwardAlgorithm" in line["reason"]
+
+
 def test_tune(rocm, cache, simulator, runtime, monkeypatch) -> None:
     """`propolis tune miopen` measures what models left behind, once, and says what came of it."""
     Handle(rocm, gemm=True).choose(GIVEN, Wanted())

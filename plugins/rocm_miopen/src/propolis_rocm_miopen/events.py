@@ -32,5 +32,17 @@ MIOPEN_NOT_KEPT: Final = Event(
     "chosen solutions cannot be kept, so the next process asks for them again",
     ("path", "reason"),
 )
+MIOPEN_NOT_MEASURED: Final = Event(
+    "miopen.not_measured",
+    "warning",
+    "the setting `tune` asks to measure a shape, and MIOpen cannot: what it expects is taken",
+    ("device", "what", "reason"),
+)
 
-ALL: Final = (MIOPEN_WORKING, MIOPEN_DONE, MIOPEN_CHOSEN, MIOPEN_NOT_KEPT)
+ALL: Final = (
+    MIOPEN_WORKING,
+    MIOPEN_DONE,
+    MIOPEN_CHOSEN,
+    MIOPEN_NOT_KEPT,
+    MIOPEN_NOT_MEASURED,
+)

@@ -159,9 +159,8 @@ class Handle:
             tried = self._ready(known, descriptors, "remembered")
             if not isinstance(tried, str):
                 return tried
-        if self._tunes:
-            self._find(given, descriptors)
-        found = self._ranked(given, wanted, descriptors, tuned=self._tunes)
+        tuned = self._tunes and self._measured(given, descriptors)
+        found = self._ranked(given, wanted, descriptors, tuned=tuned)
         if not isinstance(found, str):
             self.shelf.put(found.kept)
         return found
@@ -298,6 +297,19 @@ class Handle:
                 self._remembered[wanted, given] = found.kept
                 self._chosen[given, wanted] = found
         return found
+
+    def _measured(self, given: Problem, descriptors: Descriptors) -> bool:
+        """Whether it could be measured: one solution that cannot be built ends all of a find."""
+        try:
+            self._find(given, descriptors)
+        except (DeviceLostError, OutOfMemoryError):
+            raise
+        except PropolisError as exc:
+            events.MIOPEN_NOT_MEASURED.emit(
+                device=self._context.id, what=str(given), reason=str(exc)
+            )
+            return False
+        return True
 
     def _find(self, given: Problem, descriptors: Descriptors) -> None:
         """Measure: MIOpen keeps the times in its own database, and ranks by them from then on."""
