@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 
 import pytest
@@ -86,6 +87,32 @@ def test_without_a_gpu(monkeypatch) -> None:
         assert "skipped" == found.status
         assert "no libamdhip64.so" in found.summary
         assert found.remedy
+
+
+def test_a_library_without_a_gpu(rocm, monkeypatch) -> None:
+    """A rocBLAS on a machine without a GPU is named, with what it has files for; not loaded."""
+    path = _ffi.path()
+    monkeypatch.setattr(hardware, "enumerate_gpus", list)
+    monkeypatch.setattr(_ffi, "library", lambda: pytest.fail("it is loaded"))
+    found = doctor.library()
+    assert ("skipped", doctor._WITHOUT) == (found.status, found.remedy)
+    assert f"no GPU to use {path} on; it has files for " in found.summary
+    for arch in _files.archs(path):
+        assert arch in found.summary
+
+
+@pytest.mark.parametrize(("said", "version"), [(b"4.4.1.", "4.4.1"), (b"5.2.0.abc", "5.2.0.abc")])
+def test_a_version(said, version, monkeypatch) -> None:
+    """A build without a commit, as a distribution's, ends its version with nothing behind a dot."""
+
+    class Library:
+        def function(self, name):
+            if name.endswith("_size"):
+                return lambda at: ctypes.memmove(at, bytes(ctypes.c_size_t(len(said) + 1)), 8)
+            return lambda at, size: ctypes.memmove(at, said + b"\0", size)
+
+    monkeypatch.setattr(_ffi, "library", Library)
+    assert version == _ffi.version()
 
 
 def test_variables() -> None:

@@ -88,6 +88,8 @@ def version() -> str:
     """
     The version that the library says it is, ``"4.4.1.<commit>"``; empty where it says none.
 
+    A distribution's build may know no commit, and is ``"4.4.1"``.
+
     Raises:
         DeviceError: there is no library.
     """
@@ -95,7 +97,7 @@ def version() -> str:
     library().function("rocblas_get_version_string_size")(ctypes.addressof(size))
     text = ctypes.create_string_buffer(max(size.value, 1))
     library().function("rocblas_get_version_string")(ctypes.addressof(text), len(text))
-    return text.value.decode(errors="replace")
+    return text.value.decode(errors="replace").rstrip(".")
 
 
 __all__ = [

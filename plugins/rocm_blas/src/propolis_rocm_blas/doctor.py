@@ -31,6 +31,10 @@ def library() -> CheckResult:
         return CheckResult("skipped", f"no HIP to look beside: {exc}", _WITHOUT)
     try:
         path = _ffi.path()
+        if not gpus:
+            built = ", ".join(_files.archs(path)) or "no architecture"
+            said = f"no GPU to use {path} on; it has files for {built}"
+            return CheckResult("skipped", said, _WITHOUT)
         if all(probe.refusal(gpu, path) for gpu in gpus):  # loading it here may end this process
             return CheckResult("skipped", f"{path} is used on no GPU", "see the next check")
         version = _ffi.version()
