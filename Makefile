@@ -40,7 +40,7 @@ unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo readme-image hipsim hipsim-cuda kernels ck test quick test-all oracles conformance \
-	lint fix conformance-report wheels bench clean version hooks docs
+	rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +128,9 @@ hipsim: ## Build the HIP simulator (host flavour; needs a C++20 compiler)
 
 hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit)
 	@$(MAKE) --no-print-directory -s -j$(shell nproc) -C tools/hipsim cuda
+
+rocm-root: ## Ask Debian's real ROCm libraries what needs no GPU (as root; needs debootstrap, 3 GB)
+	tools/rocm_root.sh build/rocm-root
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution that changed into dist/
 	$(BIN)/python -m propolis_rocm_kernels.builder --if-able $(addprefix --arch ,$(ARCHS))
