@@ -7,8 +7,6 @@ import ctypes
 import pytest
 import vendor
 
-from propolis.runtime import default_runtime
-from propolis.runtime import set_default_runtime
 from propolis_rocm_blas import _ffi
 
 
@@ -51,10 +49,8 @@ def runtime(opened, environ, monkeypatch):
 def rocm(runtime):
     """The simulated GPU, on which nobody but rocBLAS may serve anything."""
     device = runtime.device("rocm")
-    before = default_runtime()
-    set_default_runtime(runtime)
-    yield device
-    set_default_runtime(before)
+    with vendor.default(runtime):
+        yield device
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import vendor
 
 from propolis import Config
 from propolis import DeviceProperties
@@ -17,8 +18,6 @@ from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis.errors import DeviceError
 from propolis.errors import PluginError
-from propolis.runtime import default_runtime
-from propolis.runtime import set_default_runtime
 from propolis_rocm_blas import handle as handles
 from propolis_rocm_blas import probe
 from propolis_rocm_blas.errors import error_for
@@ -39,8 +38,6 @@ def worker(rocm, simulator, environ, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runtime = Runtime.start(Config(fallback="allow"))
     device = runtime.device("rocm")
-    before = default_runtime()
-    set_default_runtime(runtime)
 
     def product():
         x = Tensor.from_numpy(X, device)
@@ -49,8 +46,8 @@ def worker(rocm, simulator, environ, tmp_path, monkeypatch):
         trace = DispatchTable.of(device).trace(ops.matmul, (dtypes.f32,))
         return {(v.impl.provenance.plugin, v.impl.variant): v.reason for v in trace.verdicts}
 
-    yield product
-    set_default_runtime(before)
+    with vendor.default(runtime):
+        yield product
 
 
 def test_once_is_no_proof(worker, simulator) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from patience import patience
+from vendor import default
 
 from propolis import Runtime
 from propolis.config import Config
 from propolis.errors import DeviceNotFoundError
-from propolis.runtime import default_runtime
-from propolis.runtime import set_default_runtime
 from propolis_rocm_kernels import _code
 from propolis_rocm_kernels import _families
 
@@ -60,10 +59,8 @@ def rocm(runtime):
         if os.environ.get("PROPOLIS_REQUIRE_ROCM") == "1":
             raise
         pytest.skip(f"{exc}; `make hipsim` builds a simulator, for ROCM_PATH=build/hipsim/host")
-    before = default_runtime()
-    set_default_runtime(runtime)
-    yield device
-    set_default_runtime(before)
+    with default(runtime):
+        yield device
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,6 @@ import pytest
 import vendor
 
 from propolis import Tensor
-from propolis.runtime import default_runtime
-from propolis.runtime import set_default_runtime
 from propolis_rocm_miopen import _ffi
 from propolis_rocm_miopen.handle import Handle
 
@@ -54,10 +52,8 @@ def runtime(opened, environ, monkeypatch):
 def rocm(runtime):
     """The simulated GPU, on which nobody but MIOpen may serve anything."""
     device = runtime.device("rocm")
-    before = default_runtime()
-    set_default_runtime(runtime)
-    yield device
-    set_default_runtime(before)
+    with vendor.default(runtime):
+        yield device
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import vendor
 
 from propolis import Config
 from propolis import Runtime
@@ -15,8 +16,6 @@ from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis.errors import DeviceError
 from propolis.errors import PluginError
-from propolis.runtime import default_runtime
-from propolis.runtime import set_default_runtime
 from propolis_rocm_miopen.errors import error_for
 
 
@@ -36,8 +35,6 @@ def worker(rocm, simulator, environ, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runtime = Runtime.start(Config(fallback="allow"))
     device = runtime.device("rocm")
-    before = default_runtime()
-    set_default_runtime(runtime)
     expected = ops.conv2d(Tensor.from_numpy(X), Tensor.from_numpy(W)).numpy()
 
     def convolution():
@@ -46,8 +43,8 @@ def worker(rocm, simulator, environ, tmp_path, monkeypatch):
         trace = DispatchTable.of(device).trace(ops.conv2d, (dtypes.f32,))
         return {(v.impl.provenance.plugin, v.impl.variant): v.reason for v in trace.verdicts}
 
-    yield convolution
-    set_default_runtime(before)
+    with vendor.default(runtime):
+        yield convolution
 
 
 def test_once_is_no_proof(worker, simulator) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -16,10 +17,12 @@ from patience import patience
 
 from propolis import Config
 from propolis import Runtime
+from propolis import runtime as runtimes
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
     from pathlib import Path
 
 _FOREIGN = ("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "MIOPEN_", "XDG_")
@@ -57,6 +60,17 @@ def opened(environ: dict[str, str]) -> Runtime:
     return runtime  # the environment is as it was: other folders' tests are to find no GPU
 
 
+@contextmanager
+def default(runtime: Runtime) -> Iterator[None]:
+    """While the body runs, tensors without a device belong to that runtime."""
+    before = runtimes._default  # asking for it would make one, which sees this environment
+    runtimes.set_default_runtime(runtime)
+    try:
+        yield
+    finally:
+        runtimes.set_default_runtime(before)
+
+
 def runner(environ: dict[str, str], folder: Path) -> Callable[..., Any]:
     """Run Python with the simulated GPU: ``run(*arguments, NAME=value)``; gives the process."""
 
@@ -74,4 +88,4 @@ def runner(environ: dict[str, str], folder: Path) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["environment", "opened", "runner", "settle"]
+__all__ = ["default", "environment", "opened", "runner", "settle"]

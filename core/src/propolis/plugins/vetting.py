@@ -86,13 +86,11 @@ def vet_together(
     unknown = [candidate for candidate in candidates if candidate not in found]
     if in_child or len(unknown) < 2:  # one is asked alone anyway
         return found
-    try:
+    # What cannot be started, or read, is said of each alone.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         answers = _run_child([candidate.value for candidate in unknown], timeout).answers
-    except OSError:  # it is said of each
-        return found
-    for candidate, answer in zip(unknown, answers, strict=False):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            result = _result(json.loads(answer))
+        for candidate, answer in zip(unknown, map(json.loads, answers), strict=False):
+            result = _result(answer)
             if result.ok:
                 found[candidate] = result
                 cache.put(keys[candidate], result)
