@@ -74,7 +74,7 @@ def install_for_all(tmp_path_factory):
 
 
 @pytest.fixture
-def judged_here(install, monkeypatch):
+def judged_here(install, unvetted, monkeypatch):
     """As ``judged``, in this process: for faults that do not end it."""
 
     def judge(source, *, quick=True):

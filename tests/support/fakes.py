@@ -124,6 +124,7 @@ def site(tmp_path, monkeypatch):
 def unvetted(monkeypatch):
     """Plugins that passed in the child: what this process makes of them is what is tested."""
     monkeypatch.setattr("propolis.plugins.loader.vet", lambda *_a, **_k: ProbeResult(ok=True))
+    monkeypatch.setattr("propolis.plugins.loader.vet_together", lambda *_a, **_k: {})
 
 
 # A plugin that serves add on the CPU before the reference does.
