@@ -93,6 +93,7 @@ def test_strides_ignored(judged_here):
     assert result.status == "failed"
 
 
+@pytest.mark.slow
 def test_hang(judged):
     """A case that never ends is killed and is that unit's failure."""
     result = judged(add("import time\ntime.sleep(600)"), timeout=2)

@@ -41,6 +41,7 @@ def saved(install_for_all, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_failing_cases_are_kept(saved):
     """One file for each unit that fails, with the smallest case; none for those that pass."""
     assert sorted(p.name for p in saved.iterdir()) == ["add-f32.npz", "mul-f32.npz"]

@@ -38,6 +38,7 @@ def call(*args):
     return exit_.value.code or 0
 
 
+@pytest.mark.slow
 def test_reference_passes():
     """The CPU reference conforms, and who said so is told."""
     results, facts = run(Request("cpu_ref", quick=True), SUBSET)
@@ -47,6 +48,7 @@ def test_reference_passes():
     assert facts["distribution"] == "propolis-cpu-ref"
 
 
+@pytest.mark.slow
 def test_same_seed_same_cases(install):
     """A failure is repeated by its seed."""
     install(WRONG)
@@ -111,6 +113,7 @@ def test_report(install, tmp_path, capsys):
     assert "2 op x dtype: 2 failed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_expected_failures(install, tmp_path):
     """A known failure is no failure; a known failure that passes is one."""
     install(WRONG)
@@ -159,6 +162,7 @@ def test_usage(args, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pytest_plugin(tmp_path):
     """One test an op and dtype, under pytest."""
     plugin = "propolis_conformance.pytest_plugin"

@@ -95,6 +95,7 @@ def test_where_nothing_was_compiled(monkeypatch):
         assert set(impl.dtypes) == {dtypes.f16, dtypes.bf16}
 
 
+@pytest.mark.slow
 def test_conformance(propolis):
     """What attention promises holds: on views, ragged batches, windows, empty sequences."""
     said = propolis("conformance", "flash_attn_ck", "--quick")

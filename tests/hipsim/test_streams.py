@@ -63,6 +63,7 @@ print(download(y, n)[0])
 """
 
 
+@pytest.mark.slow
 def test_shuffled_streams(sim):
     """HIPSIM_SHUFFLE runs unsynchronised streams in either order, by seed; events hold."""
     seen = {
@@ -106,6 +107,7 @@ def test_null_stream_waits_for_blocking_streams(sim, seed):
     assert sim.lines(code) == ["11.0"]
 
 
+@pytest.mark.slow
 def test_null_stream_does_not_wait_for_non_blocking_streams(sim):
     """A copy on the null stream races with a non-blocking stream, as on hardware."""
     code = """

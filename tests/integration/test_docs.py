@@ -29,7 +29,9 @@ def blocks(kind: str) -> list:
     for page in (page for page in PAGES if page != TUTORIAL):
         for number, match in enumerate(BLOCK.finditer(page.read_text())):
             if match[1] == kind:
-                marks = [pytest.mark.model] if re.search("llm|drift", match[2]) else []
+                # Those that load the language model take seconds each.
+                marks = [pytest.mark.model, pytest.mark.slow]
+                marks = marks if re.search("llm|drift", match[2]) else []
                 name = f"{page.name}-{number}"
                 found.append(pytest.param(match[2], id=name, marks=marks))
     return found

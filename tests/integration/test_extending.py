@@ -71,6 +71,7 @@ def propolis(workspace):
     return run
 
 
+@pytest.mark.slow
 def test_an_op(workspace, propolis) -> None:
     """Three lines, and the suite passes the op in all of its dtypes."""
     applied(workspace, OP)

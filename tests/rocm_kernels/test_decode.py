@@ -166,6 +166,7 @@ def test_a_device_that_is_lost(propolis, model, launch):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_slow_copies(decode, truth):
     """Copies that take their time, and queues that are late, change no token."""
     found = decode("steps", HIPSIM_SLOW_COPIES="2000", HIPSIM_SHUFFLE="7")

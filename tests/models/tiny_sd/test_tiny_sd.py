@@ -130,6 +130,7 @@ def test_guidance_counts(training, model):
     assert not np.array_equal(with_it, without)
 
 
+@pytest.mark.slow
 def test_readme_image(readme_image, images):
     """
     The image of the README is what the model draws now.
