@@ -64,6 +64,7 @@ def program(request: pytest.FixtureRequest, monkeypatch, tmp_path: Path) -> str:
         return PLAIN
     monkeypatch.setenv("ROCM_PATH", str(request.getfixturevalue("hipsim")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MIOPEN_CUSTOM_CACHE_DIR", str(tmp_path / "miopen"))  # not in HOME
     return ROCM
 
 
