@@ -28,6 +28,9 @@ TILE: Final = 128
 HEAD_DIMS: Final = (64, 128)
 """Elements of a head; shorter heads are padded.  With 256 our tile spills a thousand registers."""
 
+CAPPED: Final = 64
+"""Elements of a head up to which scores may be capped: with 128 registers are spilt to memory."""
+
 DTYPES: Final = {dtypes.f16: "ck_tile::fp16_t", dtypes.bf16: "ck_tile::bf16_t"}
 """Element types, with Composable Kernel's name for each."""
 
@@ -75,4 +78,5 @@ INSTANCES: Final = tuple(
     for dtype in DTYPES
     for head_dim in HEAD_DIMS
     for softcap in (False, True)
+    if not softcap or head_dim <= CAPPED
 )

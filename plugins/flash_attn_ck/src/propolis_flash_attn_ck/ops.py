@@ -18,6 +18,7 @@ from propolis_flash_attn_ck import _code
 from propolis_flash_attn_ck._instances import ARCHS
 from propolis_flash_attn_ck._instances import ARGUMENTS
 from propolis_flash_attn_ck._instances import BLOCK
+from propolis_flash_attn_ck._instances import CAPPED
 from propolis_flash_attn_ck._instances import DTYPES
 from propolis_flash_attn_ck._instances import HEAD_DIMS
 from propolis_flash_attn_ck._instances import SIMULATED
@@ -57,6 +58,7 @@ def supports(
     alibi: Tensor | None = None,
     q_start: Tensor | None = None,
     block_table: Tensor | None = None,
+    softcap: float = 0.0,
     **_: Any,
 ) -> str | None:
     """None, or why not."""
@@ -71,6 +73,8 @@ def supports(
         return (
             f"head_dim {dim} and value_dim {value_dim}: multiples of {PACK} up to {HEAD_DIMS[-1]}"
         )
+    if softcap and max(dim, value_dim) > CAPPED:
+        return f"head_dim {max(dim, value_dim)} with a soft cap: up to {CAPPED} stay in registers"
     if batch == 0 or batch > 65535 or -(-total // TILE) > 65535 or total * rows > ROWS:
         return f"{batch} sequences of {total} queries in all: the grid has no room"
     for name, x in (("q", q), ("k", k), ("v", v)):
