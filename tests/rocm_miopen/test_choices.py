@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from click.testing import CliRunner
 
 from propolis import dtypes
+from propolis.errors import OutOfMemoryError
 from propolis_rocm_miopen import _progress
 from propolis_rocm_miopen import events
 from propolis_rocm_miopen._kept import FILE
@@ -122,13 +122,14 @@ def test_compiling_is_seen(rocm, cache, logged, monkeypatch) -> None:
     """Whoever waits is told for what and how long, while it goes on and at its end; once."""
     monkeypatch.setattr(_progress, "FIRST", 0.02)
     monkeypatch.setattr(_progress, "AGAIN", 0.02)
-    monkeypatch.setenv("HIPSIM_MIOPEN_COMPILE_MS", "150")
+    monkeypatch.setenv("HIPSIM_MIOPEN_COMPILE_MS", "600")
     given = GIVEN._replace(x=(1, 4, 8, 23), y=(1, 6, 8, 23))  # compiled by no other test
     Handle(rocm, gemm=True).choose(given, Wanted())
     working = said(events.MIOPEN_WORKING, logged)
     assert len(working) > 1
     assert f"compiling {given}" in working[0]["what"]
-    assert working[0]["seconds"] < working[-1]["seconds"] or working[-1]["seconds"] == 0.1
+    seconds = [fields["seconds"] for fields in working]
+    assert seconds == sorted(seconds)
     assert len(said(events.MIOPEN_DONE, logged)) == 1
     logged.clear()
     # MIOpen keeps what it compiled.
@@ -140,10 +141,8 @@ def test_nothing_is_measured_unless_asked(rocm, cache, simulator, monkeypatch) -
     """Choosing finds nothing out by trying: that would take minutes for each shape."""
     simulator.hipsim_miopen_inject(b"find", b"0")
     monkeypatch.setenv("HIPSIM_MIOPEN_FIND_MS", "60000")
-    started = time.monotonic()
     Handle(rocm, gemm=True).choose(GIVEN, Wanted())
     assert simulator.hipsim_miopen_count(b"find") == 0
-    assert time.monotonic() - started < 50
     monkeypatch.delenv("HIPSIM_MIOPEN_FIND_MS")
     monkeypatch.setenv("PROPOLIS_TUNE", "1")
     found = Handle(rocm, gemm=True).choose(OTHER, Wanted())
@@ -164,6 +163,18 @@ def test_what_cannot_be_measured(rocm, cache, simulator, logged, monkeypatch) ->
     (line,) = said(events.MIOPEN_NOT_MEASURED, logged)
     assert str(GIVEN) == line["what"]
     assert "miopenFindConvolutionForwardAlgorithm" in line["reason"]
+
+
+def test_no_memory_to_measure_in(rocm, cache, logged, monkeypatch) -> None:
+    """A card too full for the tensors of a measurement still convolves, by what is expected."""
+
+    def full(*_):
+        raise OutOfMemoryError("full")
+
+    monkeypatch.setenv("PROPOLIS_TUNE", "1")
+    monkeypatch.setattr(Handle, "_find", full)
+    assert not Handle(rocm, gemm=True).choose(GIVEN, Wanted()).kept.tuned
+    assert "full" in said(events.MIOPEN_NOT_MEASURED, logged)[0]["reason"]
 
 
 def test_tune(rocm, cache, simulator, runtime, monkeypatch) -> None:

@@ -275,7 +275,7 @@ def conv_sizes(
         OpError: an attribute is out of range.
         ShapeError: no window fits.
     """
-    each = _hashable(stride), _hashable(padding), _hashable(dilation)
+    each = hashable(stride), hashable(padding), hashable(dilation)
     return _conv_sizes(name, sizes, kernel, *each, ceil)
 
 
@@ -306,7 +306,7 @@ def _conv_sizes(
     return out
 
 
-def _hashable(value: Sizes) -> Sizes:
+def hashable(value: Sizes) -> Sizes:
     """Lists are taken where tuples are asked for."""
     return value if isinstance(value, int) else tuple(value)
 

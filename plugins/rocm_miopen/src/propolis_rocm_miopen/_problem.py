@@ -106,12 +106,12 @@ def problem(
     """
     rank = len(x) - 2
     extra = (0,) * rank if output_padding is None else _each(output_padding, rank)
-    sizes = _each(stride, rank), _each(padding, rank), _each(dilation, rank), extra
+    steps, pads, holes = _each(stride, rank), _each(padding, rank), _each(dilation, rank)
     if rank == 1:
         x, w, y = ((*shape[:2], 1, shape[2]) for shape in (x, w, y))
-        neutral = (1, 0, 1, 0)
-        sizes = tuple((n, *given) for n, given in zip(neutral, sizes, strict=True))  # type: ignore[assignment]
-    return Problem(dtype, x, w, y, *sizes, groups, output_padding is not None)
+        steps, pads, holes, extra = (1, *steps), (0, *pads), (1, *holes), (0, *extra)
+    transposed = output_padding is not None
+    return Problem(dtype, x, w, y, steps, pads, holes, extra, groups, transposed)
 
 
 def _each(value: Sizes, rank: int) -> Shape:

@@ -302,9 +302,9 @@ class Handle:
         """Whether it could be measured: one solution that cannot be built ends all of a find."""
         try:
             self._find(given, descriptors)
-        except (DeviceLostError, OutOfMemoryError):
+        except DeviceLostError:
             raise
-        except PropolisError as exc:
+        except PropolisError as exc:  # a card too full for the tensors of a measurement among them
             events.MIOPEN_NOT_MEASURED.emit(
                 device=self._context.id, what=str(given), reason=str(exc)
             )

@@ -14,6 +14,7 @@ from propolis import dtypes
 from propolis.errors import DeviceError
 from propolis.ops.conv import conv_sizes
 from propolis.ops.conv import conv_transpose_sizes
+from propolis.ops.conv import hashable
 from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_miopen import probe
 from propolis_rocm_miopen._descriptors import KINDS
@@ -48,7 +49,7 @@ def _of(
     groups: int = 1,
 ) -> Problem:
     """What MIOpen is asked for."""
-    each = _hashable(stride), _hashable(padding), _hashable(dilation)
+    each = hashable(stride), hashable(padding), hashable(dilation)
     sizes = conv_sizes("conv", x.shape[2:], w.shape[2:], *each)
     y = (x.shape[0], w.shape[0], *sizes)
     return problem(x.dtype, x.shape, w.shape, y, *each, groups)
@@ -65,16 +66,11 @@ def _of_transpose(
     groups: int = 1,
 ) -> Problem:
     """The same of the transposed ones."""
-    each = _hashable(stride), _hashable(padding), _hashable(dilation)
-    extra = _hashable(output_padding)
+    each = hashable(stride), hashable(padding), hashable(dilation)
+    extra = hashable(output_padding)
     sizes = conv_transpose_sizes("conv_transpose", x.shape[2:], w.shape[2:], *each, extra)
     y = (x.shape[0], w.shape[1] * groups, *sizes)
     return problem(x.dtype, x.shape, w.shape, y, *each, groups, extra)
-
-
-def _hashable(value: Sizes) -> Sizes:
-    """Lists are taken where tuples are asked for."""
-    return value if isinstance(value, int) else tuple(value)
 
 
 def _convolve(
