@@ -46,7 +46,7 @@ def test_the_measures():
     assert (found.wrong, found.nonfinite, found.numel) == (0, 0, 3)
 
 
-@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.f8e4m3])
+@pytest.mark.parametrize("dtype", sorted(dtypes.FLOATS, key=str))
 def test_units_of_the_last_place(dtype):
     """One step of any dtype is one unit, as its own next number says."""
     one = np.asarray(1.5, dtype.numpy)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from propolis import ops
 from propolis.cli import main
 from propolis.errors import UsageError
 from propolis_conformance.facts import without_places
+from propolis_conformance.keys import keys
+from propolis_conformance.keys import label_of
 from propolis_conformance.report import load
 from propolis_conformance.report_page import markdown
 
@@ -90,6 +94,14 @@ def test_no_place_is_named(folder):
 def test_places_are_cut(said, clean):
     """Of a path only the last part stays; fractions and the like are no paths."""
     assert clean == without_places(said)
+
+
+def test_page_says_dtypes_by_name(report):
+    """Where all passed, too: the page of an old report stays true when an op takes more dtypes."""
+    units = [label_of(ops.silu, key) for key in keys(ops.silu)]
+    results = [replace(report.results[0], unit=unit, status="passed") for unit in units]
+    page = markdown(replace(report, results=results))
+    assert "\n| silu | f64 f32 f16 bf16 f8e4m3 f8e5m2 |  |" in page
 
 
 def test_failures_come_before_what_passed(report):

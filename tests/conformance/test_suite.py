@@ -173,7 +173,7 @@ def test_pytest_plugin(tmp_path):
         command, capture_output=True, text=True, check=False, timeout=patience(120), cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 @pytest.mark.parametrize(

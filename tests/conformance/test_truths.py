@@ -44,6 +44,7 @@ def test_philox():
         ([1 + 2**-4 + 2**-40], dtypes.f8e4m3, [1.125]),
         ([1 + 2**-8], dtypes.bf16, [1.0]),
         ([464.0, 464.1, -1e9], dtypes.f8e4m3, [448.0, np.nan, np.nan]),
+        ([1.125 + 2**-40, 61439, 61440], dtypes.f8e5m2, [1.25, 57344.0, np.inf]),
         ([2**24 + 1, 2**62 + 1, -(2**53) - 1], dtypes.f32, [2**24, 2**62, -(2**53)]),
         ([65519.99, 65520.0], dtypes.f16, [65504.0, np.inf]),
     ],
@@ -102,7 +103,7 @@ def test_tolerances_leave_nothing_to_hide_in(table):
         if dtype is not dtypes.f64:
             smallest = float(np.nextafter(np.array(0, dtype.numpy), np.array(1, dtype.numpy)))
         assert tolerance.atol <= smallest
-        assert tolerance.rtol < 0.14
+        assert tolerance.rtol < 0.27
 
 
 def test_the_edge_of_the_range():
@@ -113,3 +114,28 @@ def test_the_edge_of_the_range():
         assert difference(ops.exp, np.float32([given]), truth, dtypes.f32) is None
     for given in (-np.inf, np.nan, 1.0):
         assert difference(ops.exp, np.float32([given]), truth, dtypes.f32) is not None
+
+
+def test_log_softmax_of_the_largest():
+    """Of a row with one that outweighs all, 0 is right: the sum of its shares is 1 in f32."""
+    x = np.array([0.0, -26.0])
+    truth = x - np.log(np.exp(x).sum())
+    spec = ops.log_softmax
+    magnitude = spec.magnitude(lambda x, _: x - np.log(np.exp(x).sum()), x, -1)
+    f32 = (x - np.log(np.exp(x.astype(np.float32)).sum(dtype=np.float32))).astype(np.float32)
+    assert truth[0] < 0
+    assert f32[0] == 0
+    assert difference(spec, f32, truth, dtypes.f32, magnitude) is None
+    assert difference(spec, f32 - np.float32(1e-4), truth, dtypes.f32, magnitude) is not None
+
+
+def test_no_infinite_activations_meet_blocks():
+    """What becomes of them is not defined: the suite asks for none, but for NaN it does."""
+    from propolis_conformance.inputs import T
+    from propolis_conformance.inputs import draw
+
+    drawn = draw(
+        T("a", domain="bounded"), dtypes.f32, {"a": 999}, "special", np.random.default_rng(0)
+    )
+    assert np.isnan(drawn.array).any()
+    assert not np.isinf(drawn.array).any()

@@ -70,7 +70,7 @@ def test_a_family_shares_texts():
 
 def test_tolerances_grow_as_dtypes_shrink():
     """A wider dtype is never held to less than a narrower one."""
-    order = (dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.f8e4m3)
+    order = (dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.f8e4m3, dtypes.f8e5m2)
     rtols = [DEFAULT_TOLERANCE[d].rtol for d in order]
     assert rtols == sorted(rtols)
     assert frozenset(order) == dtypes.FLOATS

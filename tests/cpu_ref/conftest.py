@@ -28,6 +28,7 @@ FORMATS = {
     dtypes.f16: (11, -14, 65504.0),
     dtypes.bf16: (8, -126, float.fromhex("0x1.fep127")),
     dtypes.f8e4m3: (4, -6, 448.0),
+    dtypes.f8e5m2: (3, -14, 57344.0),
 }
 GUARD = 8
 

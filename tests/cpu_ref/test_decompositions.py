@@ -69,3 +69,15 @@ def test_decomposed_qmatmul(kind: dtypes.DType) -> None:
     out = x.device.empty((3, 5), dtypes.f32)
     ops.qmatmul.decomposition.fn(out, x, w)
     np.testing.assert_allclose(out.numpy(), ops.qmatmul(x, w).numpy(), rtol=1e-5, atol=1e-4)
+
+
+def test_decomposed_whole_numbers() -> None:
+    """Products of i8 and a bias in i32 are too: the parts are those of i8, and of i32."""
+    rng = np.random.default_rng(3)
+    x, w = (Tensor.from_numpy(rng.integers(-128, 128, (n, 9), np.int8)) for n in (3, 5))
+    bias = Tensor.from_numpy(rng.integers(-(2**31), 2**31, 5, np.int32))
+    decomposition = ops.linear.decomposition
+    assert decomposition.parts(dtypes.i8) == {ops.matmul: (dtypes.i8,), ops.add: (dtypes.i32,)}
+    out = x.device.empty((3, 5), dtypes.i32)
+    decomposition.fn(out, x, w, bias)
+    np.testing.assert_array_equal(out.numpy(), ops.linear(x, w, bias).numpy())

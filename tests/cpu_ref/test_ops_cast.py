@@ -34,6 +34,7 @@ FORMATS = {
     dtypes.f16: (11, -14, 65504),
     dtypes.bf16: (8, -126, 255 * 2**120),
     dtypes.f8e4m3: (4, -6, 448),
+    dtypes.f8e5m2: (3, -14, 57344),
 }
 
 every_target = pytest.mark.parametrize("target", PLAIN, ids=repr)
@@ -138,7 +139,7 @@ def assert_exact(array, actual, source, target):
 @every_target
 @pytest.mark.parametrize("source", PLAIN, ids=repr)
 def test_every_pair(run, source, target):
-    """Each of the hundred pairs gives, for hard numbers, what exact arithmetic gives."""
+    """Each pair gives, for hard numbers, what exact arithmetic gives."""
     array = samples(source)
     actual = run(ops.cast, Tensor.from_numpy(array), target)
     assert actual.dtype == target.numpy
@@ -146,7 +147,7 @@ def test_every_pair(run, source, target):
 
 
 @every_target
-@pytest.mark.parametrize("source", [dtypes.f16, dtypes.bf16, dtypes.f8e4m3], ids=repr)
+@pytest.mark.parametrize("source", [d for d in FLOATS if d.block_bytes < 4], ids=repr)
 def test_every_bit_pattern(run, nearest, same, source, target):
     """All numbers of the narrow floats, denormal, infinite and NaN, convert exactly."""
     bits = np.arange(2 ** (8 * source.block_bytes), dtype=f"u{source.block_bytes}")
@@ -164,17 +165,17 @@ def test_every_bit_pattern(run, nearest, same, source, target):
     assert expected == [int(n) for n in actual]
 
 
-@pytest.mark.parametrize("target", [dtypes.bf16, dtypes.f8e4m3], ids=repr)
+@pytest.mark.parametrize("target", [dtypes.bf16, dtypes.f8e4m3, dtypes.f8e5m2], ids=repr)
 @given(values=st.lists(st.floats(width=64), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_any_double_to_narrow_floats(run, target, values):
-    """Doubles are rounded once to bf16 and f8e4m3, however f32 would round them first."""
+    """Doubles are rounded once to bf16 and f8, however f32 would round them first."""
     array = np.array(values)
     actual = run(ops.cast, Tensor.from_numpy(array), target)
     assert_exact(array, actual, dtypes.f64, target)
 
 
-@pytest.mark.parametrize("target", [dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.f8e4m3], ids=repr)
+@pytest.mark.parametrize("target", FLOATS[1:], ids=repr)
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_any_i64_to_floats(run, target, values):
@@ -192,7 +193,7 @@ def test_double_rounding_trap(run):
     assert [1 + 2.0**-7, 1.0, 1.0, -(1 + 2.0**-7)] == actual.astype(np.float64).tolist()
 
 
-@pytest.mark.parametrize("target", [dtypes.bf16, dtypes.f8e4m3], ids=repr)
+@pytest.mark.parametrize("target", [dtypes.bf16, dtypes.f8e4m3, dtypes.f8e5m2], ids=repr)
 def test_doubles_that_vanish(run, same, target):
     """Doubles too small for f32 become zeros of their sign."""
     array = np.array([1e-50, -1e-50, 5e-324, -5e-324])
@@ -209,6 +210,13 @@ def test_f8_overflow(run, same):
         [448, 448, math.nan, math.nan, math.nan],
         run(ops.cast, Tensor.from_numpy(whole), dtypes.f8e4m3),
     )
+
+
+def test_f8e5m2_overflow(run, same):
+    """f8e5m2 has infinities: what rounds to 57344 is 57344, all beyond, a tie too, infinite."""
+    values = np.array([57344.0, math.nextafter(61440.0, 0), 61440.0, -61440.0, math.inf, math.nan])
+    expected = [57344.0, 57344.0, math.inf, -math.inf, math.inf, math.nan]
+    same(expected, run(ops.cast, Tensor.from_numpy(values), dtypes.f8e5m2))
 
 
 @pytest.mark.parametrize("target", INTEGERS, ids=repr)
@@ -236,7 +244,14 @@ def test_empty_and_scalar(run, source, target):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("f64", "bf16"), ("f32", "i32"), ("i64", "f8e4m3"), ("bf16", "f16"), ("u8", "f64")],
+    [
+        ("f64", "bf16"),
+        ("f32", "i32"),
+        ("i64", "f8e4m3"),
+        ("bf16", "f16"),
+        ("u8", "f64"),
+        ("f8e5m2", "i8"),
+    ],
 )
 def test_layouts(run, lay, how, source, target):
     """Elements convert the same wherever they lie."""

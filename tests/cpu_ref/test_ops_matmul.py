@@ -117,7 +117,8 @@ def test_sums_are_wide(run, same, dtype):
 
 def test_overflow_of_the_result(run, same):
     """A sum too large for the output dtype is infinite, in f8e4m3 NaN, without warning."""
-    for dtype, expected in ((dtypes.f16, np.inf), (dtypes.f8e4m3, np.nan), (dtypes.bf16, 102400)):
+    kinds = {dtypes.f16: np.inf, dtypes.f8e4m3: np.nan, dtypes.f8e5m2: np.inf, dtypes.bf16: 102400}
+    for dtype, expected in kinds.items():
         x = Tensor.from_numpy(np.full((4, 4), 160, dtype.numpy))
         same(np.full((4, 4), expected), run(ops.matmul, x, x))
 
@@ -139,6 +140,43 @@ def test_linear(run, draw, close, dtype, bias, shape, out):
     added = 0.0 if plus is None else plus.astype(np.float64)
     check(close, ops.linear, dtype, actual.reshape(-1, out), rows, w.T, added)
     assert (*shape[:-1], out) == actual.shape
+
+
+def whole(*shape):
+    """Any numbers of i8."""
+    return np.random.default_rng(shape).integers(-128, 127, shape, np.int8, endpoint=True)
+
+
+def i32(*arrays):
+    """The same numbers as numpy's own 32-bit integers, which wrap around."""
+    return tuple(a.astype(np.int32) for a in arrays)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("depth", [0, 1, 300])
+def test_whole_numbers(run, lay, how, rows, depth):
+    """Products of i8 are i32 and exact, of any layout, with a bias in i32 and without."""
+    a, b = lay(whole(2, rows, depth), how), lay(whole(depth, 7), how)
+    left, right = i32(a.numpy(), b.numpy())
+    actual = run(ops.matmul, a, b)
+    assert actual.dtype == np.int32
+    assert (left @ right == actual).all()
+    weight, bias = lay(whole(7, depth), how), np.arange(7, dtype=np.int32) * 10**8
+    expected = left @ weight.numpy().astype(np.int32).T
+    assert (expected == run(ops.linear, a, weight)).all()
+    assert (expected + bias == run(ops.linear, a, weight, Tensor.from_numpy(bias))).all()
+
+
+def test_whole_sums_wrap_around(run):
+    """What i32 cannot hold is taken modulo 2**32, as numpy does: sums, and a sum and its bias."""
+    low = np.full((1, 300_000), -128, np.int8)
+    (wide,) = i32(low)
+    x, bias = Tensor.from_numpy(low), np.array([2**31 - 1], np.int32)
+    product = wide @ wide.T
+    assert product[0, 0] == 300_000 * 2**14 - 2**32
+    assert (product == run(ops.matmul, x, x.transpose(0, 1))).all()
+    one = Tensor.from_numpy(np.ones((1, 1), np.int8))
+    assert [[-(2**31)]] == run(ops.linear, one, one, Tensor.from_numpy(bias)).tolist()
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (4,), (0, 4), (3, 0)])
@@ -218,10 +256,17 @@ def test_linear_shape_errors(x, w, bias, rule):
 def test_linear_dtype_errors():
     """Mixed dtypes, of the bias too, and integers are errors."""
     half = Tensor.from_numpy(np.ones(4, np.float16))
-    with pytest.raises(DTypeError, match=r"linear: x is f32, bias is f16; they must"):
+    with pytest.raises(
+        DTypeError, match=r"linear: x is f32, bias is f16; supported: a bias in f32"
+    ):
         ops.linear(f32(2, 3), f32(4, 3), half)
     with pytest.raises(DTypeError, match=r"linear: x is f32, w is f16; they must"):
         ops.linear(f32(2, 4), half)
+    i8, bias = (Tensor.from_numpy(np.ones(s, np.int8)) for s in ((2, 2), 2))
+    with pytest.raises(
+        DTypeError, match=r"linear: x is i8, bias is i8; supported: a bias in i32; ops.cast"
+    ):
+        ops.linear(i8, i8, bias)
     whole = Tensor.from_numpy(np.ones((2, 2), np.int64))
     with pytest.raises(DTypeError, match=r"linear: x is i64; supported: f64, f32"):
         ops.linear(whole, whole)

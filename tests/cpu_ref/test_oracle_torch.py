@@ -38,7 +38,9 @@ TORCH = {
     dtypes.f16: torch.float16,
     dtypes.bf16: torch.bfloat16,
     dtypes.f8e4m3: torch.float8_e4m3fn,
+    dtypes.f8e5m2: torch.float8_e5m2,
     dtypes.u8: torch.uint8,
+    dtypes.i8: torch.int8,
     dtypes.i16: torch.int16,
     dtypes.i32: torch.int32,
     dtypes.i64: torch.int64,
@@ -91,12 +93,13 @@ def test_absence_is_no_silent_skip(monkeypatch):
 def comparable(source, target):
     """Numbers of ``source`` whose conversion torch defines; see ``test_casts``."""
     rng = np.random.default_rng(1)
-    narrow = dtypes.f8e4m3 in (source, target)
+    limits = {dtypes.f8e4m3: 448, dtypes.f8e5m2: 57344}
+    narrow = min((limits[d] for d in (source, target) if d in limits), default=None)
     with np.errstate(all="ignore"):
         if source.is_integer:
             info = np.iinfo(source.numpy)
             end = 2**20 if target.is_float else 2**63 - 1
-            end = 448 if narrow else end
+            end = narrow or end
             low, high = max(info.min, -end), min(info.max, end)
             return rng.integers(low, high, 4000, source.numpy, endpoint=True)
         if target.is_integer:
@@ -111,7 +114,17 @@ def comparable(source, target):
     if target.is_integer:
         return x[(wide > low) & (wide < high)]
     # Versions of torch differ in what is beyond the largest f8.
-    return x[np.abs(wide) <= 448] if narrow else x
+    return x[np.abs(wide) <= narrow] if narrow else x
+
+
+def test_whole_products(run):
+    """Torch multiplies i8 into i32 with the same sums, as its own op for that and of i32."""
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-128, 128, shape, np.int8) for shape in ((24, 200), (200, 16)))
+    actual = run(ops.matmul, Tensor.from_numpy(a), Tensor.from_numpy(b))
+    np.testing.assert_array_equal(torch._int_mm(to_torch(a), to_torch(b)).numpy(), actual)
+    wide = to_torch(a).to(torch.int32) @ to_torch(b).to(torch.int32)
+    np.testing.assert_array_equal(wide.numpy(), actual)
 
 
 @pytest.mark.parametrize("target", PLAIN, ids=repr)

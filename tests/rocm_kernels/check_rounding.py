@@ -18,7 +18,7 @@ from propolis import ops
 
 
 # The largest finite code; the next one is infinity, or NaN where there is none.
-LARGEST = {dtypes.f16: 0x7BFF, dtypes.bf16: 0x7F7F, dtypes.f8e4m3: 0x7E}
+LARGEST = {dtypes.f16: 0x7BFF, dtypes.bf16: 0x7F7F, dtypes.f8e4m3: 0x7E, dtypes.f8e5m2: 0x7B}
 
 
 def boundaries(dtype):

@@ -1,7 +1,8 @@
 """
 Greedy decoding on the simulated GPU, in a process of its own, for test_decode.py.
 
-Run ``decode.py steps`` or ``decode.py faults FAULT POLICY``, then MODEL IDS COUNT; it prints JSON.
+Run ``decode.py steps``, ``decode.py faults FAULT POLICY`` or ``decode.py batch FAULT N``, then
+MODEL IDS COUNT; it prints JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from propolis import Config
 from propolis import Runtime
 from propolis.errors import PropolisError
 from propolis_workers.llm import LLM
+from propolis_workers.llm import SamplingParams
+from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.batch.engine import Request
 
 
 SIMULATOR = ctypes.CDLL(str(Path(os.environ["ROCM_PATH"], "lib", "libamdhip64.so")))
@@ -77,6 +81,35 @@ def steps(model, ids, number):
         }
 
 
+def batch(fault, number_of_it, model, ids, number):
+    """
+    Many sequences at once, whose lengths differ; the ``number_of_it``-th ``fault`` fails.
+
+    Of each its tokens, and the ops that did not run on the device.
+    """
+    with private_cache() as cache:
+        runtime = start(cache, fallback="error")
+        llm = LLM.load(model, runtime=runtime)
+        engine = BatchEngine(llm, context=64, most=4, tokens=96)
+        for key in range(6):
+            prompt = [*ids, key, *ids[: key % 3]]
+            wanted = Request(prompt=prompt, params=SamplingParams(), max_tokens=number + 3 * key)
+            engine.add(key, wanted)
+        if fault:
+            SIMULATOR.hipsim_inject(fault.encode(), number_of_it.encode())
+        found = {}
+        while engine.busy:
+            for drawn in engine.step():
+                if drawn.finish is not None:
+                    found[drawn.key] = drawn.finish.ids
+        placement = llm.model.device.table.placement.as_dict()
+        return {
+            "ids": [found[key] for key in range(6)],
+            "elsewhere": [placement["cpu_instead"], placement["fallbacks"]],
+            "taken": engine.blocks.taken,
+        }
+
+
 def outcome(runtime, model, ids, number):
     """The tokens of a run; or the error's class and text."""
     try:
@@ -108,5 +141,5 @@ def faults(fault, policy, model, ids, number):
 if __name__ == "__main__":
     command, *rest = sys.argv[1:]
     *fault, path, prompt, tokens = rest
-    run = {"steps": steps, "faults": faults}[command]
+    run = {"steps": steps, "faults": faults, "batch": batch}[command]
     json.dump(run(*fault, path or None, json.loads(prompt), int(tokens)), sys.stdout)

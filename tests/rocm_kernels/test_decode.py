@@ -171,3 +171,39 @@ def test_slow_copies(decode, truth):
     """Copies that take their time, and queues that are late, change no token."""
     found = decode("steps", HIPSIM_SLOW_COPIES="2000", HIPSIM_SHUFFLE="7")
     assert truth == found["ids"]
+
+
+@pytest.fixture(scope="module")
+def six(model):
+    """The CPU's greedy tokens of the six sequences of decode.py's batch, each alone."""
+    llm = LLM.load(model, runtime=Runtime.start(Config(device="cpu")))
+    answers = []
+    for key in range(6):
+        engine = llm.engine(64)
+        logits, drawn = engine.prefill([*PROMPT, key, *PROMPT[: key % 3]]), []
+        while len(drawn) < TOKENS + 3 * key:
+            drawn.append(int(logits.argmax()))
+            if drawn[-1] in llm.tokenizer.eos_ids:
+                break
+            logits = engine.decode(drawn[-1])
+        answers.append(drawn)
+    return answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warp", [32, 64])
+def test_many_at_once(decode, six, warp):
+    """Six sequences over a paged cache for fewer: the CPU's tokens, every op on the device."""
+    found = decode("batch", "", "0", warp=warp)
+    assert six == found["ids"]
+    assert [{}, []] == found["elsewhere"]
+    assert found["taken"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [3, 30, 61, 90])
+def test_many_at_once_when_a_launch_fails(decode, six, launch):
+    """In a prompt, a captured step or a replay: it is computed again, and the tokens are right."""
+    found = decode("batch", "launch", str(launch))
+    assert six == found["ids"]
+    assert found["taken"] == 0

@@ -37,6 +37,22 @@ def test_linear(rocm, dtype, m, depth) -> None:
     judge(ops.linear(*given[:2]).numpy(), x, w.T, dtype)
 
 
+@pytest.mark.parametrize("m", [1, 4, 7, 65])
+@pytest.mark.parametrize("depth", [0, 40, 135])
+def test_whole_numbers(rocm, m, depth) -> None:
+    """Products of i8 are i32 and those of numpy, whatever kernel and layout, and wrap around."""
+    rng = np.random.default_rng([m, depth])
+    x, w = (rng.integers(-128, 127, (n, depth), np.int8, endpoint=True) for n in (m, 71))
+    bias = rng.integers(-(2**31), 2**31, 71, np.int32)
+    expected = x.astype(np.int32) @ w.astype(np.int32).T
+    given = [Tensor.from_numpy(a, rocm) for a in (x, w, bias)]
+    assert (expected + bias == ops.linear(*given).numpy()).all()
+    columns = given[1].transpose(0, 1)
+    assert (expected == ops.matmul(given[0], columns).numpy()).all()
+    both = (given[0].transpose(0, 1).contiguous().transpose(0, 1), columns.contiguous())
+    assert (expected == ops.matmul(*both).numpy()).all()
+
+
 @pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.bf16], ids=str)
 def test_large_tiles(rocm, dtype) -> None:
     """Where there are tiles of 128 for every compute unit these are taken, edges included."""

@@ -82,5 +82,7 @@ def test_bits_of_constants() -> None:
     """A constant's bits are those that numpy rounds it to."""
     assert 0x3DCD == _scalars.bits(0.1, dtypes.bf16)
     assert 0x7F == _scalars.bits(1e6, dtypes.f8e4m3)
+    assert 0x7C == _scalars.bits(1e6, dtypes.f8e5m2)
+    assert 0x80 == _scalars.bits(-1e6, dtypes.i8)
     assert 0xFFFE == _scalars.bits(-2.5, dtypes.i16)
     assert 0xFF == _scalars.bits(300.0, dtypes.u8)

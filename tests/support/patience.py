@@ -28,3 +28,11 @@ def patience(seconds: float) -> float:
         seconds: what a quiet machine of two cores never needs.
     """
     return seconds * slowness()
+
+
+def until(true, seconds: float = 20.0) -> None:
+    """Wait for something to become true; fail where it does not."""
+    end = time.monotonic() + patience(seconds)
+    while not true():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.01)

@@ -13,8 +13,9 @@ UNIT = {
     dtypes.f16: 2.0**-11,
     dtypes.bf16: 2.0**-8,
     dtypes.f8e4m3: 2.0**-4,
+    dtypes.f8e5m2: 2.0**-3,
 }
-SMALLEST = {dtypes.f16: 2.0**-24, dtypes.f8e4m3: 2.0**-9}
+SMALLEST = {dtypes.f16: 2.0**-24, dtypes.f8e4m3: 2.0**-9, dtypes.f8e5m2: 2.0**-16}
 
 
 def normal(dtype, *shape, seed=0):

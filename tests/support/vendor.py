@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_FOREIGN = ("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "MIOPEN_", "XDG_")
+_FOREIGN = (
+    *("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "XDG_"),
+    *("ROCBLAS_", "HIPBLASLT_", "TENSILE_", "MIOPEN_"),
+)
 
 
 def environment(hipsim: Path, home: Path, plugins: str) -> dict[str, str]:

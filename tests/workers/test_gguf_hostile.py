@@ -203,10 +203,9 @@ HOSTILE = {
     "iq2_xxs": (
         one(kind=16),
         NO,
-        "tensor 'x' is of ggml type 16 (iq2_xxs); supported: f64, f32, f16, bf16, i16,",
+        "tensor 'x' is of ggml type 16 (iq2_xxs); supported: f64, f32, f16, bf16, i8, i16,",
     ),
     "q4_2": (one(kind=4), NO, "ggml type 4 (removed from ggml)"),
-    "i8": (one(kind=24), NO, "ggml type 24 (i8)"),
     "unknown type": (one(kind=2**32 - 1), NO, "type 4294967295 (unknown)"),
     "offset, misaligned": (
         one(offset=8),

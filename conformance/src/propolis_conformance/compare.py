@@ -25,6 +25,7 @@ LARGEST: Final = {
     "f16": 65504.0,
     "bf16": float.fromhex("0x1.fep127"),
     "f8e4m3": 448.0,
+    "f8e5m2": 57344.0,
 }
 
 

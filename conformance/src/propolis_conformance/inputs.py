@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Sizes = Mapping[str, int]
 AttributeSets = tuple[Mapping[str, Any], ...]
 
-LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0}
+LARGE = {"f64": 1e100, "f32": 1e15, "bf16": 1e15, "f16": 100.0, "f8e4m3": 16.0, "f8e5m2": 100.0}
 
 # Domains that are not numbers to compute with but places.
 INDICES = frozenset({"index", "distinct", "masked", "length", "starts"})
@@ -49,11 +49,13 @@ class T:
     Attributes:
         dims: its dimensions: ``"b t h*2 n+1 8"`` is sizes b and t, twice h, one more than
             n, and 8.
-        dtype: a name, or of another parameter (``"=x"``); empty for the dispatch key's
-            or, where the op does not dispatch on it, the first parameter's.
-        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``single``, no
-            larger than f32 is tried with, whatever the dtype; ``mask``, -inf
-            among values; ``cache``, NaN where ``kv_len`` says that nothing was written yet;
+        dtype: a name, or of another parameter (``"=x"``), or that of sums of products
+            (``"=sum"``); empty for the dispatch key's or, where the op does not dispatch on
+            it, the first parameter's.
+        domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``bounded``, NaN but
+            never infinite; ``single``, no larger than f32 is tried with, whatever the dtype;
+            ``mask``, -inf among values; ``cache``, NaN where ``kv_len`` says that nothing was
+            written yet;
             ``index:v``, in [0, v); ``distinct:v``, and no two in a row equal; ``masked:v``,
             some the largest of their dtype; ``length:v``, in [0, v]; ``starts:v``,
             ascending from 0 to v.
@@ -149,6 +151,7 @@ def shape_of(tensor: T, sizes: Sizes, block: int = 1) -> Shape:
 def kinds_of(spec: OpSpec, recipe: Recipe, key: tuple[DType, ...]) -> dict[str, DType]:
     """The dtype of each tensor for a dispatch key."""
     chosen = dict(zip(spec.dtypes, key, strict=True))
+    chosen["sum"] = dtypes.i32 if key[0] is dtypes.i8 else key[0]
     kinds: dict[str, DType] = {}
     for name, tensor in recipe.tensors.items():
         if tensor.dtype.startswith("="):
@@ -192,6 +195,8 @@ def draw(
     if domain == "single" and dtype is dtypes.f64:
         return _single(shape, values, rng)
     numbers = _floats(shape, dtype, "normal" if domain == "finite" else values, rng)
+    if domain == "bounded":
+        numbers = np.where(np.isinf(numbers), np.nan, numbers)
     if domain == "mask":
         numbers = np.where(rng.uniform(size=shape) < 0.3, -np.inf, numbers)
     with np.errstate(over="ignore", invalid="ignore"):

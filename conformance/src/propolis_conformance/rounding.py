@@ -31,7 +31,7 @@ def rounded(values: Array, dtype: DType) -> Array:
                 return values.astype(np.float64)
             values = _odd(values)
         values = np.asarray(values, np.float64)
-        if dtype in (dtypes.bf16, dtypes.f8e4m3):
+        if dtype in (dtypes.bf16, dtypes.f8e4m3, dtypes.f8e5m2):
             return np.asarray(_odd_f32(values).astype(dtype.numpy).astype(np.float64))
         return np.asarray(values.astype(dtype.numpy).astype(np.float64))
 

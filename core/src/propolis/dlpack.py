@@ -108,17 +108,16 @@ _HOST: Final = frozenset({1, 3, 11, 13})
 """Device types whose memory the host reads: plain, pinned by CUDA or ROCm, managed."""
 
 _KINDS: Final = (
-    *("int", "uint", "float", "opaque", "bfloat", "complex", "bool"),
+    *("int", "uint", "float", "opaque", "bfloat16", "complex", "bool"),
     *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
 )
-"""Type codes, in their order."""
-_SPECIAL: Final = {dtypes.bf16: "bfloat", dtypes.f8e4m3: "float8_e4m3fn"}
+"""Type codes, in their order; narrow floats by the names that numpy knows them by."""
 _CODES: Final = {
-    dtype: (_KINDS.index(_SPECIAL.get(dtype, dtype.kind)), 8 * dtype.block_bytes)
-    for dtype in dtypes.ALL
-    if not dtype.is_block
+    d: (_KINDS.index(d.numpy.name if d.numpy.name in _KINDS else d.kind), 8 * d.block_bytes)
+    for d in dtypes.ALL
+    if not d.is_block
 }
 """Type code and bits."""
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}

@@ -107,8 +107,10 @@ f32: Final = DType("f32", "float", np.float32, 0)
 f16: Final = DType("f16", "float", np.float16, 1)
 bf16: Final = DType("bf16", "float", ml_dtypes.bfloat16, 30)
 f8e4m3: Final = DType("f8e4m3", "float", ml_dtypes.float8_e4m3fn, None)
+f8e5m2: Final = DType("f8e5m2", "float", ml_dtypes.float8_e5m2, None)
 u8: Final = DType("u8", "uint", np.uint8, None)
 u32: Final = DType("u32", "uint", np.uint32, None)
+i8: Final = DType("i8", "int", np.int8, 24)
 i16: Final = DType("i16", "int", np.int16, 25)
 i32: Final = DType("i32", "int", np.int32, 26)
 i64: Final = DType("i64", "int", np.int64, 27)
@@ -126,15 +128,14 @@ q5_k: Final = DType("q5_k", "block", np.uint8, 13, block=(256, 176))
 q6_k: Final = DType("q6_k", "block", np.uint8, 14, block=(256, 210))
 q8_k: Final = DType("q8_k", "block", np.uint8, 15, block=(256, 292))
 
-FLOATS: Final = frozenset({f64, f32, f16, bf16, f8e4m3})
-INTEGERS: Final = frozenset({u8, u32, i16, i32, i64})
+_ORDER: Final = (f64, f32, f16, bf16, f8e4m3, f8e5m2, u8, u32, i8, i16, i32, i64)
+_FORMATS: Final = (q4_0, q4_1, q5_0, q5_1, q8_0, q8_1, q2_k, q3_k, q4_k, q5_k, q6_k, q8_k)
+ALL: Final = (*_ORDER, *_FORMATS)
+FLOATS: Final = frozenset(d for d in ALL if d.is_float)
+INTEGERS: Final = frozenset(d for d in ALL if d.is_integer)
 PLAIN: Final = FLOATS | INTEGERS
-BLOCKS: Final = frozenset(
-    {q4_0, q4_1, q5_0, q5_1, q8_0, q8_1, q2_k, q3_k, q4_k, q5_k, q6_k, q8_k},
-)
+BLOCKS: Final = frozenset(_FORMATS)
 
-_ORDER: Final = (f64, f32, f16, bf16, f8e4m3, u8, u32, i16, i32, i64)
-ALL: Final = (*_ORDER, *sorted(BLOCKS, key=lambda d: d.ggml_type or 0))
 _BY_NAME: Final = {d.name: d for d in ALL}
 _BY_NUMPY: Final = {d.numpy: d for d in _ORDER}
 _BY_GGML: Final = {d.ggml_type: d for d in ALL if d.ggml_type is not None}

@@ -193,6 +193,7 @@ def flat_base(array: np.ndarray) -> np.ndarray:
     size = array.itemsize
     strides = tuple(s // size for s in array.strides)
     extent = Layout(array.shape, strides).extent
+    bits = array.view(f"V{size}")  # f8e5m2 calls itself "<f1", which numpy does not understand
     return np.lib.stride_tricks.as_strided(
-        array, (extent,), (size,), writeable=array.flags.writeable
-    )
+        bits, (extent,), (size,), writeable=array.flags.writeable
+    ).view(array.dtype)

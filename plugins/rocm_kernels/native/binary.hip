@@ -107,11 +107,13 @@ COMPARISON(ge, >=)
     KERNELS(op, Arithmetic<op##_of>, f32, f32)             \
     KERNELS(op, Arithmetic<op##_of>, f16, f16)             \
     KERNELS(op, Arithmetic<op##_of>, bf16, bf16)           \
-    KERNELS(op, Arithmetic<op##_of>, f8e4m3, f8e4m3)
+    KERNELS(op, Arithmetic<op##_of>, f8e4m3, f8e4m3)       \
+    KERNELS(op, Arithmetic<op##_of>, f8e5m2, f8e5m2)
 #define PLAIN_OP(op)                                       \
     FLOAT_OP(op)                                           \
     KERNELS(op, Arithmetic<whole_##op##_of>, u8, u8)       \
     KERNELS(op, Arithmetic<whole_##op##_of>, u32, u32)     \
+    KERNELS(op, Arithmetic<whole_##op##_of>, i8, i8)       \
     KERNELS(op, Arithmetic<whole_##op##_of>, i16, i16)     \
     KERNELS(op, Arithmetic<whole_##op##_of>, i32, i32)     \
     KERNELS(op, Arithmetic<whole_##op##_of>, i64, i64)
@@ -121,8 +123,10 @@ COMPARISON(ge, >=)
     KERNELS(op, op##_of, u8, f16)    \
     KERNELS(op, op##_of, u8, bf16)   \
     KERNELS(op, op##_of, u8, f8e4m3) \
+    KERNELS(op, op##_of, u8, f8e5m2) \
     KERNELS(op, op##_of, u8, u8)     \
     KERNELS(op, op##_of, u8, u32)    \
+    KERNELS(op, op##_of, u8, i8)     \
     KERNELS(op, op##_of, u8, i16)    \
     KERNELS(op, op##_of, u8, i32)    \
     KERNELS(op, op##_of, u8, i64)

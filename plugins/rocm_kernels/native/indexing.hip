@@ -54,16 +54,18 @@ PROPOLIS_FN To rounded(From x) {
 }
 #define TAKE_AS(In, Out) \
     TAKE(In##_##Out, Out, In, [](In v) { return (rounded<Out>(v)); })
-#define TAKE_AS_OTHERS(In, A, B, C, D) \
-    TAKE_AS(In, A)                     \
-    TAKE_AS(In, B)                     \
-    TAKE_AS(In, C)                     \
-    TAKE_AS(In, D)
-TAKE_AS_OTHERS(f64, f32, f16, bf16, f8e4m3)
-TAKE_AS_OTHERS(f32, f64, f16, bf16, f8e4m3)
-TAKE_AS_OTHERS(f16, f64, f32, bf16, f8e4m3)
-TAKE_AS_OTHERS(bf16, f64, f32, f16, f8e4m3)
-TAKE_AS_OTHERS(f8e4m3, f64, f32, f16, bf16)
+#define TAKE_AS_OTHERS(In, A, B, C, D, E) \
+    TAKE_AS(In, A)                        \
+    TAKE_AS(In, B)                        \
+    TAKE_AS(In, C)                        \
+    TAKE_AS(In, D)                        \
+    TAKE_AS(In, E)
+TAKE_AS_OTHERS(f64, f32, f16, bf16, f8e4m3, f8e5m2)
+TAKE_AS_OTHERS(f32, f64, f16, bf16, f8e4m3, f8e5m2)
+TAKE_AS_OTHERS(f16, f64, f32, bf16, f8e4m3, f8e5m2)
+TAKE_AS_OTHERS(bf16, f64, f32, f16, f8e4m3, f8e5m2)
+TAKE_AS_OTHERS(f8e4m3, f64, f32, f16, bf16, f8e5m2)
+TAKE_AS_OTHERS(f8e5m2, f64, f32, f16, bf16, f8e4m3)
 
 // -- writing: lines along the dimension, each with `count` ids; walked as target, ids, source -----
 //
@@ -158,8 +160,10 @@ WRITE(scatter_add, f32, f32)
 WRITE(scatter_add, f16, f16)
 WRITE(scatter_add, bf16, bf16)
 WRITE(scatter_add, f8e4m3, f8e4m3)
+WRITE(scatter_add, f8e5m2, f8e5m2)
 WRITE(scatter_add, u8, u8)
 WRITE(scatter_add, u32, u32)
+WRITE(scatter_add, i8, i8)
 WRITE(scatter_add, i16, i16)
 WRITE(scatter_add, i32, i32)
 WRITE(scatter_add, i64, i64)

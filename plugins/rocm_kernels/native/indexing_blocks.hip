@@ -37,5 +37,6 @@ PROPOLIS_FN void embedding(T* out, const void* ids, const u8* table, i64 n, i64 
     EMBEDDING(name, Format, f16)    \
     EMBEDDING(name, Format, bf16)   \
     EMBEDDING(name, Format, f8e4m3) \
+    EMBEDDING(name, Format, f8e5m2) \
     EMBEDDING(name, Format, f64)
 PROPOLIS_EACH_FORMAT(FORMAT)

@@ -61,6 +61,7 @@ GATE(f32, ShortEntry)
 GATE(f16, ShortEntry)
 GATE(bf16, ShortEntry)
 GATE(f8e4m3, ShortEntry)
+GATE(f8e5m2, ShortEntry)
 
 // -- pairs in the order of experts ---------------------------------------------------------------
 
@@ -127,3 +128,4 @@ LINEAR(f32)
 LINEAR(f16)
 LINEAR(bf16)
 LINEAR(f8e4m3)
+LINEAR(f8e5m2)

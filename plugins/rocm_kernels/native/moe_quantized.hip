@@ -17,11 +17,15 @@ TILES(f32)
 TILES(f16)
 TILES(bf16)
 TILES(f8e4m3)
+TILES(f8e5m2)
 
 PROPOLIS_FN void load_kind(const u8* x, i32 kind, i64 at, f32 (&run)[RUN]) {
     switch (kind) {
         case KIND_F8E4M3:
             load_run((const f8e4m3*)x + at, run);
+            break;
+        case KIND_F8E5M2:
+            load_run((const f8e5m2*)x + at, run);
             break;
         case KIND_BF16:
             load_run((const bf16*)x + at, run);

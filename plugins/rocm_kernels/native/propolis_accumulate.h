@@ -14,6 +14,10 @@ struct WideOf<u8> {
     typedef u32 type;
 };
 template <>
+struct WideOf<i8> {
+    typedef i32 type;
+};
+template <>
 struct WideOf<i16> {
     typedef i32 type;
 };

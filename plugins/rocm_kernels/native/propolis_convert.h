@@ -13,6 +13,7 @@ struct Limits;
         static constexpr f32 beyond = past; /* the first whole number above high */ \
     };
 PROPOLIS_LIMITS(u8, 0, 255, 256.0f)
+PROPOLIS_LIMITS(i8, -128, 127, 128.0f)
 PROPOLIS_LIMITS(i16, -32768, 32767, 32768.0f)
 PROPOLIS_LIMITS(i32, -2147483647 - 1, 2147483647, 2147483648.0f)
 PROPOLIS_LIMITS(u32, 0, 4294967295u, 4294967296.0f)

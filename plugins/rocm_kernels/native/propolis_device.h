@@ -3,7 +3,7 @@
 // on a GPU: hipRTC has none, and a kernel compiles in half the time without them.
 //
 // Rules: no kernel assumes a warp of 32; indices are 64 bits; every thread of a block reaches every
-// barrier; f16, bf16 and f8e4m3 are computed in f32 and rounded once, to nearest even.
+// barrier; f16, bf16, f8e4m3 and f8e5m2 are computed in f32 and rounded once, to nearest even.
 //
 // Numbers that Python knows too (BLOCK, PACK_BYTES and their like) are Python's: _constants.py and
 // MODULE.constant() say them, and what is compiled begins with those that it names.
@@ -74,11 +74,18 @@ struct bf16 {
 struct f8e4m3 {  // OCP E4M3: no infinity, NaN is 0x7f and 0xff
     u8 bits;
 };
+struct f8e5m2 {  // OCP E5M2: the upper half of an f16
+    u8 bits;
+};
 
 // Integers wrap around, so sums and products of theirs are computed without a sign.
 template <class T>
 struct UnsignedOf {
     typedef T type;
+};
+template <>
+struct UnsignedOf<i8> {
+    typedef u8 type;
 };
 template <>
 struct UnsignedOf<i16> {
@@ -279,6 +286,8 @@ PROPOLIS_FN f32 to_f32(f8e4m3 x) {
     return (x.bits & 0x7f) == 0x7f ? PROPOLIS_NAN : y;
 }
 
+PROPOLIS_FN f32 to_f32(f8e5m2 x) { return to_f32(f16{(u16)(x.bits << 8)}); }
+
 PROPOLIS_FN u16 bf16_bits(f32 x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     u16 bits;
@@ -300,6 +309,18 @@ PROPOLIS_FN u8 f8e4m3_bits(f32 x) {
     const u32 normal = ((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3);
     const u32 code = size < 0.015625f ? small : normal;
     return (u8)(sign | (size <= 464.0f ? code : 0x7f));  // past 448 and its rounding: NaN
+}
+
+PROPOLIS_FN u8 f8e5m2_bits(f32 x) {
+    const u32 sign = bits_as<u32>(x) >> 24 & 0x80;
+    const u32 u = bits_as<u32>(x) & 0x7fffffff;
+    const f32 size = bits_as<f32>(u);
+    // Below 2**-14 numbers are 2**-16 apart, which is where adding 2**7 rounds.
+    const u32 small = bits_as<u32>(size + 128.0f) - bits_as<u32>(128.0f);
+    const u32 normal = ((u + 0xfffff + (u >> 21 & 1)) >> 21) - (112 << 2);
+    const u32 code = size < 0x1p-14f ? small : normal;
+    const u32 past = math::is_nan(x) ? 0x7e : 0x7c;
+    return (u8)(sign | (size < 61440.0f ? code : past));  // past 57344 and its rounding: infinity
 }
 
 // The nearest f32 whose last bit remembers what was cut off ("round to odd"): rounding it again,
@@ -331,6 +352,7 @@ PROPOLIS_COMPUTED(f32, f32)
 PROPOLIS_COMPUTED(f16, f32)
 PROPOLIS_COMPUTED(bf16, f32)
 PROPOLIS_COMPUTED(f8e4m3, f32)
+PROPOLIS_COMPUTED(f8e5m2, f32)
 #undef PROPOLIS_COMPUTED
 template <class T>
 using Compute = typename ComputeOf<T>::type;
@@ -343,6 +365,7 @@ PROPOLIS_FN f32 wide(f32 x) { return x; }
 PROPOLIS_FN f32 wide(f16 x) { return to_f32(x); }
 PROPOLIS_FN f32 wide(bf16 x) { return to_f32(x); }
 PROPOLIS_FN f32 wide(f8e4m3 x) { return to_f32(x); }
+PROPOLIS_FN f32 wide(f8e5m2 x) { return to_f32(x); }
 template <class T>
 PROPOLIS_FN T wide(T x) {
     return x;
@@ -364,6 +387,10 @@ struct Narrow<bf16> {
 template <>
 struct Narrow<f8e4m3> {
     PROPOLIS_FN f8e4m3 from(f32 x) { return f8e4m3{f8e4m3_bits(x)}; }
+};
+template <>
+struct Narrow<f8e5m2> {
+    PROPOLIS_FN f8e5m2 from(f32 x) { return f8e5m2{f8e5m2_bits(x)}; }
 };
 template <class T>
 PROPOLIS_FN T narrow(Compute<T> x) {

@@ -7,7 +7,9 @@
 PROPOLIS_FN u64 load_bits(const void* x, i32 kind, i64 index) {
     switch (kind) {
         case KIND_U8:
+        case KIND_I8:
         case KIND_F8E4M3:
+        case KIND_F8E5M2:
             return ((const u8*)x)[index];
         case KIND_I16:
         case KIND_F16:
@@ -26,7 +28,9 @@ PROPOLIS_FN void copy_element(void* to, i64 at, const void* from, i64 index, i32
     const u64 bits = load_bits(from, kind, index);
     switch (kind) {
         case KIND_U8:
+        case KIND_I8:
         case KIND_F8E4M3:
+        case KIND_F8E5M2:
             ((u8*)to)[at] = (u8)bits;
             break;
         case KIND_I16:
@@ -49,6 +53,8 @@ PROPOLIS_FN f32 load_f32(const void* x, i32 kind, i64 index) {
     switch (kind) {
         case KIND_F8E4M3:
             return wide(((const f8e4m3*)x)[index]);
+        case KIND_F8E5M2:
+            return wide(((const f8e5m2*)x)[index]);
         case KIND_BF16:
             return wide(((const bf16*)x)[index]);
         case KIND_F16:
@@ -65,6 +71,9 @@ PROPOLIS_FN void store_f32(void* to, i32 kind, i64 index, f32 value) {
     switch (kind) {
         case KIND_F8E4M3:
             ((f8e4m3*)to)[index] = narrow<f8e4m3>(value);
+            break;
+        case KIND_F8E5M2:
+            ((f8e5m2*)to)[index] = narrow<f8e5m2>(value);
             break;
         case KIND_BF16:
             ((bf16*)to)[index] = narrow<bf16>(value);

@@ -21,6 +21,10 @@ PROPOLIS_FN K key_of(u64 stored, i32 kind) {
     switch (kind) {
         case KIND_F8E4M3:
             return float_key<K>(bits, 0x80u, 0x7eu);
+        case KIND_F8E5M2:
+            return float_key<K>(bits, 0x80u, 0x7cu);
+        case KIND_I8:
+            return bits ^ 0x80u;
         case KIND_I16:
             return bits ^ 0x8000u;
         case KIND_F16:

@@ -6,12 +6,13 @@
 #include "propolis_reduce.h"
 #include "propolis_tile.h"
 
-// Everything about a product but the weights.  Batches are walked by a Strided2: a, b.
-template <class T>
+// Everything about a product but the weights.  Batches are walked by a Strided2: a, b.  Sums are
+// computed as those of Out are.
+template <class T, class Out = T>
 struct Product {
-    T* out;  // (batch, m, n), contiguous
+    Out* out;  // (batch, m, n), contiguous
     const T* a;
-    const T* bias;  // or null
+    const Out* bias;  // or null
     i64 m, n, depth;
     i64 a_row, a_step;
     i64 bias_row;  // of tiles alone: neither rows nor batches of others have a bias of their own
@@ -20,9 +21,10 @@ struct Product {
 };
 
 // W has at(offset): the same weights, the start moved.
-template <int SIDE, class T, class W>
-PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const Strided2& batches) {
-    typedef Compute<T> C;
+template <int SIDE, class T, class Out, class W>
+PROPOLIS_FN void product_in_tiles(const Product<T, Out>& p, const W& weights,
+                                  const Strided2& batches) {
+    typedef Compute<Out> C;
     __shared__ __attribute__((aligned(16))) C left[SIDE * DEPTH<SIDE>];
     __shared__ __attribute__((aligned(16))) C right[SIDE * DEPTH<SIDE>];
     const i64 down = (p.m + SIDE - 1) / SIDE;
@@ -34,27 +36,27 @@ PROPOLIS_FN void product_in_tiles(const Product<T>& p, const W& weights, const S
     const i64 i0 = within % down * SIDE;
     const i64 j0 = within / down * SIDE;
     const Offsets<2> at = locate(batches, batch);
-    const PlainRows<T> a(p.a + at.at[0], p.m, p.depth, p.a_row, p.a_step);
+    const PlainRows<T, C> a(p.a + at.at[0], p.m, p.depth, p.a_row, p.a_step);
     C sum[SIDE / 16][SIDE / 16] = {};
     tile_product<SIDE>(a, weights.at(at.at[1]), i0, j0, p.depth, left, right, sum);
-    T* out = p.out + batch * p.m * p.n;
-    const Target<T> to{out, p.bias, p.bias_row, p.bias_step, p.m, p.n, p.n};
-    store_tile<SIDE, STORED<T>>(to, i0, j0, sum);
+    Out* out = p.out + batch * p.m * p.n;
+    const Target<Out> to{out, p.bias, p.bias_row, p.bias_step, p.m, p.n, p.n};
+    store_tile<SIDE, STORED<Out>>(to, i0, j0, sum);
 }
 
 // Rows of plain numbers as weights.
-template <class T>
-struct PlainWeights : PlainRows<T> {
-    typedef Compute<T> C;
+template <class T, class C = Compute<T>>
+struct PlainWeights : PlainRows<T, C> {
+    typedef PlainRows<T, C> Base;
     static constexpr bool scaled = false;
     static constexpr bool shifted = false;
-    using PlainRows<T>::PlainRows;
+    using Base::Base;
     PROPOLIS_METHOD PlainWeights at(i64 offset) const {
-        return PlainWeights(PlainRows<T>::at + offset, this->rows, this->depth, this->row,
+        return PlainWeights(Base::at + offset, this->rows, this->depth, this->row,
                             this->step);
     }
     PROPOLIS_METHOD void weights(i64 i, i64 k, Weights<C>& own) const {
-        load_run(PlainRows<T>::at + i * this->row + k, own.q);
+        load_run(Base::at + i * this->row + k, own.q);
     }
 };
 
@@ -104,10 +106,10 @@ PROPOLIS_FN void sums_of_rows(const W& w, const Load& load, i64 n, i64 depth, i6
 }
 
 // Of up to M rows of `a`; runs of these and of weights may be loaded in packs.
-template <int M, int R, class T, class W>
-PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const Strided2& batches,
-                                 int lanes) {
-    typedef Compute<T> C;
+template <int M, int R, class T, class Out, class W>
+PROPOLIS_FN void product_of_rows(const Product<T, Out>& p, const W& weights,
+                                 const Strided2& batches, int lanes) {
+    typedef Compute<Out> C;
     const int lane = (int)thread_x() & (lanes - 1);
     const int group = (int)thread_x() / lanes;
     const i64 rows = (i64)(BLOCK / lanes) * R;  // of a block
@@ -122,14 +124,14 @@ PROPOLIS_FN void product_of_rows(const Product<T>& p, const W& weights, const St
     };
     C sum[R][M] = {};
     sums_of_rows<M, R>(weights.at(at.at[1]), load, p.n, p.depth, column, lanes, sum);
-    T* out = p.out + batch * p.m * p.n + column;
+    Out* out = p.out + batch * p.m * p.n + column;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         if (lane == 0 && column + r < p.n) {
             const C bias = p.bias ? wide(p.bias[(column + r) * p.bias_step]) : (C)0;
 #pragma unroll
             for (int i = 0; i < M; ++i) {
-                if (i < p.m) out[i * p.n + r] = narrow<T>(sum[r][i] + bias);
+                if (i < p.m) out[i * p.n + r] = narrow<Out>(sum[r][i] + bias);
             }
         }
     }

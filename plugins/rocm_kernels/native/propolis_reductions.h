@@ -115,7 +115,7 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
                                 const Strided& kept, const Strided& inner) {
     typedef typename R::A A;
     typedef typename R::In T;
-    // What is compared with its place, or widened from f8e4m3, takes the most registers.
+    // What is compared with its place, or widened from f8, takes the most registers.
     constexpr int U = R::placed ? 1 : sizeof(T) > 1 ? 4 : is_float<T> ? 1 : 2;
     __shared__ A shared[SHARERS][COLUMN_LANES];
     const int lane = (int)thread_x() % COLUMN_LANES;
@@ -208,11 +208,13 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     REDUCE(module, op, R, f32)       \
     REDUCE(module, op, R, f16)       \
     REDUCE(module, op, R, bf16)      \
-    REDUCE(module, op, R, f8e4m3)
+    REDUCE(module, op, R, f8e4m3)    \
+    REDUCE(module, op, R, f8e5m2)
 #define REDUCE_ALL(module, op, R)  \
     REDUCE_FLOATS(module, op, R)   \
     REDUCE(module, op, R, u8)      \
     REDUCE(module, op, R, u32)     \
+    REDUCE(module, op, R, i8)      \
     REDUCE(module, op, R, i16)     \
     REDUCE(module, op, R, i32)     \
     REDUCE(module, op, R, i64)

@@ -13,26 +13,26 @@ template <class T>
 constexpr int RUN_PACK = sizeof(T) * RUN < PACK_BYTES ? RUN : PACK_BYTES / (int)sizeof(T);
 
 // A run from where it may be loaded in packs.
-template <class T>
-PROPOLIS_FN void load_run(const T* from, Compute<T> (&run)[RUN]) {
+template <class T, class C>
+PROPOLIS_FN void load_run(const T* from, C (&run)[RUN]) {
     constexpr int N = RUN_PACK<T>;
 #pragma unroll
     for (int first = 0; first < RUN; first += N) {
         const Pack<T, N> pack = load_pack<N>(from + first);
 #pragma unroll
-        for (int k = 0; k < N; ++k) run[first + k] = wide(pack.at[k]);
+        for (int k = 0; k < N; ++k) run[first + k] = (C)wide(pack.at[k]);
     }
 }
 
 // The first `count` numbers, `step` apart; 0 for the others, which are not read.
-template <class T>
-PROPOLIS_FN void load_some(const T* from, i64 step, i64 count, Compute<T> (&run)[RUN]) {
+template <class T, class C>
+PROPOLIS_FN void load_some(const T* from, i64 step, i64 count, C (&run)[RUN]) {
     const int last = count < RUN ? (int)count - 1 : RUN - 1;
 #pragma unroll
     for (int k = 0; k < RUN; ++k) {
         // Without a branch: what is there is read again, and not taken.
-        const Compute<T> value = wide(*from);
-        run[k] = k <= last ? value : (Compute<T>)0;
+        const C value = (C)wide(*from);
+        run[k] = k <= last ? value : (C)0;
         from += k < last ? step : 0;
     }
 }
@@ -43,15 +43,15 @@ PROPOLIS_FN bool in_packs(const T* at, i64 other_stride) {
     return aligned<RUN_PACK<T>>(at) && other_stride % RUN_PACK<T> == 0;
 }
 
-// Numbers at at[i * row + k * step].
-template <class T>
+// Numbers at at[i * row + k * step], multiplied as C.
+template <class T, class Computed = Compute<T>>
 struct PlainRows {
     const T* at;
     i64 rows, depth;
     i64 row, step;
     bool packed;
 
-    typedef Compute<T> C;
+    typedef Computed C;
     PROPOLIS_METHOD PlainRows(const T* at, i64 rows, i64 depth, i64 row, i64 step)
         : at(at), rows(rows), depth(depth), row(row), step(step) {
         packed = across() ? in_packs(at, step) : step == 1 && in_packs(at, row);

@@ -27,5 +27,6 @@ PROPOLIS_FN void dequantize(T* out, const u8* x, i64 runs, const Strided& s) {
     DEQUANTIZE(name, Format, f16)    \
     DEQUANTIZE(name, Format, bf16)   \
     DEQUANTIZE(name, Format, f8e4m3) \
+    DEQUANTIZE(name, Format, f8e5m2) \
     DEQUANTIZE(name, Format, f64)
 PROPOLIS_EACH_FORMAT(FORMAT)

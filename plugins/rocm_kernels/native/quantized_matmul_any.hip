@@ -1,4 +1,4 @@
-// Products of activations that are seldom, f64 and f8e4m3, with weights in any block format.
+// Products of activations that are seldom, f64 and f8, with weights in any block format.
 #include "propolis_qmatmul.h"
 
 #define ARGUMENTS(T)                                                                          \
@@ -18,4 +18,6 @@
     }
 TILES(f64)
 TILES(f8e4m3)
+TILES(f8e5m2)
 ROWS(f8e4m3, 4, ROWS_OF_4)
+ROWS(f8e5m2, 4, ROWS_OF_4)

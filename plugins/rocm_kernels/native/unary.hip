@@ -82,10 +82,12 @@ struct Elementwise {
     KERNELS(op, op##_of, f32)  \
     KERNELS(op, op##_of, f16)  \
     KERNELS(op, op##_of, bf16) \
-    KERNELS(op, op##_of, f8e4m3)
+    KERNELS(op, op##_of, f8e4m3) \
+    KERNELS(op, op##_of, f8e5m2)
 #define WHOLE_OP(op)                  \
     KERNELS(op, whole_##op##_of, u8)  \
     KERNELS(op, whole_##op##_of, u32) \
+    KERNELS(op, whole_##op##_of, i8)  \
     KERNELS(op, whole_##op##_of, i16) \
     KERNELS(op, whole_##op##_of, i32) \
     KERNELS(op, whole_##op##_of, i64)

@@ -14,7 +14,8 @@
     KERNELS(op, f32)                                                                             \
     KERNELS(op, f16)                                                                             \
     KERNELS(op, bf16)                                                                            \
-    KERNELS(op, f8e4m3)
+    KERNELS(op, f8e4m3)                                                                          \
+    KERNELS(op, f8e5m2)
 #define KERNELS(op, T)                                                                           \
     PROPOLIS_KERNEL unary_gated_##op##_##T(T* out, const T* gate, const T* up, i64 n) {          \
         map<HEAVY_##op>(n, out, gate, up, [](T x, T y) { return op##_of::apply(x, y); });        \

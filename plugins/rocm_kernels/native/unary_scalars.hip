@@ -16,6 +16,7 @@ SCALAR(f32)
 SCALAR(f16)
 SCALAR(bf16)
 SCALAR(f8e4m3)
+SCALAR(f8e5m2)
 template <class T>
 using Scalar = typename ScalarOf<T>::type;
 
@@ -76,10 +77,12 @@ struct elu {
     KERNELS(op, f32)           \
     KERNELS(op, f16)           \
     KERNELS(op, bf16)          \
-    KERNELS(op, f8e4m3)
+    KERNELS(op, f8e4m3)        \
+    KERNELS(op, f8e5m2)
 #define OF_INTEGERS(KERNELS, op) \
     KERNELS(op, u8)              \
     KERNELS(op, u32)             \
+    KERNELS(op, i8)              \
     KERNELS(op, i16)             \
     KERNELS(op, i32)             \
     KERNELS(op, i64)

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 OPS: Final[dict[str, OpInfo]] = {}
 
 _DEEP = {"m": 1, "k": 2100, "n": 3}
+_WEIGHTS = {"w": T("n k"), "bias": T("n", "=sum")}
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Sums of products; of integers in 64 bits, which wrap to fewer as sums in fewer do."""
+    if a.dtype.kind == "i":
+        a, b = a.astype(np.int64), b.astype(np.int64)
+    return np.asarray(a @ b)
+
 
 OPS["matmul"] = OpInfo(
-    np.matmul,
+    matmul,
     (
         Recipe({"a": T("b m k"), "b": T("b k n")}, deep=_DEEP),
         Recipe({"a": T("b m k"), "b": T("k n")}),
@@ -32,14 +41,14 @@ OPS["matmul"] = OpInfo(
 
 def linear(x: Array, w: Array, bias: Array | None = None) -> Array:
     """Rows times the rows of a weight."""
-    y = x @ w.T
+    y = matmul(x, w.T)
     return np.asarray(y if bias is None else y + bias)
 
 
 OPS["linear"] = OpInfo(
     linear,
     (
-        Recipe({"x": T("b m k"), "w": T("n k"), "bias": T("n")}, ({}, {"bias": None}), deep=_DEEP),
-        Recipe({"x": T("k"), "w": T("n k"), "bias": T("n")}, ({}, {"bias": None})),
+        Recipe({"x": T("b m k"), **_WEIGHTS}, ({}, {"bias": None}), deep=_DEEP),
+        Recipe({"x": T("k"), **_WEIGHTS}, ({}, {"bias": None})),
     ),
 )

@@ -41,10 +41,14 @@ def _moe_linear(x: Array, w: Array, experts: Array) -> Array:
     return np.asarray((w[experts] @ x[..., None])[..., 0])
 
 
-_EXPERTS = T("m j", "i64", "index:e")
-_PRODUCTS = (
-    Recipe({"x": T("m j k"), "w": T("e n k"), "experts": _EXPERTS}),
-    Recipe({"x": T("m 1 k"), "w": T("e n k"), "experts": _EXPERTS}),
-)
-OPS["moe_linear"] = OpInfo(_moe_linear, _PRODUCTS)
-OPS["moe_qmatmul"] = OpInfo(_moe_linear, _PRODUCTS)  # with what the blocks stand for
+def _products(domain: str) -> tuple[Recipe, ...]:
+    experts = T("m j", "i64", "index:e")
+    return tuple(
+        Recipe({"x": T(dims, domain=domain), "w": T("e n k"), "experts": experts})
+        for dims in ("m j k", "m 1 k")
+    )
+
+
+OPS["moe_linear"] = OpInfo(_moe_linear, _products("values"))
+# With what the blocks stand for; of infinities as in qmatmul.
+OPS["moe_qmatmul"] = OpInfo(_moe_linear, _products("bounded"))

@@ -51,12 +51,13 @@ OPS["quantize"] = OpInfo(
 )
 
 
-# Products with weights in blocks are products with what the blocks stand for.
+# Products with weights in blocks are products with what the blocks stand for, but what becomes of
+# infinities depends on where a block's scale and offset are applied.
 OPS["qmatmul"] = OpInfo(
     linear,
     (
-        Recipe({"x": T("m k"), "w": T("n k")}, deep={"k": 2048, "m": 1}),
-        Recipe({"x": T("b m k"), "w": T("n k")}),
-        Recipe({"x": T("k"), "w": T("n k")}),
+        Recipe({"x": T("m k", domain="bounded"), "w": T("n k")}, deep={"k": 2048, "m": 1}),
+        Recipe({"x": T("b m k", domain="bounded"), "w": T("n k")}),
+        Recipe({"x": T("k", domain="bounded"), "w": T("n k")}),
     ),
 )

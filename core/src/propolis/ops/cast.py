@@ -23,9 +23,9 @@ def cast(x: Tensor, dtype: DType, /) -> Meta:
     The same values in another plain dtype.
 
     Floats round to nearest even.  Float to integer truncates toward zero,
-    saturates at the ends of the range and turns NaN into 0.  Float to f8e4m3
-    overflows to NaN (it has no infinity), as ml_dtypes and OCP FP8 do.  Integer to
-    integer wraps around, as numpy does.
+    saturates at the ends of the range and turns NaN into 0.  What is too large for a
+    float is infinite; in f8e4m3, which has no infinity, NaN, as ml_dtypes and OCP FP8
+    do.  Integer to integer wraps around, as numpy does.
 
     Args:
         x: any shape, any plain dtype.

@@ -98,7 +98,7 @@ def moe_linear(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
 @op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes)
 def moe_qmatmul(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     """
-    ``moe_linear`` with weights in a GGUF block format.
+    ``moe_linear`` with weights in a GGUF block format; infinities are as in ``qmatmul``.
 
     Args:
         x: (tokens, k or 1, in_features), a float dtype; sums are in f32 or wider.

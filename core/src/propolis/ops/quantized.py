@@ -81,7 +81,8 @@ def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     ``x @ dequantize(w).T``: a linear layer with weights in a GGUF block format.
 
     An implementation that rounds activations too (to 8 bits, as ggml does) is not
-    exact and says so in its notes.
+    exact and says so in its notes.  A block's scale and offset may be applied to sums of
+    activations, so an infinite activation gives an infinity or NaN, whichever.
 
     Args:
         x: (..., in_features), a float dtype; sums are in f32 or wider.

@@ -27,9 +27,13 @@ def _shares(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:
 
 
 def _logarithms(f: Callable[..., Any], x: Array, dim: int = -1) -> Array:
-    """What is below the maximum, and the logarithm of a sum that is at least 1."""
+    """
+    What is below the maximum, and the logarithm of a sum that is at least 1.
+
+    The sum's own rounding, relatively, is the logarithm's absolutely: what is below it is lost.
+    """
     below = _below(x, dim)
-    return np.asarray(below + np.abs(f(x, dim) + below))
+    return np.asarray(1 + below + np.abs(f(x, dim) + below))
 
 
 def _below(x: Array, dim: int) -> Array:

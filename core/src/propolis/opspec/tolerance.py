@@ -14,6 +14,7 @@ from typing import Any
 from typing import Final
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from propolis import dtypes
@@ -57,17 +58,16 @@ DEFAULT_TOLERANCE: Final[Mapping[DType, Tolerance]] = {
     dtypes.f16: Tolerance(2e-3, 1e-3),
     dtypes.bf16: Tolerance(1.6e-2, 1e-3),
     dtypes.f8e4m3: Tolerance(1.3e-1, 2e-3),
+    dtypes.f8e5m2: Tolerance(2.6e-1, 4e-3),
 }
 
+_FORMATS: Final = {
+    d: ml_dtypes.finfo(d.numpy)  # type: ignore[no-untyped-call]  # it has no types
+    for d in DEFAULT_TOLERANCE
+}
 # The last place of numbers too small for a leading 1: nothing is finer there, and two
 # roundings may both be off by half of it.
-SMALLEST: Final[Mapping[DType, float]] = {
-    dtypes.f64: 2.0**-1074,
-    dtypes.f32: 2.0**-149,
-    dtypes.f16: 2.0**-24,
-    dtypes.bf16: 2.0**-133,
-    dtypes.f8e4m3: 2.0**-9,
-}
+SMALLEST: Final = {d: float(info.smallest_subnormal) for d, info in _FORMATS.items()}
 
 # As many ulps, and nothing that a small result could hide in: for functions that neither
 # cancel nor cross zero (exp, sqrt, shares of a sum), however small their results.
@@ -76,10 +76,7 @@ RELATIVE: Final = {d: Tolerance(t.rtol, SMALLEST[d]) for d, t in DEFAULT_TOLERAN
 # One rounding to the dtype, of what was computed in f32 or wider: half an ulp, and a
 # quarter of that for what the computation moved over a tie.  The computation's own error
 # is the business of ``magnitude``.
-ROUNDED: Final = {
-    d: Tolerance(1.25 * 2.0**-bits, SMALLEST[d])
-    for d, bits in zip(DEFAULT_TOLERANCE, (53, 24, 11, 8, 4), strict=True)
-}
+ROUNDED: Final = {d: Tolerance(0.625 * float(i.eps), SMALLEST[d]) for d, i in _FORMATS.items()}
 
 # What the terms of a result may lose, in half ulps of the dtype they are computed in: sums
 # of n terms lose about sqrt(n) in order and log(n) as trees, so this is for some thousands.

@@ -171,11 +171,7 @@ def _sequences(
         if pages is None:
             own_k, own_v = keys[s, :valid], values[s, :valid]
         else:
-            # Counted, because numpy cannot infer a size beside a 0.
-            held = len(pages[s]) * k.shape[1]
-            own_k, own_v = (
-                pool[pages[s]].reshape(held, *pool.shape[2:])[:valid] for pool in (keys, values)
-            )
+            own_k, own_v = (_rows(pool[pages[s]])[:valid] for pool in (keys, values))
         yield _Sequence(
             queries[row, rows],
             own_k,
@@ -184,6 +180,12 @@ def _sequences(
             None if lse is None else lse[row, :, rows],
             None if biases is None else biases[s, :, :, :valid],
         )
+
+
+def _rows(pages: np.ndarray) -> np.ndarray:
+    """(pages, size, ...) -> (pages * size, ...); a view where memory allows it."""
+    # Counted, because numpy cannot infer a size beside a 0.
+    return pages.reshape(pages.shape[0] * pages.shape[1], *pages.shape[2:])
 
 
 def _starts(op: str, q_start: Tensor | None, total: int) -> list[int] | None:
@@ -201,12 +203,20 @@ def _pages(
     table: np.ndarray,
     lengths: list[int],
     pool: tuple[int, ...],
-) -> list[np.ndarray]:
+) -> list[np.ndarray | slice]:
     """The pages that each sequence reads; entries beyond its length may be anything."""
     used = [row[: -(-n // pool[1])] for row, n in zip(table, lengths, strict=True)]
     for row in used:
         check_range(op, "page", row, pool[0], "the cache")
-    return used
+    return [_run(row) for row in used]
+
+
+def _run(pages: np.ndarray) -> np.ndarray | slice:
+    """Neighbouring pages as a slice: what it takes of a pool need not be copied."""
+    count = len(pages)
+    if count == 0 or not np.array_equal(pages, np.arange(pages[0], pages[0] + count)):
+        return pages
+    return slice(int(pages[0]), int(pages[0]) + count)
 
 
 class _Block(NamedTuple):

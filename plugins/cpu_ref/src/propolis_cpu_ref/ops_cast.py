@@ -31,6 +31,7 @@ def convert(values: np.ndarray, source: DType, target: DType) -> np.ndarray:
     if source in (dtypes.f64, dtypes.i64, dtypes.i32, dtypes.u32) and target in (
         dtypes.bf16,
         dtypes.f8e4m3,
+        dtypes.f8e5m2,
     ):
         return _round_to_odd(values).astype(target.numpy)
     return values.astype(target.numpy)

@@ -10,6 +10,7 @@ import numpy as np
 
 from propolis import OpImpl
 from propolis.dtypes import FLOATS
+from propolis.dtypes import i8
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
 from propolis_cpu_ref._compute import store
@@ -40,18 +41,37 @@ SHARED = 1 << 22
 @ieee
 def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
     """``a @ b`` over the last two dimensions."""
-    y = scratch(out)
-    np.matmul(wide(a), wide(b), out=y)
-    store(out, y)
+    y = _sums(out)
+    np.matmul(_factors(a), _factors(b), out=y)
+    _store(out, y)
 
 
 @ieee
 def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
     """``x @ w.T + bias``."""
-    y = scratch(out)
-    shift = None if bias is None else wide(bias)
-    times_transposed(out.device.threads, wide(x), wide(w), y, shift)
-    store(out, y)
+    y = _sums(out)
+    shift = None if bias is None else _factors(bias)
+    times_transposed(out.device.threads, _factors(x), _factors(w), y, shift)
+    _store(out, y)
+
+
+def _factors(tensor: Tensor) -> np.ndarray:
+    """
+    The elements in the dtype they are multiplied in.
+
+    That of i8 is f64, which BLAS knows: sums are exact, of up to 2**38 products of 2**14.
+    """
+    return tensor.array.astype(np.float64) if tensor.dtype.is_integer else wide(tensor)
+
+
+def _sums(out: Tensor) -> np.ndarray:
+    """Memory of ``out``'s shape for sums of such products."""
+    return np.empty(out.shape) if out.dtype.is_integer else scratch(out)
+
+
+def _store(out: Tensor, sums: np.ndarray) -> None:
+    """Write sums to ``out``: rounded, or modulo 2**32."""
+    store(out, sums.astype(np.int64) if out.dtype.is_integer else sums)
 
 
 def times_transposed(
@@ -121,6 +141,6 @@ def _matrices(x: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray
 
 
 OPS = [
-    OpImpl(op="matmul", fn=matmul, dtypes=FLOATS),
-    OpImpl(op="linear", fn=linear, dtypes=FLOATS),
+    OpImpl(op="matmul", fn=matmul, dtypes=FLOATS | {i8}),
+    OpImpl(op="linear", fn=linear, dtypes=FLOATS | {i8}),
 ]

@@ -70,6 +70,8 @@ KIND_BF16: Final = 6
 KIND_F16: Final = 7
 KIND_F32: Final = 8
 KIND_F64: Final = 9
+KIND_I8: Final = 10
+KIND_F8E5M2: Final = 11
 
 
 def constants() -> dict[str, int]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("matmul")
 
+_MULTIPLIED: Final = dtypes.FLOATS | {dtypes.i8}
 _ARGUMENTS: Final = "PPPP" + 10 * "q"
 _LARGE: Final = dict.fromkeys((dtypes.f32, dtypes.f16, dtypes.bf16), (64, 128))
 _KERNELS: Final = {
@@ -35,7 +36,7 @@ _KERNELS: Final = {
         {s: MODULE.kernel(f"tile{s}_{d.name}", f"{_ARGUMENTS}2") for s in _LARGE.get(d, (64,))},
         {m: MODULE.kernel(f"rows{m}_{d.name}", f"{_ARGUMENTS}q2") for m in ROWS},
     )
-    for d in dtypes.FLOATS
+    for d in _MULTIPLIED
 }
 
 
@@ -74,7 +75,8 @@ def _product(
         a_step = b_step = 1
     if n == 1:
         b_row = 0
-    dtype, device, size = out.dtype, out.device, out.dtype.block_bytes
+    dtype, device = a.dtype, out.device
+    size, of_out = dtype.block_bytes, out.dtype.block_bytes
     at, b_at, out_at = pointer(a), pointer(b), pointer(out)
     strides = (
         given.m,
@@ -97,7 +99,7 @@ def _product(
     )
     bias_at = 0 if bias is None else pointer(bias)
     for i, (a_start, b_start) in enumerate(given.batches.starts):
-        start = out_at + i * given.batches.numel * given.m * n * size
+        start = out_at + i * given.batches.numel * given.m * n * of_out
         values = (start, at + a_start * size, b_at + b_start * size, bias_at, *strides)
         if most and in_runs:
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
@@ -134,6 +136,6 @@ def over_channels(
 
 
 OPS: Final = [
-    implementation("matmul", matmul, dtypes.FLOATS, in_place=False),
-    implementation("linear", linear, dtypes.FLOATS, in_place=False),
+    implementation("matmul", matmul, _MULTIPLIED, in_place=False),
+    implementation("linear", linear, _MULTIPLIED, in_place=False),
 ]

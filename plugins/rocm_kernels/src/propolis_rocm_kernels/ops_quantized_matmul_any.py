@@ -1,4 +1,4 @@
-"""Products of f64 and f8e4m3 activations with weights in any block format."""
+"""Products of f64 and f8 activations with weights in any block format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KERNELS: Final = {
         {64: MODULE.kernel(f"tile64_{d.name}", f"{_ARGUMENTS}2")},
         {m: MODULE.kernel(f"rows{m}_{d.name}", f"{_ARGUMENTS}q2") for m in rows},
     )
-    for d, rows in ((dtypes.f64, ()), (dtypes.f8e4m3, (4,)))
+    for d, rows in ((dtypes.f64, ()), (dtypes.f8e4m3, (4,)), (dtypes.f8e5m2, (4,)))
 }
 
 

@@ -74,7 +74,6 @@ _IQ_TYPES: Final = ("2_xxs", "2_xs", "3_xxs", "1_s", "4_nl", "3_s", "2_s", "4_xs
 _OTHER_TYPES: Final = {
     **{16 + index: f"iq{name}" for index, name in enumerate(_IQ_TYPES)},
     **dict.fromkeys((4, 5, 31, 32, 33, 36, 37, 38), "removed from ggml"),
-    24: "i8",
     29: "iq1_m",
     34: "tq1_0",
     35: "tq2_0",
