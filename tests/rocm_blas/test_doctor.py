@@ -9,10 +9,11 @@ import pytest
 
 from propolis.errors import DeviceError
 from propolis_rocm_blas import _ffi
-from propolis_rocm_blas import _files
 from propolis_rocm_blas import doctor
+from propolis_rocm_blas._files import ROCBLAS
 from propolis_rocm_hip import _ffi as hip
 from propolis_rocm_hip import hardware
+from propolis_rocm_hip import trial
 
 
 LIGHT = """
@@ -47,6 +48,17 @@ def test_all_is_well(propolis) -> None:
     files = found["rocm_blas.architecture"]["summary"]
     assert "rocm:0 (hipsim32): files in " in files
     assert files.endswith("a product is right")
+
+
+def test_no_machine_code(rocm, monkeypatch) -> None:
+    """A card that the library fails on is a warning; what helps is said once, as the remedy."""
+    (gpu,) = hardware.enumerate_gpus()
+    monkeypatch.setattr(trial, "outcome", lambda *_: trial.Outcome(ok=False, reason="it aborted"))
+    found = doctor.architecture()
+    assert "warning" == found.status
+    assert found.summary.endswith(f"on rocm:0 ({gpu.arch}): it aborted")
+    assert "look at `propolis doctor`" in found.remedy
+    assert found.remedy not in found.summary
 
 
 def test_another_release(rocm, monkeypatch) -> None:
@@ -97,7 +109,7 @@ def test_a_library_without_a_gpu(rocm, monkeypatch) -> None:
     found = doctor.library()
     assert ("skipped", doctor._WITHOUT) == (found.status, found.remedy)
     assert f"no GPU to use {path} on; it has files for " in found.summary
-    for arch in _files.archs(path):
+    for arch in ROCBLAS.archs(path):
         assert arch in found.summary
 
 
@@ -127,7 +139,7 @@ def test_variables() -> None:
 @pytest.mark.parametrize("place", ["library", "5.0.2/library"], ids=["amd", "debian"])
 def test_files(place, tmp_path, monkeypatch) -> None:
     """Files of an architecture are found where AMD's packages have them, and where Debian's do."""
-    monkeypatch.delenv(_files.CHOSEN, raising=False)
+    monkeypatch.delenv(ROCBLAS.chosen, raising=False)
     folder = tmp_path / "rocblas" / place
     folder.mkdir(parents=True)
     for name in (
@@ -137,8 +149,8 @@ def test_files(place, tmp_path, monkeypatch) -> None:
         "TensileManifest.txt",
     ):
         (folder / name).touch()
-    assert {"gfx1100": folder, "gfx90a": folder, "gfx942": folder} == _files.archs(
+    assert {"gfx1100": folder, "gfx90a": folder, "gfx942": folder} == ROCBLAS.archs(
         tmp_path / "librocblas.so.4"
     )
-    monkeypatch.setenv(_files.CHOSEN, str(tmp_path))
-    assert {} == _files.archs(tmp_path / "librocblas.so.4")
+    monkeypatch.setenv(ROCBLAS.chosen, str(tmp_path))
+    assert {} == ROCBLAS.archs(tmp_path / "librocblas.so.4")

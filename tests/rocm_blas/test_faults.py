@@ -18,9 +18,11 @@ from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis.errors import DeviceError
 from propolis.errors import PluginError
-from propolis_rocm_blas import handle as handles
+from propolis_rocm_blas import libraries
+from propolis_rocm_blas import multiplier
 from propolis_rocm_blas import probe
-from propolis_rocm_blas.errors import error_for
+from propolis_rocm_blas.errors import ROCBLAS
+from propolis_rocm_blas.implementations import implementations
 
 
 X = np.random.default_rng(3).normal(0, 1, (12, 16)).astype(np.float32)
@@ -88,18 +90,18 @@ def test_workspace_refused(worker, simulator) -> None:
 
 def test_no_memory_for_the_workspace(worker, monkeypatch) -> None:
     """The same where the device has none; that is no error of the call."""
-    monkeypatch.setattr(handles, "workspace_for", lambda _: 1 << 50)
+    monkeypatch.setattr(multiplier, "workspace_for", lambda _: 1 << 50)
     reason = worker()["rocm_blas", ""]
     assert "no memory for rocBLAS's workspace" in reason
 
 
 def test_errors() -> None:
     """What is ours to mend is a plugin's error; what may be over the next time is the device's."""
-    assert isinstance(error_for("rocm:0", "call", 4), PluginError)
-    assert "a bug in propolis-rocm-blas" in str(error_for("rocm:0", "call", 1))
-    assert isinstance(error_for("rocm:0", "call", 6), DeviceError)
-    assert "unset that" in str(error_for("rocm:0", "call", 13))
-    assert "rocblas_status_unknown (99)" in str(error_for("rocm:0", "call", 99))
+    assert isinstance(ROCBLAS.error("rocm:0", "call", 4), PluginError)
+    assert "a bug in propolis-rocm-blas" in str(ROCBLAS.error("rocm:0", "call", 1))
+    assert isinstance(ROCBLAS.error("rocm:0", "call", 6), DeviceError)
+    assert "unset that" in str(ROCBLAS.error("rocm:0", "call", 13))
+    assert "rocblas_status_unknown (99)" in str(ROCBLAS.error("rocm:0", "call", 99))
 
 
 def test_no_machine_code(propolis, tmp_path) -> None:
@@ -110,7 +112,7 @@ def test_no_machine_code(propolis, tmp_path) -> None:
     """
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "TensileLibrary_lazy_gfx1030.dat").touch()
-    lacking = {"ROCBLAS_TENSILE_LIBPATH": str(tmp_path / "empty")}
+    lacking = {"ROCBLAS_TENSILE_LIBPATH": str(tmp_path / "empty"), "PROPOLIS_BLAS": "rocblas"}
     told = propolis("explain", "matmul", "--device", "rocm:0", **lacking)
     assert told.returncode == 0, told.stderr
     (line,) = [
@@ -134,24 +136,30 @@ def test_it_is_tried_once(runtime, rocm, monkeypatch, tmp_path) -> None:
     started = []
     real = trial._attempt
     monkeypatch.setattr(trial, "_attempt", lambda *a: (started.append(a), real(*a))[1])
-    path = handles._ffi.library().path
-    assert ["", ""] == [probe.refusal(rocm.properties, path) for _ in range(2)]
+    assert ["", ""] == [probe.refusal(libraries.ROCBLAS, rocm.properties) for _ in range(2)]
     assert len(started) == 1
     monkeypatch.setenv("ROCBLAS_TENSILE_LIBPATH", str(tmp_path))
-    assert ["SIGABRT" in probe.refusal(rocm.properties, path) for _ in range(2)] == [True, True]
+    assert ["SIGABRT" in probe.refusal(libraries.ROCBLAS, rocm.properties) for _ in range(2)] == [
+        True,
+        True,
+    ]
     assert len(started) == 2
 
 
 def test_one_gpu_of_two(rocm, monkeypatch, tmp_path) -> None:
     """A GPU without machine code declines what it cannot do, beside one that has it."""
-    from propolis_rocm_blas.ops_matmul import implementations
 
     class Other:
         context = rocm.context
         properties = DeviceProperties("rocm", 1, "APU", "gfx1036")
 
+        @classmethod
+        def keep(cls, make):
+            return make(cls)
+
     refused = {"hipsim32": "", "gfx1036": "no machine code"}
-    monkeypatch.setattr(probe, "refusal", lambda gpu, _: refused[gpu.arch])
+    monkeypatch.setattr(probe, "refusal", lambda _, gpu: refused[gpu.arch])
+    monkeypatch.setenv("PROPOLIS_BLAS", "rocblas")
     assert {""} == {impl.unusable for impl in implementations(rocm)}
     assert {"no machine code"} == {impl.unusable for impl in implementations(Other)}
 

@@ -15,9 +15,10 @@ from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
 from propolis import ops
-from propolis_rocm_blas.handle import ONES
 from propolis_rocm_blas.handle import Handle
-from propolis_rocm_blas.handle import workspace_for
+from propolis_rocm_blas.implementations import implementations
+from propolis_rocm_blas.multiplier import ONES
+from propolis_rocm_blas.multiplier import workspace_for
 from propolis_rocm_blas.ops_matmul import FEW_ROWS
 from propolis_rocm_hip._ffi import native
 from propolis_rocm_hip.device import RocmProvider
@@ -98,8 +99,6 @@ def test_matmul_of_views(rocm) -> None:
 
 def test_few_rows_go_last(rocm) -> None:
     """Up to 8 rows are declined by what goes before the kernels, and taken by what goes behind."""
-    from propolis_rocm_blas.ops_matmul import implementations
-
     first, last = [i for i in implementations(rocm) if i.op == "linear"]
     w = Tensor.from_numpy(normal(dtypes.f32, 5, 16), rocm)
     few, many = (

@@ -1,6 +1,6 @@
 #include "descriptors.h"
 
-#include "living.h"
+#include "../common/living.h"
 
 namespace hipsim {
 

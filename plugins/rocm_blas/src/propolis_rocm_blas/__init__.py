@@ -1,4 +1,4 @@
-"""Matrix products on AMD GPUs by rocBLAS.  Importing this loads no ROCm library."""
+"""Matrix products on AMD GPUs by rocBLAS or hipBLASLt.  Importing this loads no ROCm library."""
 
 from __future__ import annotations
 

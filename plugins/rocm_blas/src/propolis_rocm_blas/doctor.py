@@ -1,4 +1,4 @@
-"""The checks of ``propolis doctor`` for rocBLAS, each with its remedy."""
+"""The checks of ``propolis doctor`` for rocBLAS and hipBLASLt, each with its remedy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from propolis import CheckResult
 from propolis import DoctorCheck
 from propolis.errors import DeviceError
 from propolis_rocm_blas import _ffi
-from propolis_rocm_blas import _files
 from propolis_rocm_blas import probe
+from propolis_rocm_blas.libraries import HIPBLASLT
+from propolis_rocm_blas.libraries import ROCBLAS
 from propolis_rocm_hip import _ffi as hip
 from propolis_rocm_hip import hardware
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WITHOUT: Final = "nothing to do on a machine without an AMD GPU"
-_VARIABLES: Final = ("ROCBLAS_", "TENSILE_")
 
 
 def library() -> CheckResult:
@@ -32,10 +32,12 @@ def library() -> CheckResult:
     try:
         path = _ffi.path()
         if not gpus:
-            built = ", ".join(_files.archs(path)) or "no architecture"
+            built = ", ".join(ROCBLAS.files.archs(path)) or "no architecture"
             said = f"no GPU to use {path} on; it has files for {built}"
             return CheckResult("skipped", said, _WITHOUT)
-        if all(probe.refusal(gpu, path) for gpu in gpus):  # loading it here may end this process
+        if all(
+            probe.fault(ROCBLAS, gpu, path) for gpu in gpus
+        ):  # loading it here may end this process
             return CheckResult("skipped", f"{path} is used on no GPU", "see the next check")
         version = _ffi.version()
     except DeviceError as exc:
@@ -57,25 +59,53 @@ def architecture() -> CheckResult:
         return CheckResult("skipped", str(exc), "see the checks of the libraries and the devices")
     if not gpus:
         return CheckResult("skipped", "no GPU to look for files for", _WITHOUT)
-    built = _files.archs(path)
+    built = ROCBLAS.files.archs(path)
     said, remedies = [], []
     for gpu in gpus:
         folder = built.get(gpu.arch)
         where = f"files in {folder}" if folder else "no files"
-        refused = probe.refusal(gpu, path)
-        said.append(f"{gpu.id} ({gpu.arch}): {where}, {refused or 'a product is right'}")
-        if refused:
-            remedies.append(probe.remedy(gpu.arch, path))
+        failed = probe.fault(ROCBLAS, gpu, path)
+        said.append(f"{gpu.id} ({gpu.arch}): {where}, {failed or 'a product is right'}")
+        if failed:
+            remedies.append(probe.remedy(ROCBLAS, gpu.arch, path))
     if remedies:
         return CheckResult("warning", "; ".join(said), "; ".join(dict.fromkeys(remedies)))
     return CheckResult("ok", "; ".join(said))
 
 
+def hipblaslt() -> CheckResult:
+    """Whether hipBLASLt is used, and computes where it is."""
+    try:
+        gpus = list(hardware.enumerate_gpus())
+        path = HIPBLASLT.path()
+    except DeviceError as exc:
+        return CheckResult("skipped", str(exc), "nothing to do where rocBLAS serves")
+    if not gpus:
+        return CheckResult("skipped", f"no GPU to use {path} on", _WITHOUT)
+    allowed = probe.wanted()
+    said, remedies = [], []
+    for gpu in gpus:
+        if HIPBLASLT not in allowed:
+            said.append("not used: the setting blas is rocblas")
+        elif allowed[0] is ROCBLAS and not probe.refusal(ROCBLAS, gpu):
+            said.append(f"not used on {gpu.id} ({gpu.arch}): rocBLAS serves it")
+        elif failed := probe.fault(HIPBLASLT, gpu, path):
+            said.append(failed)
+            remedies.append(probe.remedy(HIPBLASLT, gpu.arch, path))
+        else:
+            said.append(f"used on {gpu.id} ({gpu.arch}): a product is right")
+    found = f"{path}: {'; '.join(dict.fromkeys(said))}"
+    if remedies:
+        return CheckResult("warning", found, "; ".join(dict.fromkeys(remedies)))
+    return CheckResult("ok", found)
+
+
 def variables(environ: Mapping[str, str] = os.environ) -> CheckResult:
-    """Which variables change what rocBLAS does."""
-    found = {name: value for name, value in sorted(environ.items()) if name.startswith(_VARIABLES)}
+    """Which variables change what the libraries do."""
+    names = probe.VARIABLES
+    found = {name: value for name, value in sorted(environ.items()) if name.startswith(names)}
     if not found:
-        return CheckResult("ok", "no variable changes what rocBLAS does")
+        return CheckResult("ok", "no variable changes what the libraries do")
     said = ", ".join(f"{name}={value}" for name, value in found.items())
     return CheckResult(
         "warning", f"in force: {said}", f"unset {' '.join(found)} unless you mean it"
@@ -85,5 +115,6 @@ def variables(environ: Mapping[str, str] = os.environ) -> CheckResult:
 CHECKS: Final = (
     DoctorCheck("rocm_blas.library", library),
     DoctorCheck("rocm_blas.architecture", architecture),
+    DoctorCheck("rocm_blas.hipblaslt", hipblaslt),
     DoctorCheck("rocm_blas.variables", variables),
 )

@@ -1,19 +1,23 @@
 """
-Whether rocBLAS computes on a GPU of this machine: a tiny product in a child process tells.
+Whether a library computes on a GPU of this machine: a tiny product in a child process tells.
 
-With no machine code for the card the first product abort()s the process, whatever its files say.
+With no machine code for the card rocBLAS abort()s the process at the first product, whatever its
+files say; hipBLASLt says that it knows no algorithm.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+from typing import Final
+from typing import NamedTuple
+from typing import cast
 
 from propolis import Config
 from propolis import ProbeResult
 from propolis.errors import DeviceError
-from propolis_rocm_blas import _ffi
-from propolis_rocm_blas import _files
+from propolis_rocm_blas.libraries import ALL
+from propolis_rocm_blas.libraries import ROCBLAS
 from propolis_rocm_hip import trial
 from propolis_rocm_hip._ffi import loaded_libraries
 
@@ -21,72 +25,116 @@ from propolis_rocm_hip._ffi import loaded_libraries
 if TYPE_CHECKING:
     from propolis import Device
     from propolis import DeviceProperties
+    from propolis_rocm_blas.libraries import Library
+    from propolis_rocm_hip.device import RocmDevice
+
+VARIABLES: Final = ("ROCBLAS_", "HIPBLASLT_", "TENSILE_")
+"""Beginnings of the names of environment variables that change what the libraries do."""
+
+
+class Choice(NamedTuple):
+    """
+    Which library serves a device.
+
+    Attributes:
+        library: the one.
+        why_not: why it does not after all, nor another, and what to do; empty where it does.
+    """
+
+    library: Library
+    why_not: str = ""
 
 
 def probe() -> ProbeResult:
     """
-    Name the library, so that what is known of it is asked again when it changes.
+    Name the libraries, so that what is known of them is asked again when they change.
 
     The plugin is never refused here: without a GPU it has nothing to do, and why one of
-    several is not served stands beside its ops (:func:`unusable`).
+    several is not served stands beside its ops (:func:`choose`).
     """
+    files = []
+    for library in ALL.values():
+        try:
+            files.append(str(library.path()))
+        except DeviceError:
+            continue
+    return ProbeResult(ok=True, files=tuple(files))
+
+
+def wanted() -> list[Library]:
+    """The libraries that the setting ``blas`` allows, the first one first."""
+    chosen = Config.load().blas
+    return list(ALL.values()) if chosen == "auto" else [ALL[chosen]]
+
+
+def choose(device: Device) -> Choice:
+    """
+    Which library serves a device, for as long as that lives.
+
+    Another GPU of this machine may be served where this one, beside it, is not.
+    """
+    if getattr(device, "context", None) is None:  # it is described, and not present
+        return Choice(ROCBLAS)
+    return cast("RocmDevice", device).keep(_choice)
+
+
+def _choice(device: RocmDevice) -> Choice:
+    reasons = []
+    libraries = wanted()
+    for library in libraries:
+        reason = refusal(library, device.properties)
+        if not reason:
+            return Choice(library)
+        reasons.append(reason)
+    return Choice(libraries[0], "; ".join(reasons))
+
+
+def refusal(library: Library, gpu: DeviceProperties) -> str:
+    """Why a library does not compute on a GPU, and what to do; empty where it does."""
     try:
-        return ProbeResult(ok=True, files=(str(_ffi.path()),))
-    except DeviceError:
-        return ProbeResult(ok=True)
+        path = library.path()
+    except DeviceError as exc:
+        return str(exc)
+    found = fault(library, gpu, path)
+    return f"{found}; {remedy(library, gpu.arch, path)}" if found else ""
 
 
-def refusal(gpu: DeviceProperties, path: Path) -> str:
+def fault(library: Library, gpu: DeviceProperties, path: Path) -> str:
     """
-    Why rocBLAS does not compute on a GPU, and what to do; empty where it does.
+    Why a library does not compute on a GPU; empty where it does.
 
     Args:
+        library: the library.
         gpu: one of this machine's.
-        path: rocBLAS's file.
+        path: the library's file.
     """
     config = Config.load()
     tried = trial.Trial(
         module="propolis_rocm_blas.trial",
-        arguments=(str(gpu.index),),
-        depends=(path, *_files.folders(path), *map(Path, loaded_libraries("libamdhip64"))),
-        variables=("ROCBLAS_", "HIPBLASLT_", "TENSILE_"),
+        arguments=(str(gpu.index), library.name.lower()),
+        depends=(path, *library.files.folders(path), *map(Path, loaded_libraries("libamdhip64"))),
+        variables=VARIABLES,
         about=f"{path} on {gpu.arch}",
     )
     found = trial.outcome(tried, config.cache_dir, config.probe_timeout)
     if found.ok:
         return ""
-    what = f"{path} fails at a product of 4 x 4 on {gpu.id} ({gpu.arch})"
-    return f"{what}: {found.reason}; {remedy(gpu.arch, path)}"
+    return f"{path} fails at a product of 4 x 4 on {gpu.id} ({gpu.arch}): {found.reason}"
 
 
-def remedy(arch: str, path: Path) -> str:
-    """What helps where rocBLAS does not compute on an architecture."""
-    built = _files.archs(path)
+def remedy(library: Library, arch: str, path: Path) -> str:
+    """What helps where a library does not compute on an architecture."""
+    built = library.files.archs(path)
     if arch in built:
         return (
             "it has files for that architecture: look at `propolis doctor` for variables in force, "
-            f"or {_ffi.INSTALL}"
+            f"or {library.install}"
         )
     known = ", ".join(built) or "none"
     return (
-        f"it has files for {known}: {_ffi.INSTALL}, in a release that is built for {arch}; "
-        "rocm_kernels serves the products until then"
+        f"it has files for {known}: {library.install}, in a release that is built for {arch}; "
+        "others serve the products until then"
     )
 
 
-def unusable(device: Device) -> str:
-    """
-    Why rocBLAS serves nothing on a device; empty where it does, or where nothing can be tried.
-
-    Another GPU of this machine may be served where this one, beside it, is not.
-    """
-    if getattr(device, "context", None) is None:  # it is described, and not present
-        return ""
-    try:
-        path = _ffi.path()
-    except DeviceError as exc:
-        return str(exc)
-    return refusal(device.properties, path)
-
-
-__all__ = ["probe", "refusal", "remedy", "unusable"]
+__all__ = ["VARIABLES", "Choice", "choose", "fault", "probe", "refusal", "remedy", "wanted"]

@@ -8,6 +8,7 @@ from propolis import dtypes
 
 
 if TYPE_CHECKING:
+    from propolis import Storage
     from propolis import Tensor
     from propolis_rocm_hip.device import RocmDevice
 
@@ -35,8 +36,12 @@ class Space:
         self._held: list[Tensor] = []
 
     def reserve(self, device: RocmDevice, wanted: int) -> int:
+        """The address of what :meth:`storage` gives."""
+        return self.storage(device, wanted).ptr
+
+    def storage(self, device: RocmDevice, wanted: int) -> Storage:
         """
-        The address of at least so many bytes, of any content.
+        At least so many bytes, of any content.
 
         A captured step goes on using what it was given, so memory that has become too small is
         kept; all together is less than twice the largest.
@@ -47,7 +52,7 @@ class Space:
         with device.context.lock:
             if not self._held or self._held[-1].nbytes < wanted:
                 self._held.append(device.empty((space_bytes(wanted),), dtypes.u8))
-            return self._held[-1].storage.ptr
+            return self._held[-1].storage
 
 
 __all__ = ["Space", "space_bytes"]

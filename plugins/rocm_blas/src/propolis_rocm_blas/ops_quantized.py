@@ -1,0 +1,135 @@
+"""
+Products with weights in the GGUF block formats, of many rows: dequantised first, tile by tile.
+
+Who dequantises is whoever serves core's ``dequantize`` on the device: this plugin has no kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import cast
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis.dispatch import Call
+from propolis.dispatch import DispatchTable
+from propolis.errors import OutOfMemoryError
+from propolis.layout import Layout
+from propolis_rocm_blas._calls import run
+from propolis_rocm_blas._offers import Family
+from propolis_rocm_blas._offers import multiplier
+from propolis_rocm_blas._plan import Plan
+from propolis_rocm_blas.multiplier import lacking
+from propolis_rocm_blas.ops_matmul import of_linear
+from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import space_bytes
+
+
+if TYPE_CHECKING:
+    from propolis import DType
+    from propolis_rocm_hip.device import RocmDevice
+
+MANY_ROWS: Final = {dtypes.f32: 512, dtypes.f16: 128, dtypes.bf16: 128}
+"""
+From so many rows of ``x`` on, weights are dequantised; with fewer, kernels that do so on the way
+go first.
+
+Dequantising writes each weight and reads it again: about 5 bytes of it in 16 bits, 9 in f32.
+In 16 bits rocm_kernels' product, without matrix instructions, took 22 times the time of the
+vendor's on an H200, in f32 1.45 times (docs/benchmarks/h200.md): by these the gain passes the cost
+at some 20 and 110 rows there, and at 90 and 360 with a Radeon's memory, which is 4 times slower.
+Nobody has measured it on an AMD card.
+"""
+
+TILE_BYTES: Final = 64 << 20
+"""
+The most that is dequantised at once.
+
+A larger weight is done in tiles of rows: products stay large enough to fill a card, and a tile is
+still in the last cache (96 MiB of gfx1100, 256 of gfx942) when it is read again.
+"""
+
+
+class Weights(Space):
+    """
+    Where a tile lies: memory apart from :class:`Space`, which who dequantises may work in.
+
+    Like it, it grows with what was asked for, and never while a captured step is replayed.
+    """
+
+
+def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    """``x @ dequantize(w).T``, of weights rounded to the dtype of ``x``."""
+    given = _of(x.layout, w.shape)
+    if not isinstance(given, Plan):
+        return
+    by, device = multiplier(out), cast("RocmDevice", out.device)
+    rows = _rows(given.n, given.k, x.dtype)
+    try:
+        memory = device.keep(Weights).storage(device, rows * given.k * x.dtype.block_bytes)
+    except OutOfMemoryError as exc:
+        raise lacking(device, "dequantised weights", exc) from exc
+    for first in range(0, given.n, rows):
+        columns = range(first, min(first + rows, given.n))
+        tile = Tensor(memory, Layout.contiguous((len(columns), given.k)), x.dtype, device)
+        ops.dequantize.into(tile, w.narrow(0, first, len(columns)), dtype=x.dtype)
+        run(by, out, x, tile, given, columns=columns)
+
+
+@lru_cache(maxsize=4096)
+def _of(x: Layout, w: tuple[int, int]) -> Plan | str | None:
+    return of_linear(x, Layout.contiguous(w))
+
+
+def _rows(n: int, k: int, dtype: DType) -> int:
+    """
+    Of a weight, in a tile: tiles are alike.
+
+    >>> _rows(4096, 4096, dtypes.f16), _rows(128256, 4096, dtypes.f16)
+    (4096, 8016)
+    """
+    tiles = math.ceil(n / max(TILE_BYTES // (k * dtype.block_bytes), 1))
+    return math.ceil(n / tiles)
+
+
+def _memory(x: Tensor, w: Tensor) -> int:
+    n, k = w.shape
+    size = x.dtype.block_bytes
+    return space_bytes(_rows(n, k, x.dtype) * k * size) if n * k else 0
+
+
+def _takes(few: bool, x: Tensor, w: Tensor, /) -> str | None:
+    given = _of(x.layout, w.shape)
+    if not isinstance(given, Plan):
+        return given
+    least = MANY_ROWS[x.dtype]
+    if not few and given.m < least:
+        return (
+            f"{given.m} rows are for kernels that dequantise on the way (in {x.dtype}, {least} and "
+            "more are not)"
+        )
+    wanted = Call(ops.dequantize, w.dtype, (), (w,), {"dtype": x.dtype})
+    server = DispatchTable.of(x.device).server(wanted)
+    if server.impl is None or not server.impl.capture_safe:
+        return f"nobody dequantises {w.dtype} on {x.device.id} by queueing alone: {server} does"
+    return None
+
+
+OPS: Final = (
+    Family(
+        "qmatmul",
+        qmatmul,
+        _takes,
+        kinds=tuple(MANY_ROWS),
+        weights=sorted(dtypes.BLOCKS, key=str),
+        rounds=True,
+        memory=_memory,
+        notes="weights dequantised in tiles",
+    ),
+)
+
+__all__ = ["MANY_ROWS", "OPS", "TILE_BYTES", "Weights", "qmatmul"]
