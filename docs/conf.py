@@ -20,6 +20,7 @@ NAVIGATION: Final = {
     "Start": [
         "docs/llm",
         "docs/sd",
+        "docs/serving",
         "docs/rocm",
         "docs/rocm-blas",
         "docs/rocm-miopen",

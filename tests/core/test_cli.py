@@ -109,7 +109,8 @@ def test_ops(cli, site, sources):
     assert "fast" not in rows["mul"]
     found = {o["op"]: o for o in json.loads(cli("ops", "--json").out)}
     assert found["add"]["served_by"]["fast (fake-fast 1.0)"] == ["f32"]
-    assert found["qmatmul"]["dispatches_on"]["x"] == ["f64", "f32", "f16", "bf16", "f8e4m3"]
+    floats = ["f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2"]
+    assert found["qmatmul"]["dispatches_on"]["x"] == floats
     assert found["add"]["family"] == "binary"
     assert found["add"]["signature"].startswith("add(a: 'Tensor', b: 'Tensor', /)")
 

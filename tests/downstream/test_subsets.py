@@ -60,6 +60,11 @@ def test_each_subset_brings_what_it_says(env) -> None:
     assert "The capital of France is Paris." in answer
     assert f"by cpu_ref (propolis-cpu-ref {__version__})" in answer
     assert "pillow" not in env.distributions()
+    assert "pip install 'propolis[serve]'" in env.refuse("propolis", "serve", "-m", model())
+
+    assert CORE | {"propolis-workers"} == install(env, "propolis[serve]")
+    assert "--queue" in env.run("propolis", "serve", "--help")
+    assert "fastapi" in env.distributions()
 
     assert CORE | {"propolis-workers"} == install(env, "propolis[all]")
     assert "pillow" in env.distributions()
@@ -93,5 +98,5 @@ def test_rocm_stands_aside(fresh) -> None:
 
 def test_each_is_tested() -> None:
     """The README names what is installed above, and no more."""
-    named = {"propolis", *(f"propolis[{extra}]" for extra in ("llm", "sd", "all", "rocm"))}
+    named = {"propolis", *(f"propolis[{extra}]" for extra in ("llm", "sd", "serve", "all", "rocm"))}
     assert named == NAMED

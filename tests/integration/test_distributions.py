@@ -55,7 +55,9 @@ def test_versions_agree() -> None:
 
 def test_extras() -> None:
     """The meta-distribution offers the extras that the README names."""
-    assert {"cpu", "llm", "sd", "rocm", "all"} == set(metadata(ROOT)["optional-dependencies"])
+    assert {"cpu", "llm", "sd", "serve", "rocm", "all"} == set(
+        metadata(ROOT)["optional-dependencies"]
+    )
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("requirements/*.txt")), ids=lambda f: f.stem)

@@ -10,7 +10,7 @@ from propolis.errors import UsageError
 from propolis_workers.llm import Finish
 from propolis_workers.llm import Generation
 from propolis_workers.llm import SamplingParams
-from propolis_workers.llm import generation as generation_module
+from propolis_workers.llm import answer as answer_module
 from propolis_workers.llm.tokenizer import Tokenizer
 
 
@@ -194,13 +194,13 @@ def test_history_of_penalties(tokenizer):
     """The repetition penalty sees the prompt, what came before it, and the answer."""
     seen = []
 
-    class Recording(generation_module.Sampler):
+    class Recording(answer_module.Sampler):
         def sample(self, logits, history):
             seen.append(list(history))
             return super().sample(logits, history)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation_module, "Sampler", Recording)
+        patch.setattr(answer_module, "Sampler", Recording)
         generation = Generation(
             *(Scripted(b"ab", position=2), tokenizer, [7, 8]),
             params=GREEDY,
@@ -214,7 +214,7 @@ def test_history_of_penalties(tokenizer):
 def test_rates(tokenizer, monkeypatch):
     """Rates count the prompt until the first token, and the other tokens after it."""
     ticks = iter([10.0, 12.0, 12.5, 13.0])
-    monkeypatch.setattr(generation_module.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(answer_module.time, "perf_counter", lambda: next(ticks))
     _, finish, _ = run(tokenizer, b"abc", prompt=[1] * 8, max_tokens=3)
     assert (8, 2.0, 1.0) == (finish.prompt_tokens, finish.prefill_seconds, finish.decode_seconds)
     assert (4.0, 2.0) == (finish.prefill_rate, finish.decode_rate)

@@ -118,8 +118,7 @@ class Config(BaseSettings):
     )
     disable_plugins: Names = Field([], description="Never load these plugins, comma-separated.")
     strict: bool = Field(
-        False,
-        description="A plugin that fails to load is an error instead of a warning.",
+        False, description="A plugin that fails to load is an error instead of a warning."
     )
     device: str = Field("cpu", description="The device that workers run on: `cpu`, `rocm:0`.")
     fallback: Literal["allow", "warn", "error"] = Field(
@@ -163,12 +162,10 @@ class Config(BaseSettings):
         "is wrong.",
     )
     model: str | None = Field(
-        None,
-        description="The model that `propolis llm` runs: a GGUF file or a safetensors folder.",
+        None, description="The model that `propolis llm` runs: a GGUF file or a safetensors folder."
     )
     sd_model: str | None = Field(
-        None,
-        description="The model that `propolis sd` runs: a folder in the layout of diffusers.",
+        None, description="The model that `propolis sd` runs: a folder in the layout of diffusers."
     )
     chat_history: int = Field(
         1000,
@@ -185,6 +182,9 @@ class Config(BaseSettings):
     cache_dir: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
+    )
+    blas: Literal["auto", "rocblas", "hipblaslt"] = Field(
+        "auto", description="What `rocm_blas` multiplies by; `auto`: rocBLAS, else hipBLASLt."
     )
     tune: bool = Field(
         False,
@@ -208,8 +208,7 @@ class Config(BaseSettings):
         "arguments, for `propolis replay`. None keeps nothing.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning",
-        description="The least severe log line that is printed, to standard error.",
+        "warning", description="The least severe log line that is printed, to standard error."
     )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",

@@ -1,8 +1,9 @@
 """
-Every event that Propolis logs: its name, its fields, and when.
+Every event that the core logs: its name, its fields, and when.
 
 Names and fields are stable: scripts may rely on them.  Each is emitted from here alone,
-so that docs/logging.md, which is generated from :data:`ALL`, lists what there is.
+so that docs/logging.md, which is generated from :data:`ALL`, lists what there is.  Workers and
+plugins have an ``events.py`` of their own.
 """
 
 from __future__ import annotations
@@ -155,31 +156,6 @@ CONFIG_UNKNOWN_VARIABLE: Final = Event(
     "warning",
     "a `PROPOLIS_*` variable is set that means nothing",
     ("name", "did_you_mean"),
-)
-MODEL_LOADED: Final = Event(
-    "model.loaded",
-    "info",
-    "the weights of a model are on their device",
-    ("model", "device", "seconds"),
-)
-CONTEXT_CUT: Final = Event(
-    "context.cut",
-    "warning",
-    "more tokens of context were asked for than the model was trained for: it has as many as that",
-    ("asked", "used", "reason"),
-)
-VAE_TILED: Final = Event(
-    "vae.tiled",
-    "warning",
-    "a device has too little memory to decode an image at once: it is decoded in tiles of so many "
-    "pixels",
-    ("device", "tile", "reason"),
-)
-PROMPT_CUT: Final = Event(
-    "prompt.cut",
-    "warning",
-    "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
-    ("tokens", "limit", "cut"),
 )
 CLI_ERROR: Final = Event(
     "cli.error",

@@ -7,14 +7,14 @@ from typing import Any
 
 
 if TYPE_CHECKING:
-    from propolis_workers.llm.generation import Finish
+    from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.generation import Generation
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
 
 _LAZY = {
     "LLM": "propolis_workers.llm.session",
-    "Finish": "propolis_workers.llm.generation",
+    "Finish": "propolis_workers.llm.answer",
     "Generation": "propolis_workers.llm.generation",
     "SamplingParams": "propolis_workers.llm.sampling",
 }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
+from propolis_workers.llm.answer import expect_max_tokens
 from propolis_workers.llm.generation import Generation
-from propolis_workers.llm.generation import expect_max_tokens
 from propolis_workers.llm.sampling import SamplingParams
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,16 @@ from propolis import ops
 if TYPE_CHECKING:
     from propolis import Device
     from propolis_workers.llm.architecture import ModelConfig
+
+
+class Cache(Protocol):
+    """What a network asks of its cache; see :class:`KVCache`."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """What new tokens of a layer read from all keys so far."""
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """The rows of (batch, tokens, width) whose logits are wanted."""
 
 
 class KVCache:
@@ -47,24 +58,25 @@ class KVCache:
         """Say how many tokens of every sequence are valid."""
         self.lengths.assign(np.full(self.lengths.shape, length, np.int32))
 
-    def append(
-        self,
-        layer: int,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """
-        Write new tokens of a layer at their positions.
+        What new tokens of a layer read from all keys so far, their own included.
 
         Args:
             layer: its number.
-            k: (batch, tokens, kv_heads, head_dim).
-            v: same shape.
+            q: (batch, tokens, heads, head_dim), rotated.
+            k: (batch, tokens, kv_heads, head_dim), rotated; kept at their positions.
+            v: same shape as ``k``; kept too.
             positions: (batch, tokens), i32.
 
         Returns:
-            All keys and values of the layer, (batch, capacity, kv_heads, head_dim).
+            Shape of ``q``.
         """
         keys, values = self._layers[layer]
-        return ops.kv_append(keys, k, positions), ops.kv_append(values, v, positions)
+        ops.kv_append(keys, k, positions)
+        ops.kv_append(values, v, positions)
+        return ops.attention(q, keys, values, self.lengths, causal=True)
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """The last token's row of each sequence, (batch, 1, width)."""
+        return x.narrow(1, x.shape[1] - 1, 1).contiguous()

@@ -19,7 +19,7 @@ from propolis_workers.llm.rope import rope_tables
 if TYPE_CHECKING:
     from propolis import Device
     from propolis_workers.llm.architecture import ModelConfig
-    from propolis_workers.llm.kv_cache import KVCache
+    from propolis_workers.llm.kv_cache import Cache
     from propolis_workers.llm.layers import Layers
 
 # Positions that rope tables begin with, and that are computed at a time.
@@ -40,15 +40,14 @@ class Attention:
         )
         self.o = weights.linear(name + "o", width, config.width)
 
-    def __call__(self, x: Tensor, positions: Tensor, rope: Rotation, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, rope: Rotation, cache: Cache) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
         b, t, _ = x.shape
         config = self.config
         q, k, v = (y.unflatten(2, config.head_dim) for y in self.qkv(x))
         q = rope(q, positions)
         k = rope(k, positions)
-        keys, values = cache.append(self.layer, k, v, positions)
-        y = ops.attention(q, keys, values, cache.lengths, causal=True)
+        y = cache.attend(self.layer, q, k, v, positions)
         return self.o(y.reshape(b, t, config.heads * config.head_dim))
 
 
@@ -87,14 +86,14 @@ class Block:
         x: Tensor,
         positions: Tensor,
         rope: Rotation,
-        cache: KVCache,
+        cache: Cache,
         *,
         last_only: bool = False,
     ) -> Tensor:
-        """(b, t, width) -> (b, t, width), or (b, 1, width) of the last token alone."""
+        """(b, t, width) -> the same, or what the cache wants of it alone."""
         x = ops.add(x, self.attention(self.attention_norm(x), positions, rope, cache))
         if last_only:
-            x = x.narrow(1, x.shape[1] - 1, 1).contiguous()
+            x = cache.wanted(x)
         return ops.add(x, self.feed_forward(self.ffn_norm(x)))
 
 
@@ -122,7 +121,7 @@ class Llama:
         ids: Tensor,
         positions: Tensor,
         rope: Rotation,
-        cache: KVCache,
+        cache: Cache,
         *,
         last_only: bool = True,
     ) -> Tensor:
@@ -134,8 +133,8 @@ class Llama:
             positions: (b, t), i32: the position of each token in its sequence.
             rope: the sequences' own, from ``self.rope``.
             cache: holds everything before; its lengths count the new tokens too.
-            last_only: only the last token's logits: (b, 1, vocab_size); else all
-                tokens': (b, t, vocab_size), f32.
+            last_only: only the logits of the tokens that the cache wants: of each sequence the
+                last, (b, 1, vocab_size); else all tokens': (b, t, vocab_size), f32.
         """
         x = self.embedding(ids)
         *blocks, last = self.blocks

@@ -68,15 +68,40 @@ def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
         capacity: tokens that the sequence may have.
         threads: that compute attention at once.
     """
+    return _F32 * (_cached(config, capacity) + _passing(config, capacity, CHUNK, 1, threads))
+
+
+def batch_bytes(
+    config: ModelConfig, tokens: int, context: int, sequences: int, threads: int = 1
+) -> int:
+    """
+    Bytes that many sequences take together beside the weights.
+
+    Args:
+        config: the model's numbers.
+        tokens: that the cache holds for all of them.
+        context: tokens that one of them may have.
+        sequences: that run at once.
+        threads: that compute attention at once.
+    """
+    rows = CHUNK + 2 * sequences  # each size of a ladder has what passes to itself
+    return _F32 * (_cached(config, tokens) + _passing(config, context, rows, sequences, threads))
+
+
+def _cached(config: ModelConfig, tokens: int) -> int:
+    """Numbers of all keys and values."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * tokens
+
+
+def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads: int) -> int:
+    """Numbers of the rotations' tables, and of what a step needs in between."""
     kv_width = config.kv_heads * config.head_dim
-    cache = 2 * config.layers * kv_width * capacity
     rope = config.rope_dim * min(2 * capacity, config.context_length)
     heads = config.heads * config.head_dim
     widest = max(3 * config.ffn_width, 2 * (heads + 2 * kv_width) + 2 * heads)
-    chunk = min(CHUNK, capacity)
-    scores = threads * min(_SCORED, chunk) * (config.heads // config.kv_heads) * capacity
-    passing = chunk * (4 * config.width + widest) + 2 * config.vocab_size
-    return _F32 * (cache + rope + passing + scores)
+    rows = min(rows, capacity) if wanted == 1 else rows
+    scores = threads * min(_SCORED, rows) * (config.heads // config.kv_heads) * capacity
+    return rope + rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size + scores
 
 
-__all__ = ["CHUNK", "sequence_bytes", "weight_bytes"]
+__all__ = ["CHUNK", "batch_bytes", "sequence_bytes", "weight_bytes"]

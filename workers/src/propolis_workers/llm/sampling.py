@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -14,6 +16,7 @@ from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -36,6 +39,9 @@ class SamplingParams:
         repetition_penalty: Positive logits of recent tokens are divided by it and others
             multiplied; 1 changes nothing.
         repeat_last_n: How many tokens are recent; 0 for none, -1 for all.
+        presence_penalty: Taken from the logit of each token that was drawn.
+        frequency_penalty: Taken from it once for each time that it was drawn.
+        logit_bias: Added to the logits of these ids; -100 and 100 forbid and force.
         seed: The same seed draws the same tokens; None for a fresh one.
     """
 
@@ -45,6 +51,9 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +65,11 @@ class SamplingParams:
             "repetition_penalty", self.repetition_penalty, low=0.0, high=math.inf, low_open=True
         )
         _check_int("repeat_last_n", self.repeat_last_n, low=-1)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_real(name, getattr(self, name), low=-2.0, high=2.0)
+        for token, bias in self.logit_bias.items():
+            _check_int("a token of logit_bias", token, low=0)
+            _check_real(f"logit_bias of {token}", bias, low=-100.0, high=100.0)
         if self.seed is not None:
             _check_int("seed", self.seed, low=0)
 
@@ -69,14 +83,17 @@ class Sampler:
     Chooses the tokens of one sequence.
 
     The order is that of Hugging Face transformers: repetition penalty, temperature, top_k,
-    top_p, min_p, then the draw.  (llama.cpp applies the temperature last, so that there
-    top_p and min_p cut the distribution as it was.)  Each cut looks at the probabilities
-    among what the one before left; of equal logits the lower index counts as likelier.
+    top_p, min_p, then the draw; OpenAI's bias and penalties of what was drawn come before.
+    (llama.cpp applies the temperature last, so that there top_p and min_p cut the distribution
+    as it was.)  Each cut looks at the probabilities among what the one before left; of equal
+    logits the lower index counts as likelier.
     """
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self._random = np.random.Generator(np.random.Philox(params.seed))
+        self._drawn: Counter[int] = Counter()
+        self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
     def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         """
@@ -96,6 +113,12 @@ class Sampler:
         if logits.ndim != 1 or logits.size == 0:
             msg = f"logits have shape {logits.shape}; one sequence's are (vocabulary,)"
             raise UsageError(msg)
+        token = self._sampled(self._biased(logits), history)
+        if self._counts:
+            self._drawn[token] += 1
+        return token
+
+    def _sampled(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         # argmax stops at a NaN, and takes the lowest index on ties.
         best = int(np.argmax(logits))
         if math.isnan(logits[best]):
@@ -117,6 +140,21 @@ class Sampler:
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
         place = min(int(drawn), int(np.flatnonzero(weights)[-1]))
         return place if order is None else int(order[place])
+
+    def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""
+        params = self._params
+        if not params.logit_bias and not self._drawn:
+            return logits
+        logits = logits.copy()
+        for token, bias in params.logit_bias.items():
+            if token >= logits.size:
+                msg = f"logit_bias names token {token}, but there are only {logits.size}"
+                raise UsageError(msg)
+            logits[token] += bias
+        for token, count in self._drawn.items():
+            logits[token] -= params.presence_penalty + count * params.frequency_penalty
+        return logits
 
     def _penalised(
         self, logits: NDArray[np.floating[Any]], history: Sequence[int]

@@ -1,7 +1,7 @@
 """
 A model ready to answer: file, tokenizer, weights on a device.
 
-    >>> from propolis_workers.llm import LLM, SamplingParams
+from propolis_workers.llm import LLM, SamplingParams
     >>> llm = LLM.load()
     >>> answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
     >>> "".join(answer)
@@ -16,27 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propolis import default_runtime
-from propolis import events
-from propolis.errors import ModelError
-from propolis_workers.arguments import expect_text
+from propolis_workers import events
+from propolis_workers.llm.answer import expect_max_tokens
 from propolis_workers.llm.architecture import ARCHITECTURES
-from propolis_workers.llm.architecture import config_from_folder
-from propolis_workers.llm.architecture import config_from_gguf
-from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
-from propolis_workers.llm.generation import expect_max_tokens
 from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.llama import Llama
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import find_model
+from propolis_workers.llm.prompts import Prompts
+from propolis_workers.llm.prompts import open_model
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.stopping import StopStrings
-from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.weights import GGUFFile
-from propolis_workers.weights import SafetensorsFolder
 
 
 if TYPE_CHECKING:
@@ -47,8 +42,10 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import Runtime
     from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.prompts import Message
+    from propolis_workers.llm.tokenizer import Tokenizer
+    from propolis_workers.weights import SafetensorsFolder
 
-Message = dict[str, str]
 GREEDY = SamplingParams()
 
 
@@ -64,6 +61,7 @@ class LLM:
         config: its numbers.
         tokenizer: text to ids and back.
         model: the network.
+        prompts: what it is asked, as tokens.
         load_seconds: how long loading took.
     """
 
@@ -82,7 +80,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.model = model
         self.load_seconds = load_seconds
-        self._template: ChatTemplate | None = None
+        self.prompts = Prompts(path, tokenizer)
         # The last answer's sequence, for the next: it has a step that was captured.
         self._free: deque[Engine] = deque(maxlen=1)
 
@@ -117,16 +115,8 @@ class LLM:
         runtime = runtime or default_runtime()
         device = runtime.device(device)
         path = Path(path) if path else find_model(runtime.config)
-        source: GGUFFile | SafetensorsFolder
-        in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
-        if path.suffix == ".gguf" or (path.is_file() and not in_folder):
-            source = GGUFFile.open(path)
-            config, column = config_from_gguf(source), 0
-            tokenizer = Tokenizer.from_gguf(source.metadata)
-        else:
-            source = SafetensorsFolder.open(path)
-            config, column = config_from_folder(source), 1
-            tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+        source, config, tokenizer = open_model(path)
+        column = 0 if isinstance(source, GGUFFile) else 1
         names = {
             ours: theirs[column]
             for ours, theirs in ARCHITECTURES[config.architecture].names.items()
@@ -139,26 +129,8 @@ class LLM:
         return cls(path, source, config, tokenizer, model, seconds)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """
-        The prompt for a conversation, by the model's own chat template.
-
-        Raises:
-            ModelError: the model has no template, or it fails on these messages.
-            UsageError: the messages are not of the types or roles that it takes.
-        """
-        if self._template is None:
-            source = self.tokenizer.chat_template
-            if source is None:
-                msg = f"{self.path.name} has no chat template: give it raw text (--raw)"
-                raise ModelError(msg)
-            special = self.tokenizer.token_bytes
-            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-            self._template = ChatTemplate(
-                source,
-                bos_token="" if bos is None else special(bos).decode(errors="replace"),
-                eos_token="" if eos is None else special(eos).decode(errors="replace"),
-            )
-        return self._template.render(messages, add_generation_prompt=True)
+        """As :meth:`Prompts.render`."""
+        return self.prompts.render(messages)
 
     def chat(
         self,
@@ -189,8 +161,7 @@ class LLM:
                 cannot be used.
             ModelError: the model has no template, or it fails on these messages.
         """
-        ids = self.tokenizer.encode(self.render(messages))
-        return self._generate(ids, params, max_tokens, stops, context)
+        return self._generate(self.prompts.chat(messages), params, max_tokens, stops, context)
 
     def complete(
         self,
@@ -208,13 +179,7 @@ class LLM:
             ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: the text or an option cannot be used.
         """
-        expect_text("prompt", text)
-        ids = self.tokenizer.encode(text, add_special=True)
-        # Some files want an end token after every text; a prompt is to go on.
-        end = [self.tokenizer.eos_id]
-        if ids[-1:] == end and self.tokenizer.encode(text)[-1:] != end:
-            ids.pop()
-        return self._generate(ids, params, max_tokens, stops, context)
+        return self._generate(self.prompts.text(text), params, max_tokens, stops, context)
 
     def engine(self, context: int | None = None) -> Engine:
         """An empty sequence on this model, as long as the model's context when None."""

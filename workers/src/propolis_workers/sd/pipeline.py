@@ -1,7 +1,7 @@
 """
 Drawing: text to image, image to image, inpainting.
 
-    >>> from propolis_workers.sd import GenerateParams, StableDiffusion
+from propolis_workers.sd import GenerateParams, StableDiffusion
     >>> sd = StableDiffusion.load()
     >>> images = sd.generate(GenerateParams(prompt="a red circle", seed=1))
     >>> images.save("out.png")
@@ -21,12 +21,12 @@ import numpy as np
 from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
-from propolis import events
 from propolis import ops
 from propolis.errors import ArgumentTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers import events
 from propolis_workers.arguments import shown
 from propolis_workers.rehearsal import RehearsalDevice
 from propolis_workers.sd.denoising import Guide

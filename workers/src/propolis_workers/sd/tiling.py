@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Final
 
-from propolis import events
 from propolis import ops
 from propolis.errors import OutOfMemoryError
+from propolis_workers import events
 
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Any
 from typing import Final
 from typing import NamedTuple
 
-from propolis import events
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers import events
 from propolis_workers.arguments import expect_unicode
 from propolis_workers.files import read_json
 from propolis_workers.files import read_text

@@ -1,0 +1,210 @@
+"""
+A server under load: many clients for minutes or hours, every answer checked.
+
+Starts ``propolis serve``, asks each question alone, and then lets clients ask them in random
+order, as streams, for as long as is wanted.  Reports errors, answers that differ from those alone,
+times to the first token and between tokens, tokens a second against one client, and how memory
+grew.
+
+    python benches/soak.py [--minutes 10 | --hours 1] [--clients 64] [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+
+QUESTIONS = [
+    f"{verb} {thing}"
+    for verb in ("Explain", "What is", "Write one sentence about", "Name three uses of")
+    for thing in ("honey", "a bridge", "gravity", "the moon", "a violin", "salt", "trains", "wool")
+]
+
+
+@dataclass
+class Tally:
+    """What a run of clients saw."""
+
+    answers: int = 0
+    tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    memory: list[int] = field(default_factory=list)
+
+    def report(self) -> dict[str, Any]:
+        """The figures."""
+        return {
+            "answers": self.answers,
+            "errors": len(self.errors),
+            "wrong": len(self.wrong),
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "first_token_ms": _spread(self.first),
+            "between_tokens_ms": _spread(self.between),
+            "memory_mb": [round(value / 1e6) for value in self.memory],
+        }
+
+
+def main() -> None:
+    """Serve, ask, report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--hours", type=float)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    seconds = asked.hours * 3600 if asked.hours else asked.minutes * 60
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "propolis", "serve", "--port", str(port), "--context", "512"]
+    command += ["--device", asked.device, "--sequences", "32", "--cache-tokens", "8192"]
+    command += ["-m", asked.model] if asked.model else []
+    environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    server = subprocess.Popen(command, env=environ)
+    try:
+        report = asyncio.run(_measure(f"http://127.0.0.1:{port}", server.pid, asked, seconds))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    print(json.dumps(report, indent=1))
+    if asked.json:
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    if any(part["errors"] or part["wrong"] for part in report.values()):
+        sys.exit(1)
+
+
+async def _measure(url: str, pid: int, asked: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+        await _ready(http)
+        alone, truth = Tally(), {}
+        started = time.perf_counter()
+        for question in QUESTIONS:
+            truth[question] = await _ask(http, question, asked.tokens, alone)
+        alone.seconds = time.perf_counter() - started
+        many = Tally()
+        started = time.perf_counter()
+        end = started + seconds
+        watch = asyncio.create_task(_watch(pid, many, seconds / 20))
+        clients = [_client(http, truth, asked.tokens, many, end, n) for n in range(asked.clients)]
+        await asyncio.gather(*clients)
+        many.seconds = time.perf_counter() - started
+        watch.cancel()
+        for error in (many.errors + many.wrong)[:5]:
+            print(error, file=sys.stderr)
+        return {"one client": alone.report(), f"{asked.clients} clients": many.report()}
+
+
+async def _client(
+    http: httpx2.AsyncClient,
+    truth: dict[str, str],
+    tokens: int,
+    tally: Tally,
+    end: float,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)  # noqa: S311  (which question)
+    while time.perf_counter() < end:
+        question = rng.choice(QUESTIONS)
+        try:
+            text = await _ask(http, question, tokens, tally)
+        except (httpx2.HTTPError, ValueError) as exc:
+            tally.errors.append(f"{question}: {exc!r}")
+            await asyncio.sleep(1)
+            continue
+        if text != truth[question]:
+            tally.wrong.append(f"{question}: {text!r} is not {truth[question]!r}")
+
+
+async def _ask(http: httpx2.AsyncClient, question: str, tokens: int, tally: Tally) -> str:
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    text, last = "", time.perf_counter()
+    began = False
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise ValueError((await answer.aread()).decode())
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ValueError(event["error"]["message"])
+            piece = "".join(c["delta"].get("content") or "" for c in event["choices"])
+            if piece:
+                now = time.perf_counter()
+                (tally.between if began else tally.first).append(now - last)
+                last, began = now, True
+                text += piece
+            if event.get("usage"):
+                tally.tokens += event["usage"]["completion_tokens"]
+    tally.answers += 1
+    return text
+
+
+async def _ready(http: httpx2.AsyncClient) -> None:
+    while True:
+        try:
+            if (await http.get("/v1/ready")).status_code == 200:
+                return
+        except httpx2.HTTPError:
+            pass
+        await asyncio.sleep(0.2)
+
+
+async def _watch(pid: int, tally: Tally, pause: float) -> None:
+    """Note the memory of the server and its engine now and then."""
+    while True:
+        await asyncio.sleep(pause)
+        tally.memory.append(sum(map(_resident, [pid, *_children(pid)])))
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task")
+    found = "".join((task / "children").read_text() for task in path.iterdir())
+    return [int(child) for child in found.split()]
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    if len(seconds) < 2:
+        return {}
+    cuts = statistics.quantiles(seconds, n=100)
+    return {"p50": round(cuts[49] * 1e3, 1), "p99": round(cuts[98] * 1e3, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Ollama's API, by Ollama's own client."""
+
+from __future__ import annotations
+
+import json
+
+import ollama
+import pytest
+
+
+MESSAGES = [{"role": "user", "content": "the thing"}]
+GREEDY = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": 9}
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """The official client, unchanged."""
+    made = ollama.Client(host=server.url)
+    yield made
+    made._client.close()
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    """The same answer without a server."""
+    generation = llm.chat(MESSAGES, max_tokens=9)
+    return "".join(generation), generation.finish
+
+
+def test_chat(client, alone):
+    """A chat is answered as the command line answers it, in one piece and as a stream."""
+    text, finish = alone
+    got = client.chat("tiny", MESSAGES, options=GREEDY)
+    assert got.message.content == text
+    assert got.done
+    assert got.done_reason in ("stop", "length")
+    assert (got.prompt_eval_count, got.eval_count) == (finish.prompt_tokens, len(finish.ids))
+    assert got.total_duration >= got.eval_duration > 0
+    pieces = list(client.chat("tiny:latest", MESSAGES, options=GREEDY, stream=True))
+    assert text == "".join(piece.message.content for piece in pieces)
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_generate(client, llm, alone):
+    """A prompt goes through the chat template, unless it is raw."""
+    assert client.generate("tiny", "the thing", options=GREEDY).response == alone[0]
+    raw = "".join(llm.complete("the ", max_tokens=9))
+    assert client.generate("tiny", "the ", raw=True, options=GREEDY).response == raw
+    pieces = client.generate("tiny", "the ", raw=True, options=GREEDY, stream=True)
+    assert raw == "".join(piece.response for piece in pieces)
+    spoken = [{"role": "system", "content": "be on"}, *MESSAGES]
+    told = "".join(llm.chat(spoken, max_tokens=9))
+    assert told == client.generate("tiny", "the thing", system="be on", options=GREEDY).response
+
+
+def test_json(client):
+    """`format` is a JSON schema."""
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    told = client.chat("tiny", MESSAGES, format=schema, options={"num_predict": 40, "seed": 1})
+    assert json.loads(told.message.content) == {"a": 7}
+
+
+def test_what_is_there(client):
+    """Tags, show and the version tell of the one model."""
+    (only,) = client.list().models
+    assert only.model == "tiny:latest"
+    assert only.size > 0
+    shown = client.show("tiny")
+    assert shown.details.family == "llama"
+    assert shown.modelinfo["llama.context_length"] == 96
+    assert "completion" in shown.capabilities
+
+
+def test_nothing_asked_is_loading(client):
+    """An empty prompt, by which clients load a model, is answered at once."""
+    assert client.generate("tiny", "").done_reason == "load"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": "other"}, "there is 'tiny'"),
+        ({"format": "yaml"}, "format"),
+        ({"tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"options": {"temperature": -1}}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x" * 400}]}, "no room for an answer"),
+    ],
+)
+def test_what_is_not_served_is_named(server, wrong, says):
+    """What would change the answer is refused, not ignored."""
+    got = server.http.post("/api/chat", json={"model": "tiny", "messages": MESSAGES, **wrong})
+    assert got.status_code in (400, 404)
+    assert says in got.text

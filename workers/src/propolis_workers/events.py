@@ -1,0 +1,61 @@
+"""Every event that the workers log; see :mod:`propolis.events`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from propolis.events import Event
+
+
+MODEL_LOADED: Final = Event(
+    "model.loaded",
+    "info",
+    "the weights of a model are on their device",
+    ("model", "device", "seconds"),
+)
+CONTEXT_CUT: Final = Event(
+    "context.cut",
+    "warning",
+    "more tokens of context were asked for than the model was trained for: it has as many as that",
+    ("asked", "used", "reason"),
+)
+ENGINE_ENDED: Final = Event(
+    "engine.ended",
+    "error",
+    "the process that computes for a server ended; another is started after a pause in seconds",
+    ("error", "pause"),
+)
+ENGINE_READY: Final = Event(
+    "engine.ready",
+    "info",
+    "a server answers requests from now on",
+    ("device", "context", "seconds"),
+)
+ENGINE_FAILED: Final = Event(
+    "engine.failed",
+    "error",
+    "a server's model cannot be loaded, or its process ended too often: no request is answered",
+    ("error",),
+)
+HTTP_REQUEST: Final = Event(
+    "http.request",
+    "info",
+    "a server answered a request, or its client went away (status 0 or 499); never what was asked",
+    ("method", "path", "status", "seconds", "request"),
+)
+VAE_TILED: Final = Event(
+    "vae.tiled",
+    "warning",
+    "a device has too little memory to decode an image at once: it is decoded in tiles of so many "
+    "pixels",
+    ("device", "tile", "reason"),
+)
+PROMPT_CUT: Final = Event(
+    "prompt.cut",
+    "warning",
+    "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
+    ("tokens", "limit", "cut"),
+)
+
+ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))
+"""Every event, in the order above."""

@@ -1,0 +1,236 @@
+"""One answer as it is drawn: which token comes next, what may be shown, and why it ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Literal
+
+from propolis.errors import ModelError
+from propolis.errors import UsageError
+from propolis_workers.llm.detokenizer import Detokenizer
+from propolis_workers.llm.sampling import NoTokenError
+from propolis_workers.llm.sampling import Sampler
+from propolis_workers.llm.stopping import StopStrings
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.grammar import Constraint
+    from propolis_workers.llm.sampling import SamplingParams
+    from propolis_workers.llm.tokenizer import Tokenizer
+
+
+StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE", "CONTEXT_FULL", "INTERRUPTED"]
+
+
+@dataclass(slots=True)
+class Finish:
+    """
+    How a generation went.
+
+    Attributes:
+        text: what was shown, without the stop string.
+        ids: the tokens drawn, the end-of-text token included.
+        prompt_tokens: tokens of the prompt; of a conversation those that were run, not those kept.
+        cached_tokens: of those of the prompt, how many were found in a cache that sequences share.
+        prefill_seconds: from the start to the first token.
+        decode_seconds: from the first token to the last.
+        stop_reason: why it ended.
+        stop_string: the stop string that matched, or None.
+    """
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    stop_reason: StopReason = "MAX_TOKENS"
+    stop_string: str | None = None
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first."""
+        return (len(self.ids) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def expect_max_tokens(max_tokens: object) -> None:
+    """
+    Check the most tokens that an answer may have.
+
+    Raises:
+        UsageError: it is no integer from 1.
+    """
+    if type(max_tokens) is not int or max_tokens < 1:
+        msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
+        raise UsageError(msg)
+
+
+class Answer:
+    """
+    The tokens of one answer and their text, whoever computes the logits.
+
+    Attributes:
+        finish: how it goes; complete once :meth:`push` says that it has ended.
+        tokens: the prompt's and those drawn, and what was before them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        params: SamplingParams,
+        max_tokens: int,
+        stops: Sequence[str] = (),
+        history: Sequence[int] = (),
+        blame: Callable[[], str] | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """
+        Begin before the first token.
+
+        Args:
+            tokenizer: of the model.
+            prompt: tokens that are run for it.
+            params: how tokens are drawn.
+            max_tokens: the most tokens to draw.
+            stops: strings that end the text; they are not part of it.
+            history: tokens before the prompt's; penalties count them.
+            blame: says whom to suspect where there is no token to draw.
+            constraint: what the text has to follow.
+
+        Raises:
+            UsageError: ``max_tokens`` or the stop strings are not as described.
+        """
+        expect_max_tokens(max_tokens)
+        self.finish = Finish(prompt_tokens=len(prompt))
+        self.tokens = [*history, *prompt]
+        self._tokenizer = tokenizer
+        self._sampler = Sampler(params)
+        self._max_tokens = max_tokens
+        self._stops = StopStrings(stops)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._blame = blame
+        self._constraint = constraint
+        self._started = self._first = 0.0
+
+    def start(self) -> None:
+        """Count the time to the first token from now."""
+        self._started = self._first = time.perf_counter()
+
+    def draw(self, logits: NDArray[np.floating[Any]]) -> int:
+        """
+        The next token.
+
+        Args:
+            logits: (at least the vocabulary,), after the last token.
+
+        Raises:
+            ModelError: the weights or an op are wrong: there is no token to draw.
+        """
+        try:
+            # Rows that pad the embedding are no tokens.
+            logits = logits[: self._tokenizer.vocab_size]
+            if self._constraint is not None:
+                logits = self._constraint.allowed(logits)
+            return self._sampler.sample(logits, self.tokens)
+        except NoTokenError as exc:
+            if self._blame is None:
+                raise
+            msg = f"{exc}; {self._blame()}"
+            raise ModelError(msg) from exc
+
+    def push(self, token: int, *, full: bool) -> tuple[str, bool]:
+        """
+        Take the next token.
+
+        Args:
+            token: as drawn.
+            full: whether the sequence has no room for another after it.
+
+        Returns:
+            The text that it makes safe to show, and whether the answer has ended.
+        """
+        finish = self.finish
+        finish.ids.append(token)
+        self.tokens.append(token)
+        if self._constraint is not None:
+            self._constraint.push(token)
+        now = time.perf_counter()
+        if len(finish.ids) == 1:
+            finish.prefill_seconds, self._first = now - self._started, now
+        finish.decode_seconds = now - self._first
+        text, ended = "", True
+        if token in self._tokenizer.eos_ids:
+            finish.stop_reason = "EOS"
+        else:
+            text, ended = self._stops.push(self._detokenizer.push(token))
+            if not ended and len(finish.ids) >= self._max_tokens:
+                finish.stop_reason, ended = "MAX_TOKENS", True
+            elif not ended and full:
+                finish.stop_reason, ended = "CONTEXT_FULL", True
+        if ended:
+            text += self._stops.push(self._detokenizer.flush())[0] + self._stops.flush()
+            # Of stop strings that begin alike, the end may be what decides.
+            if self._stops.matched is not None:
+                finish.stop_reason, finish.stop_string = "STOP_SEQUENCE", self._stops.matched
+        finish.text += text
+        return text, ended
+
+
+def expect_prompt(
+    ids: Sequence[int], end: int, capacity: int, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    """
+    Check a prompt before anything is run.
+
+    Args:
+        ids: its tokens.
+        end: tokens of the sequence with it.
+        capacity: tokens that the sequence may have.
+        config: the model's numbers.
+        tokenizer: the model's.
+
+    Raises:
+        ModelError: it leaves no room for an answer, or holds a token that the model does not know.
+    """
+    if not ids:
+        msg = "the prompt is empty: give at least one token"
+        raise ModelError(msg)
+    if min(ids) < 0:
+        msg = f"token {min(ids)} of the prompt is negative: ids begin at 0"
+        raise ModelError(msg)
+    if end >= capacity:
+        msg = (
+            f"the prompt takes {end} tokens, the context is {capacity}: no room for an answer; "
+            f"shorten the prompt, or raise the context (the model's is {config.context_length})"
+        )
+        raise ModelError(msg)
+    top = max(ids, default=0)
+    if top >= config.vocab_size:
+        text = tokenizer.decode([top])
+        msg = (
+            f"token {top} ({text!r:.40}) has no embedding: the tokenizer has "
+            f"{tokenizer.vocab_size} tokens, the weights {config.vocab_size}: "
+            f"use the tokenizer that belongs to the weights"
+        )
+        raise ModelError(msg)
+
+
+__all__ = ["Answer", "Finish", "StopReason", "expect_max_tokens", "expect_prompt"]

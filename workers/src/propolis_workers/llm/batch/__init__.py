@@ -1,0 +1,1 @@
+"""Many sequences at once, in blocks of one cache."""

@@ -1,0 +1,336 @@
+"""
+Many answers at once on one model.
+
+Call :meth:`BatchEngine.step` for as long as there is something to do: each step computes what
+the scheduler planned and draws the next token of every sequence that is due. A step in which
+each sequence has one token is captured once for each size of a ladder, and replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Final
+
+import numpy as np
+
+from propolis.dispatch.capture import capture
+from propolis.errors import DeviceLostError
+from propolis.errors import ModelError
+from propolis.errors import PropolisError
+from propolis.errors import UsageError
+from propolis_workers.llm.answer import Answer
+from propolis_workers.llm.answer import expect_prompt
+from propolis_workers.llm.batch.blocks import Blocks
+from propolis_workers.llm.batch.paged_cache import PagedCache
+from propolis_workers.llm.batch.paged_cache import Step
+from propolis_workers.llm.batch.scheduler import Scheduler
+from propolis_workers.llm.batch.scheduler import Sequence
+from propolis_workers.llm.grammar import Grammars
+from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import batch_bytes
+from propolis_workers.suspects import suspects
+
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from propolis import Tensor
+    from propolis.dispatch.capture import Graph
+    from propolis_workers.llm.answer import Finish
+    from propolis_workers.llm.batch.scheduler import Plan
+    from propolis_workers.llm.sampling import SamplingParams
+    from propolis_workers.llm.session import LLM
+
+# Tokens of a block: what is shared and kept is whole blocks.
+BLOCK: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """
+    What somebody wants.
+
+    Attributes:
+        prompt: at least one token.
+        params: how tokens are drawn.
+        max_tokens: the most tokens to draw.
+        stops: strings that end the answer.
+        logprobs: how many of the likeliest tokens are told with each; None for no probabilities.
+        grammar: what the answer has to follow, as :mod:`propolis_workers.llm.grammar` makes it.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    max_tokens: int
+    stops: tuple[str, ...] = ()
+    logprobs: int | None = None
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """
+    How likely a token was.
+
+    Attributes:
+        own: of the token that was drawn.
+        top: the likeliest tokens and theirs, likeliest first.
+    """
+
+    own: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """
+    The next token of an answer.
+
+    Attributes:
+        key: whose, as given to :meth:`BatchEngine.add`.
+        token: its id.
+        text: what it makes safe to show; often nothing.
+        finish: how the answer went, where this is its last token.
+        error: why there is no token, where the answer ends with an error.
+        logprobs: the natural logarithm of its probability before any setting changed it, and
+            those of the likeliest tokens; None where nobody asked.
+    """
+
+    key: object
+    token: int | None
+    text: str = ""
+    finish: Finish | None = None
+    error: PropolisError | None = None
+    logprobs: Logprobs | None = None
+
+
+class BatchEngine:
+    """
+    Answers requests together, each as if it were alone.
+
+    Attributes:
+        capacity: tokens that a sequence may have, its answer included.
+        blocks: of the cache.
+        scheduler: who runs and who waits.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        context: int,
+        most: int = 64,
+        tokens: int | None = None,
+        budget: int = CHUNK,
+    ) -> None:
+        """
+        Make room.
+
+        Args:
+            llm: the model.
+            context: tokens that a sequence may have; the model's at most.
+            most: sequences that run at once; others wait.
+            tokens: that the cache holds for all of them together; a context for each of four, if
+                they are so many, when None.
+            budget: tokens of a step, those of prompts included.
+
+        Raises:
+            ModelError: one of them is not at least one.
+            OutOfMemoryError: it takes more memory than is free.
+        """
+        for name, value in (("context", context), ("most", most), ("budget", budget)):
+            if value < 1:
+                msg = f"{name} is {value}; supported: from 1"
+                raise ModelError(msg)
+        self._llm = llm
+        self._model = model = llm.model
+        context = min(context, model.config.context_length)
+        held = context * min(most, 4) if tokens is None else max(tokens, BLOCK)
+        count = -(-held // BLOCK)
+        model.device.expect_room(
+            batch_bytes(model.config, (count + 1) * BLOCK, context, most, model.device.threads),
+            f"a cache of {count * BLOCK} tokens",
+            "give a smaller --context or --cache-tokens",
+        )
+        self.blocks = Blocks(count, BLOCK, first=1)
+        self.scheduler = Scheduler(self.blocks, most, max(budget, most))
+        self.capacity = min(context, count * BLOCK)
+        self._cache = PagedCache(model.config, model.device, count + 1, BLOCK)
+        self._rope = model.rope.reserve(context)
+        self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
+        self._keys: dict[Sequence, object] = {}
+        self._decodes: dict[int, tuple[Step, Graph, Tensor]] = {}
+        self._failed = False
+        self._grammars = Grammars(llm.tokenizer)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._answers)
+
+    def add(self, key: object, request: Request) -> None:
+        """
+        Take a request; its tokens come from :meth:`step`.
+
+        Args:
+            key: names it, as no other that is not finished.
+            request: what is wanted.
+
+        Raises:
+            ModelError: its prompt leaves no room for an answer, or is empty, or holds a token
+                that the model does not know.
+            UsageError: ``max_tokens`` or the stop strings cannot be used.
+        """
+        prompt = request.prompt
+        if key in self._answers:
+            msg = f"{key!r} names an answer that is not finished: take another name"
+            raise UsageError(msg)
+        tokenizer = self._llm.tokenizer
+        expect_prompt(prompt, len(prompt), self.capacity, self._model.config, tokenizer)
+        answer = Answer(
+            tokenizer,
+            prompt,
+            params=request.params,
+            max_tokens=request.max_tokens,
+            stops=request.stops,
+            constraint=None
+            if request.grammar is None
+            else self._grammars.constraint(request.grammar),
+            blame=lambda: suspects(self._model.device, self._llm.path),
+        )
+        answer.start()
+        sequence = Sequence(answer.tokens)
+        self._answers[key] = sequence, answer, request.logprobs
+        self._keys[sequence] = key
+        self.scheduler.add(sequence)
+
+    def cancel(self, key: object) -> Finish | None:
+        """End an answer where it is; how it went, None where there is no such answer."""
+        found = self._answers.get(key)
+        if found is None:
+            return None
+        found[1].finish.stop_reason = "INTERRUPTED"
+        self._end(key)
+        return found[1].finish
+
+    def abandon(self) -> list[object]:
+        """End the answers of all that ran, after a step that failed; says whose they were."""
+        self._failed = False
+        keys = [key for key, (sequence, *_) in self._answers.items() if sequence.cached is not None]
+        for key in keys:
+            self._end(key)
+        return keys
+
+    def step(self) -> list[Drawn]:
+        """
+        Compute what is due.
+
+        Returns:
+            The tokens that were drawn; none where only a part of a prompt was computed.
+
+        Raises:
+            PropolisError: the step failed, twice in a row, for all: nothing of it is counted, and
+                those that run can be given up by :meth:`abandon`.
+            DeviceLostError: only a new process can go on.
+        """
+        try:
+            drawn = self._computed()
+        except DeviceLostError:
+            raise
+        except PropolisError:
+            self.scheduler.rewind()
+            if self._failed:
+                raise
+            self._failed = True
+            return []
+        self._failed = False
+        return drawn
+
+    def _computed(self) -> list[Drawn]:
+        plan = self.scheduler.plan()
+        if not plan.parts:
+            return []
+        for source, target, tokens in plan.copies:
+            self._cache.copy(source, target, tokens)
+        due = [part.sequence for part in plan.parts if part.completes]
+        logits = self._logits(plan)
+        self.scheduler.done(plan)
+        return [self._draw(sequence, row) for sequence, row in zip(due, logits, strict=True)]
+
+    def _draw(self, sequence: Sequence, logits: NDArray[np.floating]) -> Drawn:
+        key = self._keys[sequence]
+        _, answer, top = self._answers[key]
+        if sequence.cached:
+            answer.finish.cached_tokens = sequence.cached
+        try:
+            token = answer.draw(logits)
+        except PropolisError as exc:
+            self._end(key)
+            return Drawn(key, None, error=exc)
+        # The token drawn counts too.
+        text, ended = answer.push(token, full=len(answer.tokens) + 1 >= self.capacity)
+        if ended:
+            self._end(key)
+        likely = None
+        if top is not None:
+            likely = _logprobs(logits[: self._llm.tokenizer.vocab_size], token, top)
+        return Drawn(key, token, text, answer.finish if ended else None, logprobs=likely)
+
+    def _end(self, key: object) -> None:
+        sequence, *_ = self._answers.pop(key)
+        del self._keys[sequence]
+        self.scheduler.remove(sequence)
+
+    def _logits(self, plan: Plan) -> NDArray[np.floating]:
+        """(sequences that are due, vocabulary): the logits after the last token of each."""
+        parts = []
+        for part in plan.parts:
+            own = part.sequence
+            tokens = own.tokens[own.computed : own.computed + part.count]
+            parts.append((tokens, own.computed, own.blocks))
+        if all(part.count == 1 for part in plan.parts):
+            rows = self._decoded(parts)
+            return rows[[i for i, part in enumerate(plan.parts) if part.completes]]
+        ends = np.cumsum([part.count for part in plan.parts])
+        wanted = [
+            int(end) - 1 for end, part in zip(ends, plan.parts, strict=True) if part.completes
+        ]
+        step = self._step(len(parts), int(ends[-1]), wanted=max(len(wanted), 1))
+        step.set(parts)
+        step.want(wanted or [0])
+        logits = self._model(step.ids, step.positions, self._rope, step)
+        return logits.numpy()[0, : len(wanted)]
+
+    def _decoded(self, parts: list[tuple[list[int], int, list[int]]]) -> NDArray[np.floating]:
+        """(sequences, vocabulary): of a step in which each has one token."""
+        size = 1 << (len(parts) - 1).bit_length()
+        found = self._decodes.get(size)
+        if found is None:
+            step = self._step(size, size)
+            step.set(parts)
+            with capture(self._model.device) as graph:  # it runs: this step is done
+                logits = self._model(step.ids, step.positions, self._rope, step)
+            self._decodes[size] = step, graph, logits
+        else:
+            step, graph, logits = found
+            step.set(parts)
+            graph.replay()
+        return logits.numpy()[0, : len(parts)]
+
+    def _step(self, sequences: int, rows: int, *, wanted: int | None = None) -> Step:
+        blocks = -(-self.capacity // BLOCK)
+        return Step(self._cache, sequences, rows, blocks, wanted=wanted)
+
+
+def _logprobs(logits: NDArray[np.floating], token: int, top: int) -> Logprobs:
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    wide -= peak + np.log(np.exp(wide - peak).sum())
+    count = min(top, wide.size)
+    best = np.argpartition(-wide, count - 1)[:count] if count else np.empty(0, np.intp)
+    best = best[np.lexsort((best, -wide[best]))]
+    return Logprobs(float(wide[token]), [(int(i), float(wide[i])) for i in best])
+
+
+__all__ = ["BLOCK", "BatchEngine", "Drawn", "Logprobs", "Request"]

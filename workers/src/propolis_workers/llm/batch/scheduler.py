@@ -1,0 +1,215 @@
+"""
+What each step of many sequences computes.
+
+A step takes the next token of every sequence whose prompt is done, and as much of the other
+prompts as its budget allows: a long prompt delays nobody's tokens by more than that. Who came
+first is served first. Where blocks run out the youngest gives its own back and is computed
+again later, from its prompt and what was drawn: nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from propolis_workers.llm.batch.blocks import Blocks
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """
+    A sequence on its way.
+
+    Attributes:
+        tokens: the prompt and what was drawn; whoever draws appends.
+        computed: how many of them are in the cache.
+        blocks: where these are.
+        kept: how many of the blocks others can find.
+        cached: tokens of the prompt that were found in the cache when it first ran; None before.
+    """
+
+    tokens: list[int]
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    kept: int = 0
+    cached: int | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not computed."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    What a step computes of a sequence.
+
+    Attributes:
+        sequence: whose.
+        count: how many of its next tokens.
+    """
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the next token can be drawn afterwards."""
+        return self.count == self.sequence.left
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    A step.
+
+    Attributes:
+        parts: what is computed, in order; of sequences that have one token left first.
+        copies: before that: the tokens of a block (from, to, how many) to write into another.
+    """
+
+    parts: list[Part]
+    copies: list[tuple[int, int, int]]
+
+
+class Scheduler:
+    """
+    Who is served, and who waits.
+
+    Attributes:
+        running: sequences that have blocks, in the order in which they came.
+        waiting: those that have none.
+        preempted: how often a sequence had to give its blocks back.
+    """
+
+    def __init__(self, blocks: Blocks, most: int, budget: int) -> None:
+        """
+        Begin with nobody.
+
+        Args:
+            blocks: of the cache.
+            most: sequences that run at once.
+            budget: tokens of a step.
+        """
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.preempted = 0
+        self._blocks = blocks
+        self._most = most
+        self._budget = budget
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is; its blocks are free at once."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._blocks.give_back(sequence.blocks)
+        sequence.blocks, sequence.computed, sequence.kept = [], 0, 0
+
+    def plan(self) -> Plan:
+        """The next step; without parts where there is nothing to do."""
+        budget, parts, prompts = self._budget, [], []
+        preempted = self.preempted
+        for sequence in list(self.running):
+            if sequence.left > 1:
+                prompts.append(sequence)
+            elif sequence in self.running and self._grow(sequence, 1):
+                parts.append(Part(sequence, 1))
+                budget -= 1
+        for sequence in prompts:
+            if budget <= 0:
+                break
+            count = min(budget, sequence.left)
+            if sequence in self.running and self._grow(sequence, count):
+                parts.append(Part(sequence, count))
+                budget -= count
+        # Whoever gave its blocks back for another is computed later.
+        parts = [part for part in parts if part.sequence.blocks]
+        full = preempted != self.preempted
+        copies = [] if full else list(self._admit(budget, parts))
+        return Plan(parts, copies)
+
+    def done(self, plan: Plan) -> None:
+        """Note that a step was computed."""
+        for part in plan.parts:
+            sequence = part.sequence
+            sequence.computed += part.count
+            full = sequence.computed // self._blocks.size
+            if full > sequence.kept:
+                self._blocks.keep(sequence.blocks[:full], sequence.tokens)
+                sequence.kept = full
+
+    def rewind(self) -> None:
+        """After a step that failed: compute all that run again, as nobody knows what it wrote."""
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence)
+
+    def _admit(self, budget: int, parts: list[Part]) -> Iterator[tuple[int, int, int]]:
+        """Let those that wait run, as far as there is room; says which blocks are copied."""
+        size = self._blocks.size
+        while self.waiting and budget > 0 and len(self.running) < self._most:
+            sequence = self.waiting[0]
+            match = self._blocks.match(sequence.tokens)
+            # Room for its whole prompt and the first token, and for the next of each other.
+            needed = len(sequence.tokens) // size + 1 - len(match.blocks) + len(self.running)
+            source = match.source
+            if source is not None and needed > self._blocks.available:
+                self._blocks.give_back([source])  # its own room may be what is wanting
+                source = None
+            if needed > self._blocks.available:
+                self._blocks.give_back(match.blocks)
+                return
+            self.waiting.popleft()
+            self.running.append(sequence)
+            sequence.blocks, sequence.kept = list(match.blocks), len(match.blocks)
+            sequence.computed = match.tokens
+            if source is not None:
+                self._grow(sequence, match.more)
+                yield source, sequence.blocks[-1], match.more
+                sequence.computed += match.more
+                self._blocks.give_back([source])
+            if sequence.cached is None:
+                sequence.cached = sequence.computed
+            count = min(budget, sequence.left)
+            if self._grow(sequence, count):
+                parts.append(Part(sequence, count))
+                budget -= count
+
+    def _grow(self, sequence: Sequence, count: int) -> bool:
+        """
+        Take the blocks of the next tokens, from the youngest where there are no more.
+
+        Returns:
+            Whether it has them; if not, it has given its own back.
+        """
+        needed = -(-(sequence.computed + count) // self._blocks.size)
+        while len(sequence.blocks) < needed:
+            block = self._blocks.take(sequence.blocks[-1] if sequence.blocks else None)
+            if block is not None:
+                sequence.blocks.append(block)
+                continue
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        self.waiting.appendleft(sequence)
+        self.preempted += 1
+
+
+__all__ = ["Part", "Plan", "Scheduler", "Sequence"]

@@ -1,0 +1,128 @@
+"""
+Answers that follow a grammar, as JSON of a schema: only tokens that can go on are drawn.
+
+Which can is computed by the llguidance library, token by token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from propolis_workers.llm.tokenizer import Tokenizer
+
+
+# A space or an indented new line: without a bound, small models draw white space for ever.
+_JSON: Any = {"whitespace_pattern": r" ?|\n {0,24}"}
+
+
+def json_grammar(schema: dict[str, Any] | None = None) -> str:
+    """
+    The grammar of JSON: of any object, or of what a schema allows.
+
+    Raises:
+        UsageError: the schema cannot be used; says why.
+    """
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema or {"type": "object"}, _JSON)
+    except ValueError as exc:
+        msg = f"the JSON schema cannot be used: {str(exc)[:300]}"
+        raise UsageError(msg) from exc
+    return _valid(grammar, "the JSON schema")
+
+
+def lark_grammar(text: str) -> str:
+    """
+    A grammar in the syntax of Lark, with llguidance's extensions.
+
+    Raises:
+        UsageError: it cannot be used; says why.
+    """
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+
+    return _valid(LLMatcher.grammar_from_lark(text), "the grammar")
+
+
+def _valid(grammar: str, what: str) -> str:
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+
+    wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
+    if wrong:
+        msg = f"{what} cannot be used: {said[0][:300]}"
+        raise UsageError(msg)
+    return grammar
+
+
+class Grammars:
+    """Makes constraints for one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: Any = None
+
+    def constraint(self, grammar: str) -> Constraint:
+        """
+        Something that follows a grammar from its beginning.
+
+        Raises:
+            UsageError: the grammar cannot be used with this vocabulary; says why.
+        """
+        from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+        from llguidance import LLTokenizer  # noqa: PLC0415
+        from llguidance import TokenizerWrapper  # noqa: PLC0415
+
+        if self._known is None:
+            wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer))
+            ends = sorted(self._tokenizer.eos_ids)
+            self._known = LLTokenizer(wrapped, eos_token=ends or None)
+        matcher = LLMatcher(self._known, grammar, log_level=0)
+        if matcher.is_error():
+            msg = f"the grammar cannot be used: {matcher.get_error()[:300]}"
+            raise UsageError(msg)
+        return Constraint(matcher)
+
+
+class Constraint:
+    """Where an answer is in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """A copy of the logits with -inf for every token that cannot go on."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        can = np.unpackbits(bits, count=logits.size, bitorder="little").astype(bool)
+        return np.where(can, logits, np.float32(-np.inf))
+
+    def push(self, token: int) -> None:
+        """Go on by a token that was allowed."""
+        self._matcher.consume_token(token)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        first = min(tokenizer.eos_ids, default=None)
+        self.eos_token_id = tokenizer.eos_id if tokenizer.eos_id is not None else first
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return self._tokenizer.encode(text)
+
+
+__all__ = ["Constraint", "Grammars", "json_grammar", "lark_grammar"]

@@ -1,0 +1,1 @@
+"""Workers that serve: HTTP in one process, the model in another."""

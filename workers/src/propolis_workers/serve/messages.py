@@ -1,0 +1,81 @@
+"""
+What the process that serves and the one that computes say to each other: lines of JSON.
+
+To the engine::
+
+    {"do": "load", "config": {...}, "options": {...}}
+    {"do": "add", "key": 7, "prompt": [...], "params": {...}, "max_tokens": 9, ...}
+    {"do": "cancel", "key": 7}
+
+From it::
+
+    {"is": "loading", "done": 10, "all": 98}
+    {"is": "ready", "device": "cpu", "context": 8192, ...}
+    {"is": "step", "drawn": [...], "state": {...}}
+    {"is": "failed", "error": "...", "kind": "ModelError"}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis_workers.llm.batch.engine import Drawn
+from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.sampling import SamplingParams
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def line(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def added(key: int, request: Request) -> dict[str, Any]:
+    """The message that asks for an answer."""
+    return {
+        "do": "add",
+        "key": key,
+        "prompt": request.prompt,
+        "params": asdict(request.params),
+        "max_tokens": request.max_tokens,
+        "stops": list(request.stops),
+        "logprobs": request.logprobs,
+        "grammar": request.grammar,
+    }
+
+
+def request(message: Mapping[str, Any]) -> Request:
+    """The request of a message made by :func:`added`."""
+    params = dict(message["params"])
+    params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+    return Request(
+        prompt=message["prompt"],
+        params=SamplingParams(**params),
+        max_tokens=message["max_tokens"],
+        stops=tuple(message["stops"]),
+        logprobs=message["logprobs"],
+        grammar=message["grammar"],
+    )
+
+
+def drawn(one: Drawn) -> dict[str, Any]:
+    """A token as it is told; what is not there is left out."""
+    told: dict[str, Any] = {"key": one.key, "token": one.token, "text": one.text}
+    if one.logprobs is not None:
+        told["logprobs"] = asdict(one.logprobs)
+    if one.finish is not None:
+        finish = asdict(one.finish)
+        tokens = len(finish.pop("ids"))
+        told["finish"] = {**finish, "tokens": tokens, "text": None}
+    if one.error is not None:
+        told |= {"error": str(one.error), "kind": type(one.error).__name__}
+    return told
+
+
+__all__ = ["added", "drawn", "line", "request"]

@@ -1,0 +1,296 @@
+"""Ollama's API, as far as its clients ask for text: generate, chat, tags, show, version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import aclosing
+from datetime import UTC
+from datetime import datetime
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Any
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+
+from propolis import __version__
+from propolis.errors import PropolisError
+from propolis_workers.llm.answer import expect_prompt
+from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.grammar import json_grammar
+from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import problem_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from propolis_workers.serve.service import Service
+
+Told = dict[str, Any]
+_Text = Annotated[str, Field(max_length=1 << 20)]
+
+
+class Options(BaseModel):
+    """How tokens are drawn; Ollama's own defaults.  Others, about memory, mean nothing here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_predict: Annotated[int, Field(ge=-2)] = -1
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
+    top_k: Annotated[int, Field(ge=0)] = 40
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] = 1.1
+    repeat_last_n: Annotated[int, Field(ge=-1)] = 64
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = ""
+    stream: bool = True
+    options: Options | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    # What would change the answer and is not served is refused, not ignored.
+    tools: list[Any] | None = None
+    images: list[Any] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    think: Any = None
+
+    def expect_served(self) -> None:
+        """Refuse what is not served, by name."""
+        for name in ("tools", "images", "suffix", "template", "think"):
+            if getattr(self, name):
+                raise ProblemError(400, f"{name} is not supported here", param=name)
+
+
+class Generate(_Asked):
+    """The body of ``POST /api/generate``."""
+
+    prompt: _Text = ""
+    system: _Text | None = None
+    raw: bool = False
+
+
+class Spoken(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Annotated[str, Field(min_length=1, max_length=32)]
+    content: _Text = ""
+    images: list[Any] | None = None
+
+
+class Chat(_Asked):
+    """The body of ``POST /api/chat``."""
+
+    messages: Annotated[list[Spoken], Field(max_length=4096)] = []
+
+
+class Show(BaseModel):
+    """The body of ``POST /api/show``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = ""
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes, answered by that service."""
+    router = APIRouter()
+
+    @router.post("/api/generate")
+    async def generate(asked: Generate, http: HttpRequest) -> Response:
+        _expect(service, asked)
+        if not asked.prompt:
+            return JSONResponse(_last(service, {"response": ""}, {}, "load"))
+        if asked.raw:
+            ids = await asyncio.to_thread(service.prompts.text, asked.prompt)
+        else:
+            spoken = [{"role": "user", "content": asked.prompt}]
+            if asked.system:
+                spoken.insert(0, {"role": "system", "content": asked.system})
+            ids = await asyncio.to_thread(service.prompts.chat, spoken)
+        return await _respond(service, http, asked, ids, lambda text: {"response": text})
+
+    @router.post("/api/chat")
+    async def chat(asked: Chat, http: HttpRequest) -> Response:
+        def shaped(text: str) -> Told:
+            return {"message": {"role": "assistant", "content": text}}
+
+        _expect(service, asked)
+        if not asked.messages:
+            return JSONResponse(_last(service, shaped(""), {}, "load"))
+        if any(one.images for one in asked.messages):
+            raise ProblemError(400, "images are not supported here", param="images")
+        spoken = [{"role": one.role, "content": one.content} for one in asked.messages]
+        ids = await asyncio.to_thread(service.prompts.chat, spoken)
+        return await _respond(service, http, asked, ids, shaped)
+
+    @router.get("/api/tags")
+    async def tags() -> Told:
+        return {"models": [_described(service)]}
+
+    @router.post("/api/show")
+    async def show(asked: Show) -> Told:
+        service.expect_model(asked.model.removesuffix(":latest"))
+        described = _described(service)
+        return {
+            "details": described["details"],
+            "modified_at": described["modified_at"],
+            "template": service.prompts.tokenizer.chat_template or "",
+            "capabilities": ["completion"],
+            "model_info": {
+                "general.architecture": service.config.architecture,
+                f"{service.config.architecture}.context_length": service.config.context_length,
+                f"{service.config.architecture}.block_count": service.config.layers,
+                f"{service.config.architecture}.embedding_length": service.config.width,
+            },
+        }
+
+    @router.get("/api/version")
+    async def version() -> Told:
+        return {"version": __version__}
+
+    return router
+
+
+async def _respond(
+    service: Service,
+    http: HttpRequest,
+    asked: Generate | Chat,
+    ids: list[int],
+    shaped: Any,
+) -> Response:
+    request = _request(service, asked.options or Options(), ids, _grammar(asked))
+    started = time.perf_counter()
+
+    async def pieces() -> AsyncIterator[Told]:
+        async with aclosing(service.answer(request)) as answer:
+            async for one in answer:
+                if one["text"] and asked.stream:
+                    yield _head(service) | shaped(one["text"]) | {"done": False}
+                elif one["text"]:
+                    texts.append(one["text"])
+                if "finish" in one:
+                    spent = time.perf_counter() - started
+                    counts = _counts(one["finish"], len(ids), spent)
+                    limit = one["finish"]["stop_reason"] in ("MAX_TOKENS", "CONTEXT_FULL")
+                    end = "length" if limit else "stop"
+                    yield _last(service, shaped("".join(texts)), counts, end)
+
+    texts: list[str] = []
+    if asked.stream:
+        return StreamingResponse(_lines(pieces()), media_type="application/x-ndjson")
+    whole: list[Told] = []
+
+    async def collect() -> None:
+        whole.extend([one async for one in pieces()])
+
+    if not await service.unless_gone(http, collect()):
+        return Response(status_code=499)  # nobody reads it
+    return JSONResponse(whole[-1])
+
+
+async def _lines(pieces: AsyncIterator[Told]) -> AsyncIterator[bytes]:
+    """Lines of JSON; the last says what went wrong, where something did."""
+    try:
+        async for one in pieces:
+            yield json.dumps(one).encode() + b"\n"
+    except PropolisError as exc:
+        yield json.dumps({"error": str(problem_of(exc))}).encode() + b"\n"
+
+
+def _grammar(asked: _Asked) -> str | None:
+    if not asked.format:
+        return None
+    return json_grammar(None if isinstance(asked.format, str) else asked.format)
+
+
+def _request(service: Service, options: Options, ids: list[int], grammar: str | None) -> Request:
+    service.engine.expect_room(1)
+    context = service.context
+    expect_prompt(ids, len(ids), context, service.config, service.prompts.tokenizer)
+    room = context - len(ids)
+    return Request(
+        prompt=ids,
+        params=SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repeat_penalty,
+            repeat_last_n=options.repeat_last_n,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=None if options.seed is None else abs(options.seed),
+        ),
+        grammar=grammar,
+        max_tokens=room if options.num_predict < 1 else min(options.num_predict, room),
+        stops=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
+    )
+
+
+def _expect(service: Service, asked: _Asked) -> None:
+    asked.expect_served()
+    service.expect_model(asked.model.removesuffix(":latest"))
+
+
+def _head(service: Service) -> Told:
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return {"model": service.name, "created_at": now}
+
+
+def _last(service: Service, shape: Told, counts: Told, reason: str) -> Told:
+    return _head(service) | shape | {"done": True, "done_reason": reason} | counts
+
+
+def _counts(finish: Told, prompt: int, spent: float) -> Told:
+    """Tokens, and nanoseconds."""
+    return {
+        "total_duration": int(spent * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": prompt,
+        "prompt_eval_duration": int(finish["prefill_seconds"] * 1e9),
+        "eval_count": finish["tokens"],
+        "eval_duration": int(finish["decode_seconds"] * 1e9),
+    }
+
+
+def _described(service: Service) -> Told:
+    at = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
+    architecture = service.config.architecture
+    return {
+        "name": f"{service.name}:latest",
+        "model": f"{service.name}:latest",
+        "modified_at": at,
+        "size": service.nbytes,
+        "digest": "",
+        "details": {
+            "format": service.kind,
+            "family": architecture,
+            "families": [architecture],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+__all__ = ["routes"]

@@ -1,0 +1,137 @@
+"""What OpenAI's API takes, as far as it is served: a field that is not is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+
+
+Stop = Annotated[list[str], Field(max_length=64)] | str | None
+_LONG = 1 << 20
+_Text = Annotated[str, Field(max_length=_LONG)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=_LONG)]
+_Many = Field(min_length=1, max_length=64)
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Asked):
+    """How a stream ends."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Text(_Asked):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: _Text
+
+
+class Message(_Asked):
+    """One message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=32)]
+    content: _Text | list[Text] | None = None
+    name: str | None = None
+    refusal: str | None = None
+
+    def text(self) -> str:
+        """What it says."""
+        if self.content is None:
+            return ""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class PlainText(_Asked):
+    """An answer of any form."""
+
+    type: Literal["text"]
+
+
+class JsonObject(_Asked):
+    """An answer that is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class Schema(_Asked):
+    """A JSON schema and its name."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchema(_Asked):
+    """An answer that a JSON schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+class Grammar(_Asked):
+    """An answer that a grammar allows, in the syntax of Lark; not OpenAI's."""
+
+    type: Literal["grammar"]
+    grammar: Annotated[str, Field(max_length=1 << 16)]
+
+
+Form = PlainText | JsonObject | JsonSchema | Grammar
+
+
+class _Common(_Asked):
+    model: str = ""
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    user: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    # Not OpenAI's, but what its clients send to servers such as this in extra_body.
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+
+class ChatRequest(_Common):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # What changes nothing here: accepted, as clients send it unasked.
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    response_format: Annotated[Form, Field(discriminator="type")] | None = None
+
+
+class CompletionRequest(_Common):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: _Text | Annotated[list[_Text], _Many] | _Ids | Annotated[list[_Ids], _Many]
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+
+__all__ = ["ChatRequest", "CompletionRequest", "Message", "StreamOptions"]

@@ -1,0 +1,82 @@
+"""What goes wrong with a request, as HTTP says it and in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+from propolis.errors import DeviceError
+from propolis.errors import PropolisError
+from propolis.errors import UsageError
+from propolis_workers.serve.engine import AnswerError
+from propolis_workers.serve.engine import BusyError
+from propolis_workers.serve.engine import EngineFailedError
+from propolis_workers.serve.engine import EngineGoneError
+
+
+# Errors of the engine that are mistakes of whoever asked.
+_USAGE: Final = ("ArgumentTypeError", "ModelError", "UsageError")
+
+
+class ProblemError(PropolisError):
+    """
+    A request that is not answered.
+
+    Attributes:
+        status: of HTTP.
+        code: a word for programs.
+        param: the field that is wrong, where it is one.
+        retry: seconds until it may be tried again, where that helps.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry = retry
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {
+                "message": str(self),
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return {} if self.retry is None else {"Retry-After": str(self.retry)}
+
+
+def problem_of(exc: PropolisError) -> ProblemError:
+    """An error of ours, as whoever asked is told."""
+    if isinstance(exc, ProblemError):
+        return exc
+    if isinstance(exc, BusyError):
+        return ProblemError(429, str(exc), code="busy", retry=1)
+    if isinstance(exc, EngineFailedError):
+        return ProblemError(503, str(exc), code="engine_failed")
+    if isinstance(exc, EngineGoneError):
+        return ProblemError(503, str(exc), code="engine_unavailable", retry=2)
+    if isinstance(exc, UsageError) or (isinstance(exc, AnswerError) and exc.kind in _USAGE):
+        code = "context_length_exceeded" if "no room for an answer" in str(exc) else None
+        return ProblemError(400, str(exc), code=code)
+    code = "out_of_memory" if isinstance(exc, DeviceError) else "engine_error"
+    return ProblemError(500, str(exc), code=code)
+
+
+__all__ = ["ProblemError", "problem_of"]

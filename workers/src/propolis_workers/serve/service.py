@@ -1,0 +1,121 @@
+"""A model that is served: what its routes ask, and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis_workers.llm.prompts import Prompts
+from propolis_workers.llm.prompts import open_model
+from propolis_workers.serve.problems import ProblemError
+
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from collections.abc import Callable
+    from collections.abc import Coroutine
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fastapi import Request as HttpRequest
+
+    from propolis_workers.llm.batch.engine import Request
+    from propolis_workers.serve.engine import Engine
+
+    Told = dict[str, Any]
+    Watch = Callable[[Request, AsyncGenerator[Told]], AsyncGenerator[Told]]
+
+
+class Service:
+    """
+    A language model behind HTTP.
+
+    Attributes:
+        name: of the model, as clients call it.
+        config: its numbers.
+        prompts: text to tokens.
+        kind: of the file.
+        nbytes: of its weights.
+        engine: what computes.
+        created: when it was made, in seconds since 1970.
+    """
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        """
+        Read the vocabulary.
+
+        Raises:
+            ModelError: the model cannot be used; the message says why and what to do.
+        """
+        source, self.config, tokenizer = open_model(path)
+        self.kind = "gguf" if path.suffix == ".gguf" else "safetensors"
+        self.nbytes = sum(info.nbytes for info in source.tensors.values())
+        self.prompts = Prompts(path, tokenizer)
+        self.name = path.stem if path.suffix == ".gguf" else path.name
+        self._names = {"", self.name, path.name}
+        self.engine = engine
+        self.created = int(time.time())
+        self._watch: Watch | None = None
+
+    def watch(self, watch: Watch) -> None:
+        """Let somebody see each answer on its way."""
+        self._watch = watch
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have; 0 before that is known."""
+        return int(self.engine.status.ready.get("context", 0))
+
+    def expect_model(self, name: str) -> None:
+        """
+        Check what model somebody wants.
+
+        Raises:
+            ProblemError: it is another one.
+        """
+        if name not in self._names:
+            msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
+            raise ProblemError(404, msg, code="model_not_found", param="model")
+
+    def answer(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
+        """As :meth:`Engine.answer`."""
+        answer = self.engine.answer(request)
+        return answer if self._watch is None else self._watch(request, answer)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What tokens say."""
+        return self.prompts.tokenizer.decode(ids)
+
+    def ends(self, token: int) -> bool:
+        """Whether a token ends an answer."""
+        return token in self.prompts.tokenizer.eos_ids
+
+    async def unless_gone(self, http: HttpRequest, work: Coroutine[Any, Any, None]) -> bool:
+        """
+        Do something for somebody, as long as they are there.
+
+        Returns:
+            Whether it was done.
+        """
+        task = asyncio.create_task(work)
+        gone = asyncio.create_task(_gone(http))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for one in (task, gone):
+                one.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+__all__ = ["Service"]
