@@ -79,7 +79,8 @@ conformance: $(DEV) hipsim ## Judge every op of the ROCm plugins on the simulato
 	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
 
 # Fewer random cases, of other numbers, where they differ by the width of a warp alone.
-SHARE_64 := --seed 64 --scale 0.25
+SHARE_32 ?=
+SHARE_64 ?= --seed 64 --scale 0.25
 
 conformance-%:
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \

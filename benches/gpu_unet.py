@@ -81,7 +81,7 @@ def main() -> None:
     print(f"a step of both samples, ms: {ours:.2f}, diffusers {theirs:.2f}: {ours / theirs:.2f}")
     for row in runtime.metrics.rows({}):
         print(f"  {row}")
-    print(DispatchTable.of(device).placement)
+    print(*DispatchTable.of(device).placement.lines(), sep="\n")
     if asked.json:
         figures = {"propolis_ms": ours, "diffusers_ms": theirs, "apart": float(apart)}
         asked.json.write_text(json.dumps(figures) + "\n")
