@@ -63,8 +63,8 @@ def test_metrics(server):
     counted = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(counted['propolis_tokens_total{kind="drawn"}']) >= 8
     assert float(counted["propolis_time_to_first_token_seconds_count"]) >= 1
-    assert counted["propolis_ready"] == "1.0"
-    assert float(counted['propolis_requests_total{end="max_tokens"}']) >= 1
+    assert counted['propolis_ready{kind="llm"}'] == "1.0"
+    assert float(counted['propolis_requests_total{end="max_tokens",kind="llm"}']) >= 1
 
 
 def test_token(serving):

@@ -29,7 +29,7 @@ ENGINE_READY: Final = Event(
     "engine.ready",
     "info",
     "a server answers requests from now on",
-    ("device", "context", "seconds"),
+    ("kind", "device", "seconds"),
 )
 ENGINE_FAILED: Final = Event(
     "engine.failed",

@@ -110,7 +110,7 @@ def generate(
     The file holds what it was drawn from: --from draws the same again, with whatever other
     options change.
     """
-    _require_packages()
+    require_packages()
     from propolis_workers.sd.recipe import Recipe  # noqa: PLC0415  (not for --help)
     from propolis_workers.sd.recipe import output_path  # noqa: PLC0415
 
@@ -147,7 +147,7 @@ def generate(
 @json_option
 def info(png: str, as_json: bool) -> None:
     """Say what a PNG file of Propolis was drawn from."""
-    _require_packages()
+    require_packages()
     from propolis_workers.sd.images import read_metadata  # noqa: PLC0415  (not for --help)
 
     metadata = read_metadata(png)
@@ -161,11 +161,16 @@ def info(png: str, as_json: bool) -> None:
             click.echo(f"{name}: {value if plain else repr(value)}")
 
 
-def _require_packages() -> None:
-    """Say what is missing where the extra ``sd`` is not installed."""
+def require_packages() -> None:
+    """
+    Check that the extra ``sd`` is installed.
+
+    Raises:
+        UsageError: it is not; names the packages.
+    """
     missing = [name for name in ("PIL", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
-        msg = f"propolis sd needs packages that are not installed ({', '.join(missing)}): "
+        msg = f"drawing needs packages that are not installed ({', '.join(missing)}): "
         msg += "pip install 'propolis[sd]'"
         raise UsageError(msg)
 

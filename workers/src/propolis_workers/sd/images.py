@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import warnings
 from pathlib import Path
@@ -35,12 +36,13 @@ Pixels = npt.NDArray[np.uint8]
 METADATA_KEY: Final = "propolis"
 
 
-def read_image(path: str | Path) -> Pixels:
+def read_image(path: str | Path, data: bytes | None = None) -> Pixels:
     """
     Read an image as it is looked at: turned as its camera says, transparency on white.
 
     Args:
         path: a file of any format that Pillow reads.
+        data: what is in it, where it is no file: ``path`` then says what it is called.
 
     Returns:
         u8 (height, width, 3).
@@ -52,7 +54,7 @@ def read_image(path: str | Path) -> Pixels:
     """
     from PIL import Image  # noqa: PLC0415  (not for --help)
 
-    with _opened(path) as image:
+    with _opened(path, data) as image:
         seen = _seen(path, image)
         if seen.has_transparency_data:
             rgba = seen.convert("RGBA")
@@ -60,12 +62,13 @@ def read_image(path: str | Path) -> Pixels:
         return np.asarray(seen.convert("RGB"))
 
 
-def read_mask(path: str | Path) -> Pixels:
+def read_mask(path: str | Path, data: bytes | None = None) -> Pixels:
     """
     Read a mask: what is lighter than half is drawn anew.
 
     Args:
         path: a file of any format that Pillow reads; colours count by their luminance.
+        data: as for :func:`read_image`.
 
     Returns:
         u8 (height, width), 0 or 255.
@@ -75,7 +78,7 @@ def read_mask(path: str | Path) -> Pixels:
         FileFormatError: as :func:`read_image`; or a part of it is transparent, which may
             mean either.
     """
-    with _opened(path) as image:
+    with _opened(path, data) as image:
         seen = _seen(path, image)
         if seen.has_transparency_data and np.asarray(seen.convert("RGBA"))[..., 3].min() < 255:
             msg = f"masks are white on black, and {path} has transparency: flatten it"
@@ -118,28 +121,41 @@ def check_png(path: str | Path) -> None:
         raise UsageError(msg)
 
 
-def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
+def png(pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> bytes:
     """
-    Write a PNG, whole or not at all: the same pixels and metadata are the same bytes.
+    An image as a PNG file: the same pixels and metadata are the same bytes.
 
     Args:
-        path: the file; one that is there is replaced.
         pixels: u8 (height, width, 3).
         metadata: stored as JSON in a text chunk named ``propolis``.
-
-    Raises:
-        UsageError: it cannot be written there.
     """
     from PIL import Image  # noqa: PLC0415  (not for --help)
     from PIL.PngImagePlugin import PngInfo  # noqa: PLC0415
 
-    path = Path(path)
     info = PngInfo()
     if metadata is not None:
         info.add_itxt(METADATA_KEY, json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG", pnginfo=info)
+    return file.getvalue()
+
+
+def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
+    """
+    Write a PNG as :func:`png` makes it, whole or not at all.
+
+    Args:
+        path: the file; one that is there is replaced.
+        pixels: u8 (height, width, 3).
+        metadata: stored in it.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    path, data = Path(path), png(pixels, metadata)
     try:
         with replacing(path) as file:
-            Image.fromarray(pixels).save(file, format="PNG", pnginfo=info)
+            file.write(data)
     except OSError as error:
         msg = f"{path} cannot be written: {error.strerror or error}; give another file with -o"
         raise UsageError(msg) from None
@@ -217,7 +233,7 @@ def _seen(path: str | Path, image: PillowImage.Image) -> PillowImage.Image:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
+def _opened(path: str | Path, data: bytes | None = None) -> Iterator[PillowImage.Image]:
     """A file as Pillow opens it; whatever it says about it names the file."""
     from PIL import Image  # noqa: PLC0415  (not for --help)
     from PIL import UnidentifiedImageError  # noqa: PLC0415
@@ -225,7 +241,7 @@ def _opened(path: str | Path) -> Iterator[PillowImage.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(path if data is None else io.BytesIO(data)) as image:
                 yield image
     except UnidentifiedImageError:
         msg = f"{path} is no image that can be read; supported: PNG, JPEG, WebP and the like"
@@ -246,6 +262,7 @@ __all__ = [
     "Pixels",
     "check_png",
     "digest",
+    "png",
     "read_image",
     "read_mask",
     "read_metadata",

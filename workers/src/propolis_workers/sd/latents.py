@@ -70,6 +70,13 @@ def encode(vae: AutoencoderKL, x: Tensor, noise: Tensor) -> Tensor:
     return ops.affine(z, config.scaling_factor, -config.shift_factor * config.scaling_factor)
 
 
+def encode_mean(vae: AutoencoderKL, x: Tensor) -> Tensor:
+    """The likeliest latents of an image, f32; as :func:`encode` without its draw."""
+    config = vae.config
+    mean = as_f32(vae.encode(x).mean)
+    return ops.affine(mean, config.scaling_factor, -config.shift_factor * config.scaling_factor)
+
+
 def decode(vae: AutoencoderKL, latents: Tensor, n: int, tiled: Tiled = "auto") -> Pixels:
     """
     Image ``n`` of a batch of the UNet's latents.
@@ -93,4 +100,13 @@ def is_finite(x: Tensor) -> bool:
     return bool(np.isfinite(ops.sum(x).numpy()))
 
 
-__all__ = ["as_f32", "decode", "encode", "is_finite", "to_mask", "to_pixels", "to_tensor"]
+__all__ = [
+    "as_f32",
+    "decode",
+    "encode",
+    "encode_mean",
+    "is_finite",
+    "to_mask",
+    "to_pixels",
+    "to_tensor",
+]

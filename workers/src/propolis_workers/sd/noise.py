@@ -10,6 +10,8 @@ from propolis import ops
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from propolis import Device
     from propolis import Tensor
 
@@ -20,21 +22,21 @@ _INITIAL, _IMAGE, _MASKED, _STEPS = range(4)
 
 class Noise:
     """
-    Standard normal tensors, f32; image ``n`` of a batch draws from seed ``seed + n``.
+    Standard normal tensors, f32; each image of a batch draws from a seed of its own.
 
     So an image has the same noise alone and in a batch.
     """
 
-    def __init__(self, seed: int, shape: tuple[int, ...], device: Device) -> None:
+    def __init__(self, seed: int | Sequence[int], shape: tuple[int, ...], device: Device) -> None:
         """
         Prepare to draw.
 
         Args:
-            seed: of the first image.
+            seed: of each image; or of the first, and those of the others follow it.
             shape: of all tensors, (batch, channels, height, width).
             device: where they are made.
         """
-        self._seed = seed
+        self._seeds = range(seed, seed + shape[0]) if isinstance(seed, int) else seed
         self._shape = shape
         self._device = device
 
@@ -56,8 +58,8 @@ class Noise:
 
     def _draw(self, use: int) -> Tensor:
         out = self._device.empty(self._shape, dtypes.f32)
-        for n in range(self._shape[0]):
-            ops.normal(out.narrow(0, n, 1), seed=self._seed + n, offset=use * _APART)
+        for n, seed in enumerate(self._seeds):
+            ops.normal(out.narrow(0, n, 1), seed=seed, offset=use * _APART)
         return out
 
 

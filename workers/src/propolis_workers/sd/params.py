@@ -22,6 +22,7 @@ from propolis_workers.arguments import shown
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from propolis_workers.sd.images import Pixels
 
@@ -145,6 +146,29 @@ class GenerateParams:
         return found
 
 
+def expect_params(asked: Sequence[object]) -> None:
+    """
+    Check what somebody gave to be drawn.
+
+    Raises:
+        ArgumentTypeError: one is no GenerateParams.
+    """
+    for params in asked:
+        if not isinstance(params, GenerateParams):
+            msg = (
+                f"params is {shown(params)}; supported: GenerateParams(prompt=...): give one, and "
+            )
+            msg += "each of several to a call of its own"
+            raise ArgumentTypeError(msg)
+
+
+def alike(one: GenerateParams, other: GenerateParams) -> bool:
+    """Whether two, with nothing left open, can be drawn in one batch: their steps are the same."""
+    names = ("width", "height", "steps", "guidance", "scheduler", "sigmas", "spacing", "eta")
+    same = all(getattr(one, name) == getattr(other, name) for name in names)
+    return same and one.task == other.task == "txt2img"
+
+
 def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:
     """
     The same with nothing left open.
@@ -229,4 +253,4 @@ def _check_array(name: str, pixels: Pixels | None, shape: str) -> None:
         raise UsageError(msg)
 
 
-__all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "resolved"]
+__all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "alike", "expect_params", "resolved"]

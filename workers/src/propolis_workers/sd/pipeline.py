@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -22,16 +25,15 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
 from propolis import ops
-from propolis.errors import ArgumentTypeError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers import events
 from propolis_workers.arguments import shown
 from propolis_workers.rehearsal import RehearsalDevice
-from propolis_workers.sd.denoising import Guide
 from propolis_workers.sd.denoising import Known
 from propolis_workers.sd.denoising import denoise
+from propolis_workers.sd.guiding import guide_of
 from propolis_workers.sd.images import resize
 from propolis_workers.sd.latents import decode
 from propolis_workers.sd.latents import encode
@@ -44,13 +46,13 @@ from propolis_workers.sd.models import find_model
 from propolis_workers.sd.models import is_packaged
 from propolis_workers.sd.noise import Noise
 from propolis_workers.sd.params import GenerateParams
+from propolis_workers.sd.params import alike
+from propolis_workers.sd.params import expect_params
 from propolis_workers.sd.params import resolved
 from propolis_workers.sd.rehearsal import Rehearsal
 from propolis_workers.sd.result import Images
 from propolis_workers.sd.schedulers import make_scheduler
 from propolis_workers.sd.text import TextEncoder
-from propolis_workers.sd.text import conditions
-from propolis_workers.sd.text import guidance_embedding
 from propolis_workers.sd.tokenizer import CLIPTokenizer
 from propolis_workers.sd.vae import Tiled
 
@@ -71,6 +73,13 @@ predicted at this step, decoded, which takes as long as decoding the result.
 """
 
 
+Watch = Callable[[int, int, Callable[[], Tensor]], None]
+"""
+Called with steps done, steps in all, and what gives the clean latents predicted at this step,
+(b, c, h, w), f32, of all images.
+"""
+
+
 class StableDiffusion:
     """
     A model ready to draw.
@@ -81,6 +90,7 @@ class StableDiffusion:
         device: where they are.
         dtype: what its weights are in.
         adapters: the LoRAs on it.
+        texts: what encodes prompts.
         load_seconds: how long loading took.
     """
 
@@ -120,7 +130,7 @@ class StableDiffusion:
                 f"(latents), {2 * channels + 1} (and mask and masked image: inpainting)"
             )
             raise UnsupportedModelError(msg)
-        self._text = TextEncoder(
+        self.texts = TextEncoder(
             components.text_encoders,
             [CLIPTokenizer.from_folder(folder) for folder in components.tokenizer_folders],
             device,
@@ -191,6 +201,7 @@ class StableDiffusion:
             UsageError: it is for another model; nothing has changed.
         """
         self.adapters.apply(lora, strength)
+        self.texts.forget()
 
     def remove_lora(self, lora: LoRA) -> None:
         """
@@ -200,6 +211,7 @@ class StableDiffusion:
             UsageError: it is not on the model.
         """
         self.adapters.remove(lora)
+        self.texts.forget()
 
     def generate(
         self,
@@ -225,27 +237,58 @@ class StableDiffusion:
             ModelError: numbers are no longer finite; names the step.
             OutOfMemoryError: the device has too little memory.
         """
-        if not isinstance(params, GenerateParams):
-            msg = (
-                f"params is {shown(params)}; supported: GenerateParams(prompt=...): give one, and "
-            )
-            msg += "each of several to a call of its own"
-            raise ArgumentTypeError(msg)
+
+        def watch(done: int, steps: int, clean: Callable[[], Tensor]) -> None:
+            if progress is not None:
+                progress(done, steps, lambda: decode(self.components.vae, clean(), 0, tiled))
+
+        return self.generate_together([params], watch=watch, tiled=tiled, noise=noise)[0]
+
+    def generate_together(
+        self,
+        asked: Sequence[GenerateParams],
+        *,
+        watch: Watch | None = None,
+        tiled: Tiled = "auto",
+        noise: Noise | None = None,
+    ) -> list[Images]:
+        """
+        Draw what several ask for, in one batch: they are :func:`alike`.
+
+        Args:
+            asked: what; each image is drawn from its own prompts and seed, as alone.
+            watch: called after each step.
+            tiled: as for :meth:`generate`.
+            noise: in place of what the seeds give.
+
+        Returns:
+            What each gets.
+
+        Raises:
+            PropolisError: as for :meth:`generate`.
+        """
+        expect_params(asked)
         if tiled not in get_args(Tiled):
             msg = f"tiled is {shown(tiled)}; supported: {', '.join(get_args(Tiled))}"
             raise UsageError(msg)
-        params, plan, replaced = self.planned(params)
+        plans = [self.planned(one) for one in asked]
+        each, (_, plan, replaced) = [one for one, _, _ in plans], plans[0]
+        if any(not alike(each[0], one) for one in each[1:]):
+            msg = "these differ in size, steps or scheduler: draw them one after the other"
+            raise UsageError(msg)
+        counts = [one.batch for one in each]
+        params = replace(each[0], batch=sum(counts))
         if self._rehearsal is not None:
             self._rehearsal.expect_drawable(self.device, params)
         clock = _Clock()
         vae = self.components.vae
 
         def after_step(done: int, clean: Callable[[], Tensor]) -> None:
-            if progress is not None:
-                progress(done, len(plan), lambda: decode(vae, clean(), 0, tiled))
+            if watch is not None:
+                watch(done, len(plan), clean)
 
         try:
-            latents, cut = self._steps(params, plan, noise, after_step, clock)
+            latents, cuts = self._steps(each, plan, noise, after_step, clock)
         except (OutOfMemoryError, MemoryError) as error:
             msg = (
                 f"{self.device.id} has too little memory to draw {self.size_of(params)}: {error}; "
@@ -262,39 +305,40 @@ class StableDiffusion:
         if vae.tile:
             side = vae.tile * vae.config.scale
             notes.append(f"decoded in tiles of {side} pixels, which blend into each other")
-        return Images(
-            pixels,
-            latents.numpy(),
-            params,
-            self._source(),
-            cut,
-            notes,
-            clock.seconds,
-        )
+        found, array = [], latents.numpy()
+        for one, cut, end in zip(each, cuts, accumulate(counts), strict=True):
+            own = slice(end - one.batch, end)
+            found.append(
+                Images(pixels[own], array[own], one, self._source(), cut, notes, clock.seconds)
+            )
+        return found
 
     def take_steps(self, params: GenerateParams, after_step: AfterStep) -> None:
         """Draw what a rehearsal needs: text and steps.  Parameters have nothing left open."""
-        self._steps(params, self.planned(params)[1], None, after_step, _Clock())
+        self._steps([params], self.planned(params)[1], None, after_step, _Clock())
 
     def _steps(
         self,
-        params: GenerateParams,
+        each: Sequence[GenerateParams],
         plan: Plan,
         noise: Noise | None,
         after_step: AfterStep,
         clock: _Clock,
-    ) -> tuple[Tensor, dict[str, str]]:
-        """Latents, and what of the texts was cut."""
-        guide, cut = self._guide(params)
+    ) -> tuple[Tensor, list[dict[str, str]]]:
+        """Latents, and what of each one's texts was cut."""
+        unet = self.components.unet
+        zeros = bool(self.components.model_index.get("force_zeros_for_empty_prompt"))
+        guide, cuts = guide_of(each, self.texts, unet.config, zeros=zeros, device=self.device)
         clock.lap("text")
-        noise = noise or Noise(params.seed or 0, self._shape(params), self.device)
+        seeds = [(one.seed or 0) + n for one in each for n in range(one.batch)]
+        params = replace(each[0], batch=len(seeds))
+        noise = noise or Noise(seeds, self._shape(params), self.device)
         latents, known, beside = self._start(params, plan, noise)
         clock.lap("image")
-        unet = self.components.unet
         latents = denoise(
             unet, plan, latents, guide, noise, known=known, beside=beside, after_step=after_step
         )
-        return latents, cut
+        return latents, cuts
 
     def size_of(self, params: GenerateParams) -> str:
         """How much is drawn, for messages; sizes are resolved."""
@@ -322,28 +366,6 @@ class StableDiffusion:
         vae = self.components.vae.config
         sizes = ((size or 0) // vae.scale for size in (params.height, params.width))
         return (params.batch, vae.latent_channels, *sizes)
-
-    def _guide(self, params: GenerateParams) -> tuple[Guide, dict[str, str]]:
-        """What the UNet is told, and what of it was cut."""
-        width, height = params.width or 0, params.height or 0
-        prompt = self._text(params.prompt)
-        texts, cut = [prompt], {"prompt": prompt.cut}
-        embedded = self.components.unet.config.time_cond_proj_dim
-        guided = params.guidance > 1 and not embedded
-        if guided:
-            zeros = self.components.model_index.get("force_zeros_for_empty_prompt")
-            if params.negative is None and zeros:
-                negative = prompt.zeroed()
-            else:
-                negative = self._text(params.negative or "")
-            texts.insert(0, negative)
-            cut["negative"] = negative.cut
-        scale = None
-        if embedded:
-            scale = guidance_embedding(params.guidance, embedded, params.batch, self.device)
-        context, added = conditions(texts, params.batch, width, height, scale)
-        guide = Guide(context, added, params.guidance if guided else 1.0)
-        return guide, {name: text for name, text in cut.items() if text}
 
     def _start(
         self, params: GenerateParams, plan: Plan, noise: Noise

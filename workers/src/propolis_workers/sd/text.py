@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,17 @@ class TextEncoder:
         self._pairs = list(zip(encoders, tokenizers, strict=True))
         self._device = device
         self._pooled = pooled
+        self._most = 0
+        self._kept: OrderedDict[str, TextEmbeddings] = OrderedDict()
+
+    def keep(self, most: int) -> None:
+        """Remember what the last so many texts became, for who asks for the same again."""
+        self._most = most
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what texts became: the weights have changed."""
+        self._kept.clear()
 
     def __call__(self, text: str) -> TextEmbeddings:
         """
@@ -73,6 +85,14 @@ class TextEncoder:
         Raises:
             UsageError: it is not Unicode.
         """
+        found = self._kept.pop(text, None) or self._embedded(text)
+        if self._most:
+            self._kept[text] = found  # the last that was asked for
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return found
+
+    def _embedded(self, text: str) -> TextEmbeddings:
         contexts, cuts = [], []
         pooled = None
         for encoder, tokenizer in self._pairs:
@@ -87,33 +107,28 @@ class TextEncoder:
 
 
 def conditions(
-    texts: Sequence[TextEmbeddings],
-    batch: int,
-    width: int,
-    height: int,
-    guidance: Tensor | None = None,
+    texts: Sequence[TextEmbeddings], width: int, height: int, guidance: Tensor | None = None
 ) -> tuple[Tensor, AddedConditions]:
     """
     The texts as the UNet takes them.
 
     Args:
-        texts: the negative prompt, if any, and the prompt.
-        batch: images that each text is for.
+        texts: that of each row: the negative prompts of all images, if any, and their prompts.
         width: of the images in pixels.
         height: the same.
-        guidance: the embedded scale, for models that take one.
+        guidance: the embedded scale of each row, for models that take one.
 
     Returns:
-        context (texts * batch, t, d), and what some UNets are told besides.
+        context (texts, t, d), and what some UNets are told besides.
     """
-    context = ops.cat([_repeated(text.context, batch) for text in texts], 0)
+    context = ops.cat([text.context for text in texts], 0)
     pooled = [text.pooled for text in texts if text.pooled is not None]
     if not pooled:
         return context, AddedConditions(guidance=guidance)
     # Original size, corner of the crop, target size: an image that was never cropped.
-    sizes = np.array([[height, width, 0, 0, height, width]] * (batch * len(texts)), np.float32)
-    embeds = ops.cat([_repeated(one, batch) for one in pooled], 0)
-    return context, AddedConditions(embeds, Tensor.from_numpy(sizes, context.device), guidance)
+    sizes = np.array([[height, width, 0, 0, height, width]] * len(texts), np.float32)
+    sizes_there = Tensor.from_numpy(sizes, context.device)
+    return context, AddedConditions(ops.cat(pooled, 0), sizes_there, guidance)
 
 
 def guidance_embedding(guidance: float, width: int, batch: int, device: Device) -> Tensor:
@@ -134,10 +149,6 @@ def guidance_embedding(guidance: float, width: int, batch: int, device: Device) 
     angles = (guidance - 1) * 1000.0 * frequencies
     row = np.concatenate([np.sin(angles), np.cos(angles), np.zeros(width % 2)])
     return Tensor.from_numpy(np.tile(row.astype(np.float32), (batch, 1)), device)
-
-
-def _repeated(x: Tensor, count: int) -> Tensor:
-    return x if count == 1 else x.broadcast_to(count, *x.shape[1:]).contiguous()
 
 
 __all__ = ["TextEmbeddings", "TextEncoder", "conditions", "guidance_embedding"]

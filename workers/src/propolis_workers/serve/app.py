@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from propolis.errors import PropolisError
 from propolis_workers.serve import jobs
 from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
+from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
 from propolis_workers.serve.problems import ProblemError
@@ -27,78 +29,101 @@ from propolis_workers.serve.problems import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from collections.abc import Sequence
 
+    from propolis_workers.serve.engine import Engine
+    from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 # FastAPI's pages would load scripts from elsewhere; the description itself is at /openapi.json.
 _OFFLINE: dict[str, Any] = {"docs_url": None, "redoc_url": None}
 
+# What stands before the names of fields where the body is one of several kinds.
+_NOT_FIELDS = ("body", *jobs.OPERATIONS)
+
 # Seconds after which a stream about loading says that it is still there.
 _KEEPALIVE = 10.0
 
 
-def application(service: Service, *, token: str | None, most_bytes: int = 16 << 20) -> FastAPI:
+def application(
+    service: Service | None,
+    images: ImageService | None = None,
+    *,
+    token: str | None,
+    most_bytes: int = 32 << 20,
+) -> FastAPI:
     """
     What a server runs.
 
     Args:
-        service: the model.
+        service: the model that writes; None for none.
+        images: the model that draws; None for none.
         token: that requests must bear; None for none.
         most_bytes: of a request's body.
     """
+    engines = [one.engine for one in (service, images) if one is not None]
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        service.engine.start()
+        for engine in engines:
+            engine.start()
         yield
-        await service.engine.stop()
+        await asyncio.gather(*(engine.stop() for engine in engines))
 
     app = FastAPI(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
-    metrics = Metrics(service)
-    for api in (openai, ollama, jobs):
-        app.include_router(api.routes(service))
+    metrics = Metrics(service, images)
+    app.include_router(jobs.routes(service, images))
+    app.include_router(openai.models(service, images))
+    if service is not None:
+        app.include_router(openai.routes(service))
+        app.include_router(ollama.routes(service))
+    if images is not None:
+        from propolis_workers.serve import openai_images  # noqa: PLC0415  (Pillow is not for all)
+
+        app.include_router(openai_images.routes(images))
     app.add_exception_handler(PropolisError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
 
     @app.get("/health")
     async def health() -> Response:
-        state = service.engine.status.state
-        well = state not in ("failed", "stopped")
-        body = {"status": "healthy" if well else "unhealthy", "state": state}
+        states = [engine.status.state for engine in engines]
+        well = not {"failed", "stopped"}.intersection(states)
+        body = {"status": "healthy" if well else "unhealthy", "state": _worst(states)}
         return JSONResponse(body, status_code=200 if well else 503)
 
+    @app.get("/ready")
     @app.get("/v1/ready")
     async def ready() -> Response:
-        status = service.engine.status
+        states = [engine.status.state for engine in engines]
+        all_ready = set(states) == {"ready"}
         body: dict[str, Any] = {
-            "ready": status.state == "ready",
-            "state": {"ready": "idle", "loading": "loading"}.get(status.state, "error"),
-            "model_loaded": status.state == "ready",
+            "ready": all_ready,
+            "state": {"ready": "idle", "loading": "loading"}.get(_worst(states), "error"),
+            "model_loaded": all_ready,
             "progress_url": "/v1/loading/progress",
         }
-        if status.state == "ready" and service.engine.waiting:
+        if all_ready and any(engine.waiting for engine in engines):
             body["state"] = "busy"
-        if status.error:
-            body["error"] = status.error
-        return JSONResponse(body, status_code=200 if body["ready"] else 503)
+        errors = [engine.status.error for engine in engines if engine.status.error]
+        if errors:
+            body["error"] = "; ".join(errors)
+        return JSONResponse(body, status_code=200 if all_ready else 503)
 
     @app.get("/v1/loading/progress")
     async def progress() -> StreamingResponse:
-        return StreamingResponse(_loading(service), media_type="text/event-stream")
+        return StreamingResponse(_loading(engines), media_type="text/event-stream")
 
     @app.get("/info")
     async def info() -> dict[str, Any]:
-        status = service.engine.status
-        return {
-            "model": service.name,
-            "version": __version__,
-            "implementation": "propolis",
-            "state": status.state,
-            "restarts": status.restarts,
-            "requests": service.engine.waiting,
-            **status.ready,
-            "now": status.now,
-        }
+        told: dict[str, Any] = {"version": __version__, "implementation": "propolis"}
+        if service is not None:
+            told |= {"model": service.name, **_about(service.engine)}
+        if images is not None:
+            sizes = {"size": images.size, "smallest": images.smallest, "largest": LARGEST}
+            loras = await asyncio.to_thread(images.loras)
+            image = {"model": images.name, **sizes, "multiple_of": images.factor, "loras": loras}
+            told["image"] = {**image, **_about(images.engine)}
+        return told
 
     @app.get("/metrics")
     async def told() -> Response:
@@ -108,18 +133,41 @@ def application(service: Service, *, token: str | None, most_bytes: int = 16 << 
     return app
 
 
-async def _loading(service: Service) -> AsyncIterator[bytes]:
-    """Server-sent events until the model is loaded, or cannot be."""
+def _worst(states: Sequence[str]) -> str:
+    """Of several engines, how the one is that is least ready."""
+    return min(states, key=("failed", "stopped", "restarting", "loading", "ready").index)
+
+
+def _about(engine: Engine) -> dict[str, Any]:
+    status = engine.status
+    return {
+        "state": status.state,
+        "restarts": status.restarts,
+        "requests": engine.waiting,
+        **status.ready,
+        "now": status.now,
+    }
+
+
+async def _loading(engines: Sequence[Engine]) -> AsyncIterator[bytes]:
+    """Server-sent events until all models are loaded, or one cannot be."""
     while True:
-        status = service.engine.status
-        if status.state == "ready":
+        all_of_them = [engine.status for engine in engines]
+        state = _worst([status.state for status in all_of_them])
+        if state == "ready":
             yield _event({"stage": "ready"})
             return
-        if status.state in ("failed", "stopped"):
-            yield _event({"stage": "error", "message": status.error})
+        if state in ("failed", "stopped"):
+            errors = [status.error for status in all_of_them if status.error]
+            yield _event({"stage": "error", "message": "; ".join(errors)})
             return
-        yield _event({"stage": "loading", "bytes_loaded": status.done, "bytes_total": status.all})
-        await service.engine.changed(_KEEPALIVE)
+        done, total = (sum(getattr(s, name) for s in all_of_them) for name in ("done", "all"))
+        yield _event({"stage": "loading", "bytes_loaded": done, "bytes_total": total})
+        late = [engine for engine in engines if engine.status.state != "ready"]
+        waits = [asyncio.ensure_future(engine.changed(_KEEPALIVE)) for engine in late]
+        _, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in left:
+            wait.cancel()
 
 
 def _event(message: dict[str, Any]) -> bytes:
@@ -136,7 +184,7 @@ async def _invalid(_: HttpRequest, exc: Exception) -> Response:
     found = exc.errors() if isinstance(exc, RequestValidationError) else []
     errors = [
         {
-            "field": ".".join(str(part) for part in one["loc"] if part != "body"),
+            "field": ".".join(str(part) for part in one["loc"] if part not in _NOT_FIELDS),
             "constraint": one["type"],
             "message": one["msg"],
         }

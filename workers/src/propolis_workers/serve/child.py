@@ -18,33 +18,59 @@ import threading
 import time
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Protocol
 
-from propolis.config import Config
-from propolis.dispatch import DispatchTable
-from propolis.errors import DeviceLostError
 from propolis.errors import PropolisError
-from propolis.runtime import Runtime
-from propolis_workers.llm.batch.engine import BatchEngine
-from propolis_workers.llm.batch.engine import Drawn
-from propolis_workers.llm.session import LLM
 from propolis_workers.serve import messages
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Mapping
     from typing import BinaryIO
 
 # Seconds between two lines about loading.
 _PROGRESS = 0.2
 
+Told = dict[str, Any]
+
+
+class Worker(Protocol):
+    """What computes in the process: a language model, or one that draws."""
+
+    def load(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        progress: Callable[[int, int], None],
+    ) -> Told:
+        """Load the model; returns what is said of it once it is ready."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Take a request; raises PropolisError where it cannot be answered."""
+
+    def cancel(self, key: int) -> None:
+        """Forget a request; one that is not there is no error."""
+
+    def step(self, tell: Callable[[list[Told]], None], hear: Callable[[], None]) -> None:
+        """Do some work and tell of it; long work hears from time to time what was said."""
+
+    def state(self) -> Told:
+        """How it is, for whoever looks."""
+
 
 class Child:
-    """The engine, and the wire to whoever serves."""
+    """A worker, and the wire to whoever serves."""
 
     def __init__(self, wire: socket.socket) -> None:
-        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._wire = wire
         self._file: BinaryIO = wire.makefile("rb")
+        self._left = False
         wire.set_inheritable(False)  # what it starts must not keep the wire open
 
     def run(self) -> None:
@@ -53,18 +79,26 @@ class Child:
         if not first:
             return
         asked = json.loads(first)
+        worker = _worker(asked["kind"])
+        started = time.monotonic()
         try:
-            engine, runtime = self._load(asked["config"], asked["options"])
+            ready = worker.load(asked["config"], asked["options"], self._progress())
         except PropolisError as exc:
             self._say({"is": "failed", "error": str(exc), "kind": type(exc).__name__})
             return
+        seconds = round(time.monotonic() - started, 3)
+        self._say({"is": "ready", **ready, "seconds": seconds})
         threading.Thread(target=self._listen, daemon=True).start()
-        self._serve(engine, runtime)
+        while self._take(worker):
+            worker.step(
+                lambda told: self._tell(worker, told),
+                lambda: self._hear(worker),
+            )
+            if not worker.busy:
+                self._tell(worker, [])  # whoever asks is told that it is idle
 
-    def _load(
-        self, config: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[BatchEngine, Runtime]:
-        started = said = time.monotonic()
+    def _progress(self) -> Callable[[int, int], None]:
+        said = time.monotonic()
 
         def progress(done: int, total: int) -> None:
             nonlocal said
@@ -73,73 +107,37 @@ class Child:
                 said = now
                 self._say({"is": "loading", "done": done, "all": total})
 
-        runtime = Runtime.start(Config(**config))
-        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"])
-        engine = BatchEngine(
-            llm,
-            context=options["context"],
-            most=options["most"],
-            tokens=options["tokens"],
-        )
-        self._say(
-            {
-                "is": "ready",
-                "device": llm.model.device.id,
-                "name": llm.model.device.properties.name,
-                "context": engine.capacity,
-                "blocks": engine.blocks.count,
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
-        return engine, runtime
+        return progress
 
-    def _serve(self, engine: BatchEngine, runtime: Runtime) -> None:
-        while True:
-            if not self._take(engine, runtime):
-                return
-            try:
-                told = engine.step()
-            except DeviceLostError:
-                raise  # only a new process can use it again
-            except PropolisError as exc:
-                told = [Drawn(key, None, error=exc) for key in engine.abandon()]
-            state = self._state(engine, runtime)
-            self._say({"is": "step", "drawn": list(map(messages.drawn, told)), "state": state})
-
-    def _take(self, engine: BatchEngine, runtime: Runtime) -> bool:
+    def _take(self, worker: Worker) -> bool:
         """Hear what was said; waits where there is nothing to do. Whether to go on."""
-        handled = False
-        while True:
-            if handled and not engine.busy and self._heard.empty():
-                handled = False  # whoever asks is told how it is now
-                self._say({"is": "step", "drawn": [], "state": self._state(engine, runtime)})
-            try:
-                message = self._heard.get(block=not engine.busy)
-            except queue.Empty:
-                return True
-            if message is None:
-                return False
-            handled = True
-            if message["do"] == "cancel":
-                engine.cancel(message["key"])
-                continue
-            try:
-                engine.add(message["key"], messages.request(message))
-            except PropolisError as exc:
-                told = messages.drawn(Drawn(message["key"], None, error=exc))
-                self._say({"is": "step", "drawn": [told]})
+        self._hear(worker)
+        while not (worker.busy or self._left):
+            self._handle(worker, self._heard.get())
+            self._hear(worker)
+            if not worker.busy:
+                self._tell(worker, [])  # whoever asks is told how it is now
+        return not self._left
 
-    def _state(self, engine: BatchEngine, runtime: Runtime) -> dict[str, Any]:
-        device = runtime.device(runtime.config.device)
-        placement = DispatchTable.of(device).placement.as_dict()
-        return {
-            "running": len(engine.scheduler.running),
-            "waiting": len(engine.scheduler.waiting),
-            "preempted": engine.scheduler.preempted,
-            "blocks_taken": engine.blocks.taken,
-            "blocks_kept": engine.blocks.kept,
-            "fallbacks": placement["fallbacks"],
-        }
+    def _hear(self, worker: Worker) -> None:
+        """Handle what was said meanwhile."""
+        with contextlib.suppress(queue.Empty):
+            while not self._left:
+                self._handle(worker, self._heard.get_nowait())
+
+    def _handle(self, worker: Worker, message: Told | None) -> None:
+        if message is None:
+            self._left = True
+        elif message["do"] == "cancel":
+            worker.cancel(message["key"])
+        else:
+            try:
+                worker.add(message)
+            except PropolisError as exc:
+                self._say({"is": "step", "drawn": [messages.failed(message["key"], exc)]})
+
+    def _tell(self, worker: Worker, told: list[Told]) -> None:
+        self._say({"is": "step", "drawn": told, "state": worker.state()})
 
     def _listen(self) -> None:
         for said in self._file:
@@ -148,6 +146,17 @@ class Child:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._wire.sendall(messages.line(message))
+
+
+def _worker(kind: str) -> Worker:
+    """Each imports what it needs, and only that."""
+    if kind == "sd":
+        from propolis_workers.serve.painter import Painter  # noqa: PLC0415
+
+        return Painter()
+    from propolis_workers.serve.writer import Writer  # noqa: PLC0415
+
+    return Writer()
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -16,9 +17,31 @@ from propolis.errors import UsageError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from propolis.config import Config
+    from propolis_workers.serve.image_service import ImageService
+    from propolis_workers.serve.service import Service
+
 
 @click.command()
 @click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder.")
+@click.option(
+    "--images", metavar="PATH", help="Draw with this model: a folder in the layout of diffusers."
+)
+@click.option(
+    "--serve",
+    "what",
+    type=click.Choice(["llm", "sd", "both"]),
+    help="What to serve; both where both models are named, else what is named, else llm.",
+)
+@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of what draws; f32.")
+@click.option("--loras", metavar="FOLDER", help="LoRA files that may be asked for.")
+@click.option(
+    "--images-at-once",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Images of one size drawn together.",
+)
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option(
     "--fallback",
@@ -73,9 +96,9 @@ def serve(
     **options: Any,
 ) -> None:
     """
-    Answer over HTTP: OpenAI's API, health and metrics.
+    Answer over HTTP: OpenAI's API and others, health and metrics.
 
-    The model runs in a process of its own; where that ends, requests get an error and it is
+    Each model runs in a process of its own; where that ends, requests get an error and it is
     started again.
     """
     if not token and not unprotected and not _own(host):
@@ -106,23 +129,58 @@ def _application(ctx: click.Context, token: str | None, options: dict[str, Any])
     except ModuleNotFoundError as exc:
         msg = f"a server needs {exc.name}: pip install 'propolis[serve]'"
         raise UsageError(msg) from exc
+    own = {name: options.pop(name) for name in ("model", "device", "fallback", "threads")}
+    config = settings(ctx, sd_model=options.pop("images"), **own)
+    what = options["what"] or _named(config)
+    service = _writer(config, options) if what in ("llm", "both") else None
+    images = _painter(config, options) if what in ("sd", "both") else None
+    return application(service, images, token=token)
+
+
+def _named(config: Config) -> str:
+    """What models are named, where nobody says what to serve."""
+    if config.sd_model:
+        return "both" if config.model else "sd"
+    return "llm"
+
+
+def _writer(config: Config, options: dict[str, Any]) -> Service:
     from propolis_workers.llm.models import find_model  # noqa: PLC0415
     from propolis_workers.serve.engine import Engine  # noqa: PLC0415
     from propolis_workers.serve.service import Service  # noqa: PLC0415
 
-    own = {name: options.pop(name) for name in ("model", "device", "fallback", "threads")}
-    config = settings(ctx, **own)
     path = find_model(config)
+    told = {"context": options["context"], "most": options["sequences"]}
     engine = Engine(
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
-        {
-            "context": options["context"],
-            "most": options["sequences"],
-            "tokens": options["cache_tokens"],
-        },
+        {**told, "tokens": options["cache_tokens"]},
         most_waiting=options["queue"],
     )
-    return application(Service(path, engine), token=token)
+    return Service(path, engine)
+
+
+def _painter(config: Config, options: dict[str, Any]) -> ImageService:
+    from propolis_workers.sd.cli import require_packages  # noqa: PLC0415
+    from propolis_workers.sd.models import find_model  # noqa: PLC0415
+    from propolis_workers.serve.engine import Engine  # noqa: PLC0415
+
+    require_packages()
+    from propolis_workers.serve.image_service import ImageService  # noqa: PLC0415
+
+    loras = None
+    if options["loras"] is not None:
+        loras = Path(options["loras"]).expanduser()
+        if not loras.is_dir():
+            msg = f"--loras {options['loras']} is no folder; give one with LoRA files in it"
+            raise UsageError(msg)
+    path, dtype = find_model(config), options["dtype"] or "f32"
+    engine = Engine(
+        {**config.model_dump(mode="json"), "sd_model": os.fspath(path)},
+        {"most": options["images_at_once"], "dtype": dtype},
+        kind="sd",
+        most_waiting=options["queue"],
+    )
+    return ImageService(path, engine, dtype=dtype, loras=loras)
 
 
 def _own(host: str) -> bool:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Mapping
 
-    from propolis_workers.llm.batch.engine import Request
-
 # Seconds before a new process is started, after the first failure, the second and so on.
 PAUSES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 # A process that served for so long was not broken from the start.
@@ -115,6 +113,7 @@ class Engine:
         config: Mapping[str, Any],
         options: Mapping[str, Any],
         *,
+        kind: Literal["llm", "sd"] = "llm",
         most_waiting: int = 256,
         stalls: float = 600.0,
     ) -> None:
@@ -123,12 +122,14 @@ class Engine:
 
         Args:
             config: the settings of the engine's runtime.
-            options: context, most (sequences at once) and tokens (of the cache, or None).
+            options: what the worker is told: ``most``, answers at once, and what else it takes.
+            kind: of the worker.
             most_waiting: requests that may wait beside those that run.
             stalls: seconds without a step, while there are requests, until the process counts
                 as hung and is ended.
         """
         self.status = Status()
+        self._kind = kind
         self._config = dict(config)
         self._options = dict(options)
         self._most = options["most"] + most_waiting
@@ -189,9 +190,9 @@ class Engine:
             )
             raise BusyError(msg)
 
-    async def answer(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
+    async def answer(self, asked: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """
-        The tokens of an answer as they come, as :func:`propolis_workers.serve.messages.drawn`.
+        What the process says of a request as it comes; the last has ``finish``.
 
         An iteration that is left cancels the request.
 
@@ -206,7 +207,7 @@ class Engine:
         self._answers[key] = told
         finished = False
         try:
-            await self._say(messages.added(key, request))
+            await self._say({"do": "add", "key": key, **asked})
             while not finished:
                 one = await told.get()
                 if "error" in one:
@@ -288,7 +289,8 @@ class Engine:
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
             with contextlib.suppress(EngineGoneError):  # it ended at once: its code says why
-                await self._say({"do": "load", "config": self._config, "options": self._options})
+                load = {"kind": self._kind, "config": self._config, "options": self._options}
+                await self._say({"do": "load", **load})
                 await self._listen(reader, process)
         finally:
             if self._writer is not None:
@@ -346,9 +348,7 @@ class Engine:
             await self._enter("ready", ready=message, restarts=self.status.restarts)
             with contextlib.suppress(OSError):
                 events.ENGINE_READY.emit(
-                    device=message["device"],
-                    context=message["context"],
-                    seconds=message["seconds"],
+                    kind=self._kind, device=message["device"], seconds=message["seconds"]
                 )
         else:
             await self._enter("failed", message["error"], restarts=self.status.restarts)

@@ -12,73 +12,80 @@ import json
 import time
 import uuid
 from collections import OrderedDict
-from contextlib import aclosing
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
 from typing import Final
-from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
+from pydantic import Discriminator
+from pydantic import Tag
 
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
-from propolis_workers.llm.answer import expect_prompt
-from propolis_workers.llm.batch.engine import Request
-from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve import image_jobs
+from propolis_workers.serve import text_jobs
+from propolis_workers.serve.image_jobs import ImageGeneration
+from propolis_workers.serve.image_jobs import ImageInpaint
+from propolis_workers.serve.image_jobs import ImageTransform
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
+from propolis_workers.serve.text_jobs import Infer
 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from collections.abc import Callable
+    from collections.abc import Coroutine
 
+    from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 # Seconds for which the events of a job are kept after its end, and how many jobs that have ended.
 _KEPT: Final = 300.0
 _MOST_KEPT: Final = 256
-_LIMIT = ("MAX_TOKENS", "CONTEXT_FULL")
+# Bytes of what is kept: images are large.
+_MOST_BYTES: Final = 256 << 20
 
 
-class Job(BaseModel):
-    """The body of ``POST /v1/jobs``."""
+OPERATIONS: Final = ("infer", "image_generation", "image_transform", "image_inpaint")
 
-    model_config = ConfigDict(extra="forbid")
 
-    operation: Literal["infer"] = "infer"
-    prompt: Annotated[str, Field(min_length=1, max_length=32768)]
-    model: str = ""
-    max_tokens: Annotated[int, Field(ge=1, le=2048)] = 512
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
-    top_k: Annotated[int, Field(ge=0)] = 50
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=4)
-    ] = []
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
-    stream: bool = True
-    # Who asked whom, and for what: this server has one model on one device.
-    hive_id: str | None = None
-    worker_id: str | None = None
-    device: str | int | None = None
-    job_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] | None = None
+def _operation(asked: Any) -> str:
+    named = asked.get("operation") if isinstance(asked, dict) else asked.operation
+    return str(named or "infer")
+
+
+Job = Annotated[
+    Annotated[Infer, Tag("infer")]
+    | Annotated[ImageGeneration, Tag("image_generation")]
+    | Annotated[ImageTransform, Tag("image_transform")]
+    | Annotated[ImageInpaint, Tag("image_inpaint")],
+    Discriminator(
+        _operation,
+        custom_error_type="operation",
+        custom_error_message=f"operation is not known; supported: {', '.join(OPERATIONS)}",
+    ),
+]
+"""The body of ``POST /v1/jobs``."""
 
 
 @dataclass(eq=False)
-class _Running:
-    """A job, its events so far, and who reads them."""
+class Running:
+    """
+    A job, its events so far, and who reads them.
+
+    Attributes:
+        name: of the job.
+        named: whether its events have names of their own, as those of images have.
+    """
 
     name: str
-    events: list[dict[str, Any]] = field(default_factory=list)
+    named: bool = False
+    events: list[bytes] = field(default_factory=list)
     ended: float | None = None
     readers: int = 0
     more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,7 +93,8 @@ class _Running:
 
     def say(self, **event: Any) -> None:
         """Add an event, and wake who waits for it."""
-        self.events.append(event)
+        name = f"event: {event['type']}\n" if self.named else ""
+        self.events.append(f"{name}data: {json.dumps(event)}\n\n".encode())
         self._wake()
 
     def end(self) -> None:
@@ -100,48 +108,45 @@ class _Running:
 
 
 class Jobs:
-    """The jobs of a service."""
+    """The jobs of a server."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._jobs: OrderedDict[str, _Running] = OrderedDict()
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Running] = OrderedDict()
 
-    async def start(self, asked: Job) -> str:
+    def expect_free(self, name: str | None) -> None:
+        """
+        Check that a job may be called so.
+
+        Raises:
+            ProblemError: another one is.
+        """
+        if name in self._jobs:
+            raise ProblemError(409, f"there is a job {name!r} already", param="job_id")
+
+    def begin(
+        self,
+        name: str | None,
+        run: Callable[[Running], Coroutine[Any, Any, None]],
+        *,
+        named: bool = False,
+    ) -> str:
         """
         Begin a job.
 
+        Args:
+            name: what it is called; one of its own when None.
+            run: tells its events.
+            named: whether they have names.
+
         Returns:
             Its name.
-
-        Raises:
-            PropolisError: it cannot be begun; says why.
         """
-        service = self._service
-        service.expect_model(asked.model)
-        service.engine.expect_room(1)
-        name = asked.job_id or uuid.uuid4().hex
-        if name in self._jobs:
-            raise ProblemError(409, f"there is a job {name!r} already", param="job_id")
-        ids = await asyncio.to_thread(service.prompts.text, asked.prompt)
-        expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
-        request = Request(
-            prompt=ids,
-            params=SamplingParams(
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                min_p=asked.min_p,
-                repetition_penalty=asked.repetition_penalty,
-                repeat_last_n=128,
-                seed=asked.seed,
-            ),
-            max_tokens=min(asked.max_tokens, service.context - len(ids)),
-            stops=tuple(asked.stop),
-        )
+        self.expect_free(name)
         self._forget()
-        job = self._jobs[name] = _Running(name)
-        job.task = asyncio.create_task(self._run(job, request))
-        return name
+        job = Running(name or uuid.uuid4().hex, named)
+        self._jobs[job.name] = job
+        job.task = asyncio.create_task(_told(job, run))
+        return job.name
 
     def cancel(self, name: str) -> None:
         """
@@ -154,7 +159,7 @@ class Jobs:
         if job.task is not None:
             job.task.cancel()
 
-    async def events(self, name: str) -> AsyncIterator[bytes]:
+    def events(self, name: str) -> AsyncIterator[bytes]:
         """
         The events of a job, from the first, as server-sent ones.
 
@@ -163,7 +168,7 @@ class Jobs:
         """
         return self._read(self._found(name))
 
-    async def _read(self, job: _Running) -> AsyncIterator[bytes]:
+    async def _read(self, job: Running) -> AsyncIterator[bytes]:
         job.readers += 1
         seen = 0
         try:
@@ -171,7 +176,7 @@ class Jobs:
                 more = job.more
                 for event in job.events[seen:]:
                     seen += 1
-                    yield b"data: " + json.dumps(event).encode() + b"\n\n"
+                    yield event
                 if job.ended is not None and seen == len(job.events):
                     break
                 await more.wait()
@@ -181,39 +186,7 @@ class Jobs:
             if job.readers == 0 and job.ended is None and job.task is not None:
                 job.task.cancel()
 
-    async def _run(self, job: _Running, request: Request) -> None:
-        started, first, count = time.time(), 0.0, 0
-        job.say(type="started", job_id=job.name, model=self._service.name, started_at=started)
-
-        def ended(reason: str, stop: str | None = None) -> None:
-            spent = time.perf_counter() - first if first else 0.0
-            rate = (count - 1) / spent if spent and count > 1 else 0.0
-            job.say(type="metrics", tokens_per_sec=round(rate, 2), vram_bytes=0)
-            last: dict[str, Any] = {"tokens_out": count, "decode_time_ms": round(spent * 1e3)}
-            if stop is not None:
-                last["stop_sequence_matched"] = stop
-            job.say(type="end", stop_reason=reason, **last)
-
-        try:
-            async with aclosing(self._service.answer(request)) as answer:
-                async for one in answer:
-                    first = first or time.perf_counter()
-                    if one["text"]:
-                        job.say(type="token", t=one["text"], i=count)
-                    count += 1
-                    if "finish" in one:
-                        why = one["finish"]["stop_reason"]
-                        reason = "MAX_TOKENS" if why in _LIMIT else why
-                        ended(reason, one["finish"]["stop_string"])
-        except asyncio.CancelledError:
-            ended("CANCELLED")
-        except PropolisError as exc:
-            code = "VRAM_OOM" if isinstance(exc, OutOfMemoryError) else "INFERENCE_FAILED"
-            job.say(type="error", code=code, message=str(problem_of(exc)))
-        finally:
-            job.end()
-
-    def _found(self, name: str) -> _Running:
+    def _found(self, name: str) -> Running:
         job = self._jobs.get(name)
         if job is None:
             raise ProblemError(404, f"there is no job {name[:64]!r}", code="JOB_NOT_FOUND")
@@ -221,27 +194,53 @@ class Jobs:
 
     def _forget(self) -> None:
         """Drop what ended long ago, and the oldest of what ended where it is much."""
-        now = time.monotonic()
+        now, kept = time.monotonic(), 0
         over = [job for job in self._jobs.values() if job.ended is not None and not job.readers]
         for number, job in enumerate(reversed(over)):
-            if number >= _MOST_KEPT or now - (job.ended or now) > _KEPT:
+            kept += sum(map(len, job.events))
+            late = now - (job.ended or now) > _KEPT
+            if late or number >= _MOST_KEPT or kept > _MOST_BYTES:
                 del self._jobs[job.name]
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes, answered by that service."""
-    router, jobs = APIRouter(), Jobs(service)
+async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]]) -> None:
+    """Run a job; what goes wrong is its last event."""
+    try:
+        await run(job)
+    except asyncio.CancelledError:
+        job.say(type="error", code="CANCELLED", message="the job was cancelled")
+    except PropolisError as exc:
+        code = "VRAM_OOM" if isinstance(exc, OutOfMemoryError) else "INFERENCE_FAILED"
+        job.say(type="error", code=code, message=str(problem_of(exc)))
+    finally:
+        job.end()
+
+
+def routes(service: Service | None, images: ImageService | None) -> APIRouter:
+    """The routes, answered by those services."""
+    router, jobs = APIRouter(), Jobs()
 
     @router.post("/v1/jobs")
     @router.post("/v1/inference")
     async def start(asked: Job) -> dict[str, str]:
-        name = await jobs.start(asked)
+        jobs.expect_free(asked.job_id)
+        if isinstance(asked, Infer):
+            writes = service or _missing("writes")
+            request = await text_jobs.prepare(writes, asked)
+            name = jobs.begin(asked.job_id, lambda job: text_jobs.write(writes, request, job))
+        else:
+            draws = images or _missing("draws")
+            draws.expect_model(asked.model)
+            drawing = await draws.prepare(asked.drawing())
+            name = jobs.begin(
+                asked.job_id, lambda job: image_jobs.draw(draws, drawing, job), named=True
+            )
         return {"job_id": name, "sse_url": f"/v1/jobs/{name}/stream"}
 
     @router.get("/v1/jobs/{name}/stream")
     @router.get("/v1/inference/{name}/stream")
     async def stream(name: str) -> StreamingResponse:
-        return StreamingResponse(await jobs.events(name), media_type="text/event-stream")
+        return StreamingResponse(jobs.events(name), media_type="text/event-stream")
 
     @router.delete("/v1/jobs/{name}")
     async def cancel(name: str) -> dict[str, str]:
@@ -251,4 +250,9 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-__all__ = ["Job", "Jobs", "routes"]
+def _missing(what: str) -> Any:
+    msg = f"this server has no model that {what}"
+    raise ProblemError(400, msg, code="operation_not_served", param="operation")
+
+
+__all__ = ["OPERATIONS", "Job", "Jobs", "Running", "routes"]

@@ -3,7 +3,7 @@ What the process that serves and the one that computes say to each other: lines 
 
 To the engine::
 
-    {"do": "load", "config": {...}, "options": {...}}
+    {"do": "load", "kind": "llm" or "sd", "config": {...}, "options": {...}}
     {"do": "add", "key": 7, "prompt": [...], "params": {...}, "max_tokens": 9, ...}
     {"do": "cancel", "key": 7}
 
@@ -36,11 +36,9 @@ def line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def added(key: int, request: Request) -> dict[str, Any]:
-    """The message that asks for an answer."""
+def added(request: Request) -> dict[str, Any]:
+    """The message that asks for an answer; whoever sends it adds a key."""
     return {
-        "do": "add",
-        "key": key,
         "prompt": request.prompt,
         "params": asdict(request.params),
         "max_tokens": request.max_tokens,
@@ -78,4 +76,9 @@ def drawn(one: Drawn) -> dict[str, Any]:
     return told
 
 
-__all__ = ["added", "drawn", "line", "request"]
+def failed(key: int, error: Exception) -> dict[str, Any]:
+    """The end of a request that cannot be answered."""
+    return {"key": key, "error": str(error), "kind": type(error).__name__}
+
+
+__all__ = ["added", "drawn", "failed", "line", "request"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from propolis_workers.llm.batch.engine import Request
+    from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _NEXT = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_DRAWING = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _NOW = {
     "running": "Sequences that are computed",
     "waiting": "Sequences that wait for room",
@@ -36,12 +39,13 @@ class Metrics:
 
     media_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service | None, images: ImageService | None) -> None:
+        found = {"llm": service, "sd": images}
+        self._engines = {kind: one.engine for kind, one in found.items() if one is not None}
         self._registry = registry = CollectorRegistry()
         name = "propolis_"
         self._requests = Counter(
-            name + "requests", "Requests, by how they ended", ["end"], registry=registry
+            name + "requests", "Requests, by how they ended", ["kind", "end"], registry=registry
         )
         self._tokens = Counter(
             name + "tokens", "Tokens of prompts, and drawn", ["kind"], registry=registry
@@ -58,26 +62,38 @@ class Metrics:
             buckets=_NEXT,
             registry=registry,
         )
-        self._now = {key: Gauge(name + key, what, registry=registry) for key, what in _NOW.items()}
-        self._restarts = Gauge(name + "engine_restarts", "Engines that ended", registry=registry)
-        self._ready = Gauge(name + "ready", "Whether requests are answered", registry=registry)
-        self._fallbacks = Gauge(
-            name + "fallback_calls",
-            "Calls that fell to the CPU, by op",
-            ["op", "reason"],
+        self._images = Counter(name + "images", "Images that were drawn", registry=registry)
+        self._draws = Histogram(
+            name + "image_seconds",
+            "From a request for images to the last of them",
+            buckets=_DRAWING,
             registry=registry,
         )
-        service.watch(self._watched)
+
+        def gauge(key: str, what: str, *labels: str) -> Gauge:
+            return Gauge(name + key, what, ["kind", *labels], registry=registry)
+
+        self._now = {key: gauge(key, what) for key, what in _NOW.items()}
+        self._restarts = gauge("engine_restarts", "Engines that ended")
+        self._ready = gauge("ready", "Whether requests are answered")
+        self._fallbacks = gauge(
+            "fallback_calls", "Calls that fell to the CPU, by op", "op", "reason"
+        )
+        if service is not None:
+            service.watch(self._watched)
+        if images is not None:
+            images.watch(self._drawn)
 
     def text(self) -> bytes:
         """All of it, as it is now."""
-        status = self._service.engine.status
-        for key, gauge in self._now.items():
-            gauge.set(status.now.get(key, 0))
-        self._restarts.set(status.restarts)
-        self._ready.set(status.state == "ready")
-        for one in status.now.get("fallbacks", ()):
-            self._fallbacks.labels(one["op"], one["reason"]).set(one["calls"])
+        for kind, engine in self._engines.items():
+            status = engine.status
+            for key, gauge in self._now.items():
+                gauge.labels(kind).set(status.now.get(key, 0))
+            self._restarts.labels(kind).set(status.restarts)
+            self._ready.labels(kind).set(status.state == "ready")
+            for one in status.now.get("fallbacks", ()):
+                self._fallbacks.labels(kind, one["op"], one["reason"]).set(one["calls"])
         return generate_latest(self._registry)
 
     async def _watched(
@@ -87,19 +103,39 @@ class Metrics:
         last, first, end = time.perf_counter(), True, "cancelled"
         self._tokens.labels("prompt").inc(len(request.prompt))
         try:
-            async for one in answer:
-                now = time.perf_counter()
-                (self._first if first else self._next).observe(now - last)
-                last, first = now, False
-                self._tokens.labels("drawn").inc()
-                if "finish" in one:
-                    end = one["finish"]["stop_reason"].lower()
-                yield one
+            async with aclosing(answer):
+                async for one in answer:
+                    now = time.perf_counter()
+                    (self._first if first else self._next).observe(now - last)
+                    last, first = now, False
+                    self._tokens.labels("drawn").inc()
+                    if "finish" in one:
+                        end = one["finish"]["stop_reason"].lower()
+                    yield one
         except Exception:
             end = "error"
             raise
         finally:
-            self._requests.labels(end).inc()
+            self._requests.labels("llm", end).inc()
+
+    async def _drawn(
+        self, answer: AsyncGenerator[dict[str, Any]]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """The same for images."""
+        started, end = time.perf_counter(), "cancelled"
+        try:
+            async with aclosing(answer):
+                async for one in answer:
+                    if "finish" in one:
+                        end = "done"
+                        self._images.inc(len(one["images"]))
+                        self._draws.observe(time.perf_counter() - started)
+                    yield one
+        except Exception:
+            end = "error"
+            raise
+        finally:
+            self._requests.labels("sd", end).inc()
 
 
 __all__ = ["Metrics"]

@@ -28,6 +28,7 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 
@@ -204,7 +205,7 @@ async def _respond(
     async def collect() -> None:
         whole.extend([one async for one in pieces()])
 
-    if not await service.unless_gone(http, collect()):
+    if not await unless_gone(http, collect()):
         return Response(status_code=499)  # nobody reads it
     return JSONResponse(whole[-1])
 

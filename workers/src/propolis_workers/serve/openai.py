@@ -25,6 +25,7 @@ from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.stopping import StopStrings
+from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.openai_types import ChatRequest  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.openai_types import CompletionRequest  # noqa: TC001
 from propolis_workers.serve.problems import ProblemError
@@ -36,24 +37,42 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from collections.abc import Sequence
 
+    from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 Told = dict[str, Any]
 _LENGTH = ("MAX_TOKENS", "CONTEXT_FULL")
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes, answered by that service."""
+def models(service: Service | None, images: ImageService | None) -> APIRouter:
+    """What is served."""
     router = APIRouter()
+    there = {one.name: one for one in (service, images) if one is not None}
+
+    def told(name: str) -> Told:
+        own = there[name]
+        context = {} if own is images else {"context_length": service.context if service else 0}
+        head = {"id": name, "object": "model", "created": own.created, "owned_by": "propolis"}
+        return {**head, **context}
 
     @router.get("/v1/models")
-    async def models() -> Told:
-        return {"object": "list", "data": [_model(service)]}
+    async def every() -> Told:
+        return {"object": "list", "data": [told(name) for name in there]}
 
     @router.get("/v1/models/{name}")
     async def model(name: str) -> Told:
-        service.expect_model(name)
-        return _model(service)
+        if name not in there:
+            known = ", ".join(map(repr, there))
+            msg = f"the model {name[:100]!r} is not served here; there is {known}"
+            raise ProblemError(404, msg, code="model_not_found", param="model")
+        return told(name)
+
+    return router
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes, answered by that service."""
+    router = APIRouter()
 
     @router.post("/v1/chat/completions")
     async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
@@ -197,7 +216,7 @@ async def _respond(
             async for index, one in merged:
                 told[index].append(one)
 
-    if not await service.unless_gone(http, collect()):
+    if not await unless_gone(http, collect()):
         return Response(status_code=499)  # nobody reads it
     choices = []
     for index, own in enumerate(told):
@@ -376,14 +395,4 @@ def _usage(requests: Sequence[Request], ends: Sequence[Told]) -> Told:
     }
 
 
-def _model(service: Service) -> Told:
-    return {
-        "id": service.name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "propolis",
-        "context_length": service.context,
-    }
-
-
-__all__ = ["routes"]
+__all__ = ["models", "routes"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 from typing import Any
 
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
+from propolis_workers.serve import messages
 from propolis_workers.serve.problems import ProblemError
 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Callable
-    from collections.abc import Coroutine
     from collections.abc import Sequence
     from pathlib import Path
-
-    from fastapi import Request as HttpRequest
 
     from propolis_workers.llm.batch.engine import Request
     from propolis_workers.serve.engine import Engine
@@ -81,7 +78,7 @@ class Service:
 
     def answer(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
         """As :meth:`Engine.answer`."""
-        answer = self.engine.answer(request)
+        answer = self.engine.answer(messages.added(request))
         return answer if self._watch is None else self._watch(request, answer)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -91,31 +88,6 @@ class Service:
     def ends(self, token: int) -> bool:
         """Whether a token ends an answer."""
         return token in self.prompts.tokenizer.eos_ids
-
-    async def unless_gone(self, http: HttpRequest, work: Coroutine[Any, Any, None]) -> bool:
-        """
-        Do something for somebody, as long as they are there.
-
-        Returns:
-            Whether it was done.
-        """
-        task = asyncio.create_task(work)
-        gone = asyncio.create_task(_gone(http))
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                return True
-            return False
-        finally:
-            for one in (task, gone):
-                one.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
 
 
 __all__ = ["Service"]

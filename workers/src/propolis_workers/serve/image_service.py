@@ -1,0 +1,158 @@
+"""A model that draws and is served: what its routes ask, and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis.dtypes import parse_dtype
+from propolis_workers.sd.pipeline import StableDiffusion
+from propolis_workers.serve.drawing import LARGEST
+from propolis_workers.serve.painter import params_of
+from propolis_workers.serve.problems import ProblemError
+
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from propolis_workers.serve.drawing import Drawing
+    from propolis_workers.serve.engine import Engine
+
+    Told = dict[str, Any]
+    Watch = Callable[[AsyncGenerator[Told]], AsyncGenerator[Told]]
+
+_LORA_SUFFIX: Final = ".safetensors"
+
+
+class ImageService:
+    """
+    A Stable Diffusion model behind HTTP.
+
+    Attributes:
+        name: of the model, as clients call it.
+        engine: what computes.
+        size: of an image in pixels where nobody says another.
+        smallest: pixels along a side of an image, at least.
+        factor: of which both sides are multiples.
+        created: when it was made, in seconds since 1970.
+    """
+
+    def __init__(
+        self, path: Path, engine: Engine, *, dtype: str = "f32", loras: Path | None = None
+    ) -> None:
+        """
+        Read the model's settings, and none of its weights.
+
+        Args:
+            path: a folder in diffusers' layout.
+            engine: what computes.
+            dtype: of its weights there.
+            loras: the folder of the LoRA files that may be asked for; None for none.
+
+        Raises:
+            ModelError: the model cannot be used; the message says why and what to do.
+        """
+        # It only counts memory, and refuses what the model would refuse.
+        self._twin = StableDiffusion.rehearsed(path, parse_dtype(dtype)).model
+        parts = self._twin.components
+        self.factor = parts.vae.config.scale
+        self.size = (parts.unet.config.sample_size or 64) * self.factor
+        self.smallest = min(256, self.size)
+        self.name = self._twin.name
+        self.engine = engine
+        self.created = int(time.time())
+        self._loras = loras
+        self._watch: Watch | None = None
+
+    def watch(self, watch: Watch) -> None:
+        """Let somebody see each answer on its way."""
+        self._watch = watch
+
+    def expect_model(self, name: str) -> None:
+        """
+        Check what model somebody wants.
+
+        Raises:
+            ProblemError: it is another one.
+        """
+        if name not in ("", self.name):
+            msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
+            raise ProblemError(404, msg, code="model_not_found", param="model")
+
+    async def prepare(self, drawing: Drawing) -> dict[str, Any]:
+        """
+        Check what somebody wants, as far as that is possible without the weights.
+
+        Returns:
+            What the engine is asked, with its seed.
+
+        Raises:
+            PropolisError: it cannot be drawn; says what was given and what can.
+        """
+        self.engine.expect_room(1)
+        loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
+        params = await asyncio.to_thread(self._sealed, drawing.params)
+        return {"params": params, "loras": loras, "preview": drawing.preview}
+
+    def answer(self, asked: Told) -> AsyncGenerator[Told]:
+        """Steps, previews and at last the images, as the painter tells them."""
+        answer = self.engine.answer(asked)
+        return answer if self._watch is None else self._watch(answer)
+
+    def lora(self, name: str) -> Path:
+        """
+        The file of a LoRA.
+
+        Raises:
+            ProblemError: there is none of that name in the folder.
+        """
+        if self._loras is None:
+            msg = "no LoRAs are served: start the server with --loras FOLDER"
+            raise ProblemError(400, msg, code="lora_not_found", param="loras")
+        # Looked up among what is there, so that a name reaches nothing else.
+        for there in self.loras():
+            if name in (there, there.removesuffix(_LORA_SUFFIX)):
+                return self._loras / there
+        known = ", ".join(self.loras()[:20]) or "none"
+        msg = f"there is no LoRA {name[:100]!r}; there are: {known}"
+        raise ProblemError(404, msg, code="lora_not_found", param="loras")
+
+    def loras(self) -> list[str]:
+        """The names of the LoRA files that may be asked for."""
+        if self._loras is None:
+            return []
+        found = self._loras.glob("**/*" + _LORA_SUFFIX)
+        return sorted(path.relative_to(self._loras).as_posix() for path in found)
+
+    def _sealed(self, given: dict[str, Any]) -> dict[str, Any]:
+        for side in ("width", "height"):
+            pixels = given.get(side)
+            if pixels is not None and not self.smallest <= pixels <= LARGEST:
+                msg = f"{side} is {pixels}; supported: {self.smallest} to {LARGEST} pixels"
+                raise ProblemError(400, msg, param=side)
+        for name in ("image", "mask"):
+            if given.get(name) is not None:
+                _expect_base64(name, given[name])
+        params, _, _ = self._twin.planned(params_of(given))
+        if max(params.width or 0, params.height or 0) > LARGEST:
+            msg = f"the image is {params.width}x{params.height}; supported: up to {LARGEST} pixels"
+            raise ProblemError(400, f"{msg} a side: make it smaller", param="image")
+        return {**given, "seed": params.seed}
+
+
+def _expect_base64(name: str, data: str) -> None:
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        msg = f"{name} is not base64; supported: the bytes of a PNG, JPEG or WebP file in base64"
+        raise ProblemError(400, msg, param=name) from None
+
+
+__all__ = ["ImageService"]

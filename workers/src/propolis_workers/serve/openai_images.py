@@ -1,0 +1,213 @@
+"""OpenAI's API for images: generations and edits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import re
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Any
+from typing import Final
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi import Form
+from fastapi import Request as HttpRequest
+from fastapi import Response
+from fastapi import UploadFile
+from fastapi.responses import JSONResponse
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+
+from propolis.errors import PropolisError
+from propolis_workers.serve.drawing import Drawing
+from propolis_workers.serve.going import unless_gone
+from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import problem_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from propolis_workers.serve.image_service import ImageService
+
+_SIZE: Final = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+_STEPS: Final = 20
+
+Told = dict[str, Any]
+_Prompt = Annotated[str, Field(min_length=1, max_length=32768)]
+_Count = Annotated[int, Field(ge=1, le=10)]
+_Partial = Annotated[int, Field(ge=0, le=3)]
+_Steps = Annotated[int, Field(ge=1, le=150)]
+_Guidance = Annotated[float, Field(ge=0, le=20)]
+_Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Common(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: _Prompt
+    model: str = ""
+    n: _Count | None = None
+    size: str | None = None
+    response_format: str | None = None
+    stream: bool | None = None
+    partial_images: _Partial | None = None
+    output_format: Literal["png"] | None = None
+    user: str | None = None
+    # Not OpenAI's, but what models of this kind are told.
+    negative_prompt: Annotated[str, Field(max_length=32768)] | None = None
+    steps: _Steps | None = None
+    guidance_scale: _Guidance | None = None
+    seed: _Seed | None = None
+    scheduler: str | None = None
+
+    def params(self) -> Told:
+        """What is asked of the model."""
+        if self.response_format not in (None, "b64_json"):
+            msg = f"response_format is {self.response_format!r}; supported: b64_json"
+            raise ProblemError(400, msg, param="response_format")
+        width, height = self._size()
+        given = {
+            "prompt": self.prompt,
+            "negative": self.negative_prompt or None,
+            "width": width,
+            "height": height,
+            "steps": self.steps or _STEPS,
+            "guidance": self.guidance_scale,
+            "seed": self.seed,
+            "batch": self.n or 1,
+            "scheduler": self.scheduler,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _size(self) -> tuple[int | None, int | None]:
+        if self.size in (None, "auto"):
+            return None, None
+        found = _SIZE.fullmatch(self.size or "")
+        if not found:
+            msg = f"size is {(self.size or '')[:40]!r}; supported: auto, or as 512x512"
+            raise ProblemError(400, msg, param="size")
+        return int(found[1]), int(found[2])
+
+
+class ImageRequest(_Common):
+    """The body of ``POST /v1/images/generations``."""
+
+    loras: Annotated[dict[str, Annotated[float, Field(ge=-10, le=10)]], Field(max_length=16)] = {}
+
+
+class EditRequest(_Common):
+    """The fields of ``POST /v1/images/edits`` beside its files."""
+
+    strength: Annotated[float, Field(gt=0, le=1)] | None = None
+    image: UploadFile
+    mask: UploadFile | None = None
+
+
+def routes(service: ImageService) -> APIRouter:
+    """The routes, answered by that service."""
+    router = APIRouter()
+
+    @router.post("/v1/images/generations")
+    async def generations(asked: ImageRequest, http: HttpRequest) -> Response:
+        service.expect_model(asked.model)
+        return await _respond(
+            service, http, asked, asked.params(), tuple(asked.loras.items()), "generation"
+        )
+
+    @router.post("/v1/images/edits")
+    async def edits(asked: Annotated[EditRequest, Form()], http: HttpRequest) -> Response:
+        service.expect_model(asked.model)
+        params = asked.params()
+        image = await asked.image.read()
+        params["image"] = base64.b64encode(image).decode()
+        if asked.strength is not None:
+            params["strength"] = asked.strength
+        if asked.mask is not None:
+            mask = await asyncio.to_thread(_mask, await asked.mask.read())
+            params["mask"] = base64.b64encode(mask).decode()
+        return await _respond(service, http, asked, params, (), "edit")
+
+    return router
+
+
+def _mask(data: bytes) -> bytes:
+    """OpenAI's masks are transparent where the image is drawn anew; ours are white there."""
+    from PIL import Image  # noqa: PLC0415  (not for --help)
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if not image.has_transparency_data:
+                return data
+            alpha = image.convert("RGBA").getchannel("A")
+    except Exception:  # noqa: BLE001  (the model's own reader says what is wrong with it)
+        return data
+    file = io.BytesIO()
+    alpha.point([255 if value < 128 else 0 for value in range(256)]).save(file, format="PNG")
+    return file.getvalue()
+
+
+async def _respond(
+    service: ImageService,
+    http: HttpRequest,
+    asked: ImageRequest | EditRequest,
+    params: Told,
+    loras: tuple[tuple[str, float], ...],
+    what: str,
+) -> Response:
+    steps, partial = params["steps"], asked.partial_images or 0
+    every = max(1, steps // (partial + 1)) if asked.stream and partial else 0
+    prepared = await service.prepare(Drawing(params, loras, every))
+    if asked.stream:
+        events = _stream(service, prepared, partial, what)
+        return StreamingResponse(events, media_type="text/event-stream")
+    last: Told = {}
+
+    async def collect() -> None:
+        async with aclosing(service.answer(prepared)) as answer:
+            async for told in answer:
+                last.update(told)
+
+    if not await unless_gone(http, collect()):
+        return Response(status_code=499)  # nobody reads it
+    data = [{"b64_json": image} for image in last["images"]]
+    return JSONResponse({"created": int(time.time()), "data": data, **_about(last)})
+
+
+async def _stream(
+    service: ImageService, prepared: Told, partial: int, what: str
+) -> AsyncIterator[bytes]:
+    def event(kind: str, image: str, **more: Any) -> bytes:
+        told = {"type": kind, "b64_json": image, "created_at": int(time.time()), **more}
+        told |= {"output_format": "png"}
+        return f"event: {kind}\ndata: {json.dumps(told)}\n\n".encode()
+
+    sent, kind = 0, f"image_{what}"
+    try:
+        async with aclosing(service.answer(prepared)) as answer:
+            async for told in answer:
+                if "finish" in told:
+                    for image in told["images"]:
+                        yield event(f"{kind}.completed", image, **_about(told))
+                elif "preview" in told and sent < partial:
+                    yield event(f"{kind}.partial_image", told["preview"], partial_image_index=sent)
+                    sent += 1
+    except PropolisError as exc:
+        yield b"data: " + json.dumps(problem_of(exc).body()).encode() + b"\n\n"
+
+
+def _about(told: Told) -> Told:
+    """What is told beside the images: seeds make them repeatable."""
+    finish = told["finish"]
+    return {"seed": finish["seed"], "notes": finish["notes"]}
+
+
+__all__ = ["EditRequest", "ImageRequest", "routes"]

@@ -1,0 +1,244 @@
+"""Stable Diffusion in the process that computes: alike images are drawn together."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from dataclasses import dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis.config import Config
+from propolis.dispatch import DispatchTable
+from propolis.dtypes import parse_dtype
+from propolis.errors import DeviceLostError
+from propolis.errors import OutOfMemoryError
+from propolis.errors import PropolisError
+from propolis.runtime import Runtime
+from propolis_workers.sd.images import png
+from propolis_workers.sd.images import read_image
+from propolis_workers.sd.images import read_mask
+from propolis_workers.sd.lora import LoRA
+from propolis_workers.sd.models import find_model
+from propolis_workers.sd.params import GenerateParams
+from propolis_workers.sd.params import alike
+from propolis_workers.sd.pipeline import StableDiffusion
+from propolis_workers.sd.preview import Preview
+from propolis_workers.serve import messages
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+    from collections.abc import Sequence
+
+    from propolis import Tensor
+    from propolis_workers.sd.result import Images
+
+    Told = dict[str, Any]
+    Tell = Callable[[list[Told]], None]
+    Loras = tuple[tuple[str, float], ...]
+
+# Texts whose embeddings are kept for who asks for the same again: some MB.
+_TEXTS = 64
+# LoRA files that are kept in memory.
+_LORAS = 8
+
+
+class _GoneError(Exception):
+    """Nobody waits any more for what is being drawn."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request: what to draw, with nothing left open."""
+
+    key: int
+    params: GenerateParams
+    loras: Loras
+    every: int  # steps between previews; 0 for none
+    gone: bool = field(default=False)
+
+    def goes_with(self, other: _Asked) -> bool:
+        return self.loras == other.loras and alike(self.params, other.params)
+
+
+class Painter:
+    """Answers requests for images; see :class:`propolis_workers.serve.child.Worker`."""
+
+    def __init__(self) -> None:
+        self._model: StableDiffusion
+        self._waiting: list[_Asked] = []
+        self._drawn: list[_Asked] = []
+        self._most = 1
+        self._preview: Preview | None = None
+        self._files: dict[tuple[str, int], LoRA] = {}
+
+    def load(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        progress: Callable[[int, int], None],
+    ) -> Told:
+        """
+        Load the model.
+
+        Raises:
+            PropolisError: it cannot be; says why.
+        """
+        runtime = Runtime.start(Config(**config))
+        dtype = parse_dtype(options["dtype"])
+        path = find_model(runtime.config)
+        model = StableDiffusion.load(path, runtime=runtime, dtype=dtype, progress=progress)
+        model.texts.keep(_TEXTS)
+        self._model, self._most = model, options["most"]
+        properties = model.device.properties
+        return {"device": model.device.id, "name": properties.name, "dtype": dtype.name}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(self._waiting)
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """
+        Take a request.
+
+        Raises:
+            PropolisError: it cannot be drawn; says why.
+        """
+        params, _, _ = self._model.planned(params_of(message["params"]))
+        loras = tuple((str(path), float(strength)) for path, strength in message["loras"])
+        for path, _ in loras:
+            self._lora(path)
+        self._waiting.append(_Asked(message["key"], params, loras, message["preview"]))
+
+    def cancel(self, key: int) -> None:
+        """Forget a request, also amid its steps."""
+        self._waiting = [one for one in self._waiting if one.key != key]
+        for one in self._drawn:
+            one.gone = one.gone or one.key == key
+
+    def step(self, tell: Tell, hear: Callable[[], None]) -> None:
+        """Draw for the first that waits, and for others whose images are alike."""
+        first = self._waiting[0]
+        self._drawn, room = [], max(self._most, first.params.batch)
+        for one in self._waiting:
+            if one is first or (one.goes_with(first) and one.params.batch <= room):
+                self._drawn.append(one)
+                room -= one.params.batch
+        self._waiting = [one for one in self._waiting if one not in self._drawn]
+        try:
+            self._draw(self._drawn, tell, hear)
+        except OutOfMemoryError as exc:
+            if len(self._drawn) == 1:
+                self._fail(exc, tell)
+                return
+            self._most = max(1, self._most // 2)  # each alone then, and fewer from now on
+            group = [one for one in self._drawn if not one.gone]
+            self._waiting = group + self._waiting
+        except DeviceLostError:
+            raise  # only a new process can use it again
+        except PropolisError as exc:
+            self._fail(exc, tell)
+        finally:
+            self._drawn = []
+
+    def state(self) -> Told:
+        """What is drawn and waits, and what fell to the CPU."""
+        placement = DispatchTable.of(self._model.device).placement.as_dict()
+        return {
+            "running": len(self._drawn),
+            "waiting": len(self._waiting),
+            "fallbacks": placement["fallbacks"],
+        }
+
+    def _fail(self, exc: PropolisError, tell: Tell) -> None:
+        tell([messages.failed(one.key, exc) for one in self._drawn if not one.gone])
+
+    def _draw(self, group: Sequence[_Asked], tell: Tell, hear: Callable[[], None]) -> None:
+        self._wear(group[0].loras)
+        starts = list(itertools.accumulate((one.params.batch for one in group), initial=0))
+
+        def watch(done: int, steps: int, clean: Callable[[], Tensor]) -> None:
+            hear()
+            if all(one.gone for one in group):
+                raise _GoneError
+            latents, told = None, []
+            for one, start in zip(group, starts, strict=False):
+                if one.gone:
+                    continue
+                said: Told = {"key": one.key, "step": done, "steps": steps}
+                if one.every and (done % one.every == 0 or done == steps):
+                    latents = clean() if latents is None else latents
+                    said["preview"] = self._seen(latents, start)
+                told.append(said)
+            tell(told)
+
+        try:
+            drawn = self._model.generate_together([one.params for one in group], watch=watch)
+        except _GoneError:
+            return
+        hear()
+        told = [_finished(one.key, images) for one, images in zip(group, drawn, strict=True)]
+        tell([said for said, one in zip(told, group, strict=True) if not one.gone])
+
+    def _seen(self, latents: Tensor, n: int) -> str:
+        if self._preview is None:
+            self._preview = Preview(self._model.components.vae, self._model.device)
+        return base64.b64encode(png(self._preview(latents, n))).decode()
+
+    def _wear(self, wanted: Loras) -> None:
+        """Have those LoRAs on the model, and no others."""
+        active = self._model.adapters.active
+        if tuple((lora.path, strength) for lora, strength in active) == wanted:
+            return
+        for lora, _ in list(active):
+            self._model.remove_lora(lora)
+        for path, strength in wanted:
+            self._model.apply_lora(self._lora(path), strength)
+
+    def _lora(self, path: str) -> LoRA:
+        try:
+            key = path, Path(path).stat().st_mtime_ns
+        except OSError:
+            return LoRA.open(path)  # says what is wrong
+        if key not in self._files:
+            while len(self._files) >= _LORAS:
+                del self._files[next(iter(self._files))]
+            self._files[key] = LoRA.open(path)
+        return self._files[key]
+
+
+def params_of(told: Mapping[str, Any]) -> GenerateParams:
+    """
+    What is to be drawn; images are in base64.
+
+    Raises:
+        PropolisError: an image is none, or a parameter cannot be.
+    """
+    given = dict(told)
+    for name, read in (("image", read_image), ("mask", read_mask)):
+        data = given.pop(name, None)
+        if data is not None:
+            given[name] = read(f"the {name}", base64.b64decode(data))
+    return GenerateParams(**given)
+
+
+def _finished(key: int, images: Images) -> Told:
+    files = [png(pixels, images.metadata(n)) for n, pixels in enumerate(images)]
+    return {
+        "key": key,
+        "images": [base64.b64encode(file).decode() for file in files],
+        "finish": {
+            "seed": images.params.seed,
+            "seconds": images.seconds,
+            "notes": images.notes,
+            "cut": images.cut,
+        },
+    }
+
+
+__all__ = ["Painter", "params_of"]

@@ -1,0 +1,111 @@
+"""Jobs that write: what the ancestor's language model worker took, and what it told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+
+from propolis_workers.llm.answer import expect_prompt
+from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.sampling import SamplingParams
+
+
+if TYPE_CHECKING:
+    from propolis_workers.serve.jobs import Running
+    from propolis_workers.serve.service import Service
+
+_LIMIT = ("MAX_TOKENS", "CONTEXT_FULL")
+
+
+class Infer(BaseModel):
+    """An answer to a text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    operation: Literal["infer"] = "infer"
+    prompt: Annotated[str, Field(min_length=1, max_length=32768)]
+    model: str = ""
+    max_tokens: Annotated[int, Field(ge=1, le=2048)] = 512
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    top_k: Annotated[int, Field(ge=0)] = 50
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=4)
+    ] = []
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    stream: bool = True
+    # Who asked whom, and for what: this server has one model on one device.
+    hive_id: str | None = None
+    worker_id: str | None = None
+    device: str | int | None = None
+    job_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] | None = None
+
+
+async def prepare(service: Service, asked: Infer) -> Request:
+    """
+    What the engine is asked.
+
+    Raises:
+        PropolisError: it cannot be answered; says why.
+    """
+    service.expect_model(asked.model)
+    service.engine.expect_room(1)
+    ids = await asyncio.to_thread(service.prompts.text, asked.prompt)
+    expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
+    return Request(
+        prompt=ids,
+        params=SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            repetition_penalty=asked.repetition_penalty,
+            repeat_last_n=128,
+            seed=asked.seed,
+        ),
+        max_tokens=min(asked.max_tokens, service.context - len(ids)),
+        stops=tuple(asked.stop),
+    )
+
+
+async def write(service: Service, request: Request, job: Running) -> None:
+    """Tell a job's events: tokens, and at the end how fast they were and why it ended."""
+    started, first, count = time.time(), 0.0, 0
+    job.say(type="started", job_id=job.name, model=service.name, started_at=started)
+
+    def ended(reason: str, stop: str | None = None) -> None:
+        spent = time.perf_counter() - first if first else 0.0
+        rate = (count - 1) / spent if spent and count > 1 else 0.0
+        job.say(type="metrics", tokens_per_sec=round(rate, 2), vram_bytes=0)
+        last: dict[str, Any] = {"tokens_out": count, "decode_time_ms": round(spent * 1e3)}
+        if stop is not None:
+            last["stop_sequence_matched"] = stop
+        job.say(type="end", stop_reason=reason, **last)
+
+    try:
+        async with aclosing(service.answer(request)) as answer:
+            async for one in answer:
+                first = first or time.perf_counter()
+                if one["text"]:
+                    job.say(type="token", t=one["text"], i=count)
+                count += 1
+                if "finish" in one:
+                    why = one["finish"]["stop_reason"]
+                    reason = "MAX_TOKENS" if why in _LIMIT else why
+                    ended(reason, one["finish"]["stop_string"])
+    except asyncio.CancelledError:
+        ended("CANCELLED")
+
+
+__all__ = ["Infer", "prepare", "write"]

@@ -1,0 +1,99 @@
+"""A language model in the process that computes: many answers, a token each at every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis.config import Config
+from propolis.dispatch import DispatchTable
+from propolis.errors import DeviceLostError
+from propolis.errors import PropolisError
+from propolis.runtime import Runtime
+from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.batch.engine import Drawn
+from propolis_workers.llm.session import LLM
+from propolis_workers.serve import messages
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Mapping
+
+    Told = dict[str, Any]
+
+
+class Writer:
+    """Answers requests for text; see :class:`propolis_workers.serve.child.Worker`."""
+
+    def __init__(self) -> None:
+        self._engine: BatchEngine
+
+    def load(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        progress: Callable[[int, int], None],
+    ) -> Told:
+        """
+        Load the model.
+
+        Raises:
+            PropolisError: it cannot be; says why.
+        """
+        runtime = Runtime.start(Config(**config))
+        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"])
+        self._engine = engine = BatchEngine(
+            llm, context=options["context"], most=options["most"], tokens=options["tokens"]
+        )
+        self._device = llm.model.device
+        return {
+            "device": self._device.id,
+            "name": self._device.properties.name,
+            "context": engine.capacity,
+            "blocks": engine.blocks.count,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is an answer to go on with."""
+        return self._engine.busy
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """
+        Take a request.
+
+        Raises:
+            PropolisError: it cannot be answered.
+        """
+        self._engine.add(message["key"], messages.request(message))
+
+    def cancel(self, key: int) -> None:
+        """Drop an answer; its blocks are free."""
+        self._engine.cancel(key)
+
+    def step(self, tell: Callable[[list[Told]], None], hear: Callable[[], None]) -> None:
+        """Draw a token of each answer."""
+        del hear  # a step is short
+        try:
+            told = self._engine.step()
+        except DeviceLostError:
+            raise  # only a new process can use it again
+        except PropolisError as exc:
+            told = [Drawn(key, None, error=exc) for key in self._engine.abandon()]
+        tell([messages.drawn(one) for one in told])
+
+    def state(self) -> Told:
+        """What is computed and waits, and what fell to the CPU."""
+        engine = self._engine
+        return {
+            "running": len(engine.scheduler.running),
+            "waiting": len(engine.scheduler.waiting),
+            "preempted": engine.scheduler.preempted,
+            "blocks_taken": engine.blocks.taken,
+            "blocks_kept": engine.blocks.kept,
+            "fallbacks": DispatchTable.of(self._device).placement.as_dict()["fallbacks"],
+        }
+
+
+__all__ = ["Writer"]
