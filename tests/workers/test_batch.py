@@ -299,3 +299,76 @@ def test_an_answer_that_fails_fails_alone(llm, monkeypatch):
     assert "NaN" in str(error)
     assert drawn[-1].finish.ids == alone(llm, request([4, 5, 6], 9)).ids
     assert engine.blocks.taken == 0
+
+
+def repeating(count: int) -> list[Request]:
+    """Requests whose prompts say the same again and again."""
+    rng = np.random.default_rng(4)
+    words = [[int(rng.integers(1, 250)) for _ in range(5)] for _ in range(count)]
+    return [
+        request(word * 6 + word[:2], 30, **({"temperature": 0.7, "seed": n} if n % 3 == 0 else {}))
+        for n, word in enumerate(words)
+    ]
+
+
+def forced(monkeypatch, ids):
+    """Make guesses right as often as they may be: what will be drawn, and then something else."""
+    from propolis_workers.llm.batch import engine
+
+    def told(tokens, most):
+        found = next((i for i in ids if list(i[: len(tokens)]) == list(tokens)), None)
+        if found is None or most < 1:
+            return ()
+        right = list(found[len(tokens) : len(tokens) + most - 1])
+        return (*right, 7)
+
+    monkeypatch.setattr(engine, "guess", told)
+
+
+@pytest.mark.parametrize("tokens", [96 * 32, 200])
+def test_guesses_change_nothing(llm, tokens):
+    """With look-ups each gets the tokens it gets without, also where blocks are short."""
+    requests = repeating(12)
+    expected = [alone(llm, wanted) for wanted in requests]
+    engine = BatchEngine(llm, context=96, most=8, tokens=tokens, speculate=6)
+    for finish, other in zip(answers(engine, requests), expected, strict=True):
+        assert same(finish, other)
+    assert engine.guessed > engine.taken
+    assert engine.blocks.taken == 0
+
+
+def test_right_guesses_save_steps(llm, monkeypatch):
+    """Tokens that were guessed are taken in one step, up to the first that is wrong."""
+    wanted = request([5, 6, 7], 30)
+    expected = alone(llm, wanted)
+    forced(monkeypatch, [wanted.prompt + expected.ids])
+    engine = BatchEngine(llm, context=96, speculate=5)
+    engine.add(0, wanted)
+    steps, drawn = 0, []
+    while engine.busy:
+        told = engine.step()
+        steps += 1
+        drawn += told
+        assert len(told) <= 5
+    assert [one.token for one in drawn] == expected.ids
+    assert same(drawn[-1].finish, expected)
+    assert steps <= 2 + len(expected.ids) // 4
+    assert engine.taken >= 3 * (steps - 3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "expected"),
+    [
+        ([1, 2, 3, 4, 9, 1, 2, 3, 4], 3, (9, 1, 2)),
+        ([1, 2, 8, 1, 2, 9, 1, 2], 1, (9,)),
+        ([1, 2, 3], 4, ()),
+        ([5, 5, 5, 5], 4, (5,)),
+        ([1, 2, 7, 1, 2], 0, ()),
+        ([], 4, ()),
+    ],
+)
+def test_what_is_guessed(tokens, most, expected):
+    """What followed the last earlier occurrence of as many last tokens as possible."""
+    from propolis_workers.llm.batch.lookup import guess
+
+    assert guess(tokens, most) == expected

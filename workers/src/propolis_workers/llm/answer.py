@@ -130,6 +130,11 @@ class Answer:
         self._constraint = constraint
         self._started = self._first = 0.0
 
+    @property
+    def left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self._max_tokens - len(self.finish.ids)
+
     def start(self) -> None:
         """Count the time to the first token from now."""
         self._started = self._first = time.perf_counter()

@@ -79,6 +79,13 @@ if TYPE_CHECKING:
     help="Tokens that the cache holds for all together; four contexts if not given.",
 )
 @click.option(
+    "--speculate",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Tokens guessed at most from what was there before, and checked in one step.",
+)
+@click.option(
     "--queue",
     type=click.IntRange(0),
     default=256,
@@ -151,6 +158,7 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
 
     path = find_model(config)
     told = {"context": options["context"], "most": options["sequences"]}
+    told["speculate"] = options["speculate"]
     engine = Engine(
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
         {**told, "tokens": options["cache_tokens"]},

@@ -29,6 +29,8 @@ _NOW = {
     "running": "Sequences that are computed",
     "waiting": "Sequences that wait for room",
     "preempted": "How often a sequence had to be computed again for want of room",
+    "guessed": "Tokens that were guessed (--speculate)",
+    "guessed_right": "Tokens that were guessed, and right",
     "blocks_taken": "Blocks of the cache that sequences use",
     "blocks_kept": "Blocks of the cache that are kept for prompts that begin alike",
 }

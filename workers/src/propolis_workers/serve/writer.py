@@ -43,9 +43,7 @@ class Writer:
         """
         runtime = Runtime.start(Config(**config))
         llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"])
-        self._engine = engine = BatchEngine(
-            llm, context=options["context"], most=options["most"], tokens=options["tokens"]
-        )
+        self._engine = engine = BatchEngine(llm, **options)
         self._device = llm.model.device
         return {
             "device": self._device.id,
@@ -90,6 +88,8 @@ class Writer:
             "running": len(engine.scheduler.running),
             "waiting": len(engine.scheduler.waiting),
             "preempted": engine.scheduler.preempted,
+            "guessed": engine.guessed,
+            "guessed_right": engine.taken,
             "blocks_taken": engine.blocks.taken,
             "blocks_kept": engine.blocks.kept,
             "fallbacks": DispatchTable.of(self._device).placement.as_dict()["fallbacks"],

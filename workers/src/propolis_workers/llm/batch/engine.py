@@ -22,6 +22,7 @@ from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.blocks import Blocks
+from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Step
 from propolis_workers.llm.batch.scheduler import Scheduler
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.answer import Finish
+    from propolis_workers.llm.batch.scheduler import Part
     from propolis_workers.llm.batch.scheduler import Plan
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -113,6 +115,8 @@ class BatchEngine:
         capacity: tokens that a sequence may have, its answer included.
         blocks: of the cache.
         scheduler: who runs and who waits.
+        guessed: tokens that were guessed.
+        taken: how many of them were right.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class BatchEngine:
         most: int = 64,
         tokens: int | None = None,
         budget: int = CHUNK,
+        speculate: int = 0,
     ) -> None:
         """
         Make room.
@@ -134,6 +139,8 @@ class BatchEngine:
             tokens: that the cache holds for all of them together; a context for each of four, if
                 they are so many, when None.
             budget: tokens of a step, those of prompts included.
+            speculate: tokens that are guessed at most for a sequence and checked in one step; the
+                answers are the same.
 
         Raises:
             ModelError: one of them is not at least one.
@@ -154,7 +161,10 @@ class BatchEngine:
             "give a smaller --context or --cache-tokens",
         )
         self.blocks = Blocks(count, BLOCK, first=1)
-        self.scheduler = Scheduler(self.blocks, most, max(budget, most))
+        guesses = self._guess if speculate else None
+        self.scheduler = Scheduler(self.blocks, most, max(budget, most), guesses)
+        self._speculate = speculate
+        self.guessed = self.taken = 0
         self.capacity = min(context, count * BLOCK)
         self._cache = PagedCache(model.config, model.device, count + 1, BLOCK)
         self._rope = model.rope.reserve(context)
@@ -253,10 +263,35 @@ class BatchEngine:
             return []
         for source, target, tokens in plan.copies:
             self._cache.copy(source, target, tokens)
-        due = [part.sequence for part in plan.parts if part.completes]
+        due = [part for part in plan.parts if part.completes]
         logits = self._logits(plan)
         self.scheduler.done(plan)
-        return [self._draw(sequence, row) for sequence, row in zip(due, logits, strict=True)]
+        drawn, row = [], 0
+        for part in due:
+            rows = 1 + len(part.guess)
+            drawn += self._follow(part, logits[row : row + rows])
+            row += rows
+        return drawn
+
+    def _guess(self, sequence: Sequence) -> tuple[int, ...]:
+        """What may follow, no more than there is room for."""
+        key = self._keys[sequence]
+        answer = self._answers[key][1]
+        room = min(self.capacity - len(sequence.tokens) - 1, answer.left - 1)
+        return guess(sequence.tokens, min(self._speculate, room))
+
+    def _follow(self, part: Part, rows: NDArray[np.floating]) -> list[Drawn]:
+        """Draw the next token of a sequence, and those after it as long as they were guessed."""
+        found = []
+        for logits, guessed in zip(rows, (*part.guess, None), strict=True):
+            drawn = self._draw(part.sequence, logits)
+            found.append(drawn)
+            if guessed is None or drawn.token != guessed or drawn.finish is not None:
+                break
+            self.scheduler.advance(part.sequence, 1)
+        self.guessed += len(part.guess)
+        self.taken += len(found) - 1
+        return found
 
     def _draw(self, sequence: Sequence, logits: NDArray[np.floating]) -> Drawn:
         key = self._keys[sequence]
@@ -288,14 +323,15 @@ class BatchEngine:
         for part in plan.parts:
             own = part.sequence
             tokens = own.tokens[own.computed : own.computed + part.count]
-            parts.append((tokens, own.computed, own.blocks))
-        if all(part.count == 1 for part in plan.parts):
+            parts.append(([*tokens, *part.guess], own.computed, own.blocks))
+        if all(len(tokens) == 1 for tokens, *_ in parts):
             rows = self._decoded(parts)
             return rows[[i for i, part in enumerate(plan.parts) if part.completes]]
-        ends = np.cumsum([part.count for part in plan.parts])
-        wanted = [
-            int(end) - 1 for end, part in zip(ends, plan.parts, strict=True) if part.completes
-        ]
+        ends = np.cumsum([len(tokens) for tokens, *_ in parts])
+        wanted: list[int] = []
+        for end, part in zip(ends.tolist(), plan.parts, strict=True):
+            if part.completes:
+                wanted += range(end - 1 - len(part.guess), end)
         step = self._step(len(parts), int(ends[-1]), wanted=max(len(wanted), 1))
         step.set(parts)
         step.want(wanted or [0])

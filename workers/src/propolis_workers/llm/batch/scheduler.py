@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
 
     from propolis_workers.llm.batch.blocks import Blocks
@@ -54,10 +55,12 @@ class Part:
     Attributes:
         sequence: whose.
         count: how many of its next tokens.
+        guess: tokens that may come after these, computed with them.
     """
 
     sequence: Sequence
     count: int
+    guess: tuple[int, ...] = ()
 
     @property
     def completes(self) -> bool:
@@ -89,7 +92,13 @@ class Scheduler:
         preempted: how often a sequence had to give its blocks back.
     """
 
-    def __init__(self, blocks: Blocks, most: int, budget: int) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        most: int,
+        budget: int,
+        guess: Callable[[Sequence], tuple[int, ...]] | None = None,
+    ) -> None:
         """
         Begin with nobody.
 
@@ -97,6 +106,7 @@ class Scheduler:
             blocks: of the cache.
             most: sequences that run at once.
             budget: tokens of a step.
+            guess: what may follow the last token of a sequence; None for no guesses.
         """
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -104,6 +114,7 @@ class Scheduler:
         self._blocks = blocks
         self._most = most
         self._budget = budget
+        self._guess = guess
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -128,6 +139,8 @@ class Scheduler:
             elif sequence in self.running and self._grow(sequence, 1):
                 parts.append(Part(sequence, 1))
                 budget -= 1
+        if self._guess is not None and not prompts and not self.waiting:
+            parts = [self._guessed(part, budget // max(len(parts), 1)) for part in parts]
         for sequence in prompts:
             if budget <= 0:
                 break
@@ -142,14 +155,17 @@ class Scheduler:
         return Plan(parts, copies)
 
     def done(self, plan: Plan) -> None:
-        """Note that a step was computed."""
+        """Note that a step was computed; of guesses nothing counts yet."""
         for part in plan.parts:
-            sequence = part.sequence
-            sequence.computed += part.count
-            full = sequence.computed // self._blocks.size
-            if full > sequence.kept:
-                self._blocks.keep(sequence.blocks[:full], sequence.tokens)
-                sequence.kept = full
+            self.advance(part.sequence, part.count)
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """Note that so many more tokens of a sequence are in the cache."""
+        sequence.computed += count
+        full = sequence.computed // self._blocks.size
+        if full > sequence.kept:
+            self._blocks.keep(sequence.blocks[:full], sequence.tokens)
+            sequence.kept = full
 
     def rewind(self) -> None:
         """After a step that failed: compute all that run again, as nobody knows what it wrote."""
@@ -186,6 +202,18 @@ class Scheduler:
             if self._grow(sequence, count):
                 parts.append(Part(sequence, count))
                 budget -= count
+
+    def _guessed(self, part: Part, most: int) -> Part:
+        """The same with a guess, where there is one and room for it that nobody else needs."""
+        sequence = part.sequence
+        if self._guess is None or not sequence.blocks:
+            return part
+        found = self._guess(sequence)[:most]
+        more = -(-(sequence.computed + 1 + len(found)) // self._blocks.size)
+        if more - len(sequence.blocks) > self._blocks.available - len(self.running):
+            return part
+        self._grow(sequence, 1 + len(found))
+        return Part(sequence, part.count, found)
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """
