@@ -246,7 +246,7 @@ def test_a_step_that_fails_once_is_computed_again(llm, truth, monkeypatch):
     """Each tenth step fails before its tokens are drawn, and the answers are those alone."""
     requests, expected = truth
     engine = BatchEngine(llm, context=96, most=8, tokens=96 * 4)
-    compute, steps = engine._logits, iter(range(1, 10_000))
+    compute, steps = engine._rows, iter(range(1, 10_000))
 
     def failing(plan):
         rows = compute(plan)
@@ -254,7 +254,7 @@ def test_a_step_that_fails_once_is_computed_again(llm, truth, monkeypatch):
             raise DeviceError("rocm:0: a launch failed")
         return rows
 
-    monkeypatch.setattr(engine, "_logits", failing)
+    monkeypatch.setattr(engine, "_rows", failing)
     assert all(map(same, answers(engine, requests), expected))
     assert engine.blocks.taken == 0
 
@@ -265,7 +265,7 @@ def test_a_step_that_fails_twice_ends_what_ran(llm, monkeypatch):
     for key in "abc":
         engine.add(key, request([ord(key), 2, 3], 5))
     with monkeypatch.context() as broken:
-        broken.setattr(engine, "_logits", lambda _: (_ for _ in ()).throw(DeviceError("no")))
+        broken.setattr(engine, "_rows", lambda _: (_ for _ in ()).throw(DeviceError("no")))
         assert engine.step() == []
         with pytest.raises(DeviceError, match="no"):
             engine.step()
@@ -277,28 +277,55 @@ def test_a_step_that_fails_twice_ends_what_ran(llm, monkeypatch):
     assert drawn[-1].finish.ids == alone(llm, request([ord("c"), 2, 3], 5)).ids
 
 
-def test_an_answer_that_fails_fails_alone(llm, monkeypatch):
+class Damaged:
+    """Rows some of which are NaN."""
+
+    def __init__(self, rows, bad):
+        self._rows, self._bad = rows, bad
+
+    def best(self, wanted):
+        """As of Rows."""
+        found = zip(wanted, self._rows.best(wanted), strict=True)
+        return [(token, np.nan if row in self._bad else logit) for row, (token, logit) in found]
+
+    def all(self, wanted):
+        """As of Rows."""
+        found = np.array(self._rows.all(wanted))
+        found[[row in self._bad for row in wanted]] = np.nan
+        return found
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.5, "seed": 1}], ids=["greedy", "drawn"])
+def test_an_answer_that_fails_fails_alone(llm, monkeypatch, how):
     """Logits without a token end that answer with the reason; the others are not touched."""
     engine = BatchEngine(llm, context=96)
-    engine.add("bad", request([1, 2, 3], 9))
+    engine.add("bad", request([1, 2, 3], 9, **how))
     engine.add("good", request([4, 5, 6], 9))
-    compute = engine._logits
+    compute = engine._rows
 
     def damaged(plan):
-        rows = np.array(compute(plan))
-        for row, part in enumerate(plan.parts):
-            if engine._keys[part.sequence] == "bad":
-                rows[row] = np.nan
-        return rows
+        rows, due = compute(plan)
+        keys = {part: engine._keys[part.sequence] for part in due}
+        return Damaged(rows, [row for part in due if keys[part] == "bad" for row in due[part]]), due
 
-    monkeypatch.setattr(engine, "_logits", damaged)
+    monkeypatch.setattr(engine, "_rows", damaged)
     drawn = []
     while engine.busy:
         drawn += engine.step()
     (error,) = (one.error for one in drawn if one.key == "bad")
     assert "NaN" in str(error)
     assert drawn[-1].finish.ids == alone(llm, request([4, 5, 6], 9)).ids
-    assert engine.blocks.taken == 0
+
+
+def test_greedy_answers_copy_no_logits(llm, monkeypatch):
+    """Where every token is the likeliest, the host reads that and no vocabulary."""
+    from propolis_workers.llm.batch.rows import Rows
+
+    wanted = [request([n, 5, 6], 6) for n in range(1, 4)]
+    expected = [alone(llm, one) for one in wanted]
+    monkeypatch.setattr(Rows, "all", lambda *_: pytest.fail("logits were copied"))
+    got = answers(BatchEngine(llm, context=96), wanted)
+    assert all(map(same, got, expected))
 
 
 def repeating(count: int) -> list[Request]:

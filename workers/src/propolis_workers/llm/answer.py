@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -14,11 +15,13 @@ from propolis.errors import UsageError
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
+from propolis_workers.llm.sampling import expect_likely
 from propolis_workers.llm.stopping import StopStrings
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
     from collections.abc import Sequence
 
     import numpy as np
@@ -131,6 +134,11 @@ class Answer:
         self._started = self._first = 0.0
 
     @property
+    def greedy(self) -> bool:
+        """Whether the next token is the likeliest, whatever the others are."""
+        return self._constraint is None and self._sampler.greedy
+
+    @property
     def left(self) -> int:
         """Tokens that may still be drawn."""
         return self._max_tokens - len(self.finish.ids)
@@ -149,12 +157,32 @@ class Answer:
         Raises:
             ModelError: the weights or an op are wrong: there is no token to draw.
         """
-        try:
-            # Rows that pad the embedding are no tokens.
-            logits = logits[: self._tokenizer.vocab_size]
-            if self._constraint is not None:
-                logits = self._constraint.allowed(logits)
+        # Rows that pad the embedding are no tokens.
+        logits = logits[: self._tokenizer.vocab_size]
+        if self._constraint is not None:
+            logits = self._constraint.allowed(logits)
+        with self._blaming():
             return self._sampler.sample(logits, self.tokens)
+
+    def take(self, token: int, logit: float) -> int:
+        """
+        The next token, where it is the likeliest and somebody else found it.
+
+        Args:
+            token: the likeliest.
+            logit: its own.
+
+        Raises:
+            ModelError: as for :meth:`draw`.
+        """
+        with self._blaming():
+            expect_likely(logit)
+        return token
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        try:
+            yield
         except NoTokenError as exc:
             if self._blame is None:
                 raise

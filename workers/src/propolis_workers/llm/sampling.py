@@ -78,6 +78,19 @@ class NoTokenError(ModelError):
     """The logits allow no token: the weights, or an op before them, are wrong."""
 
 
+def expect_likely(logit: float) -> None:
+    """
+    Check the greatest logit.
+
+    Raises:
+        NoTokenError: it is NaN, or no token is allowed at all.
+    """
+    if math.isnan(logit):
+        raise NoTokenError("logits contain NaN")
+    if logit == -math.inf:
+        raise NoTokenError("all logits are -inf: no token is allowed")
+
+
 class Sampler:
     """
     Chooses the tokens of one sequence.
@@ -94,6 +107,14 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(params.seed))
         self._drawn: Counter[int] = Counter()
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it always takes the likeliest token, as the logits are."""
+        params = self._params
+        penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
+        changed = penalised or self._counts or bool(params.logit_bias)
+        return params.temperature == 0.0 and not changed
 
     def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         """
@@ -122,14 +143,13 @@ class Sampler:
         # argmax stops at a NaN, and takes the lowest index on ties.
         best = int(np.argmax(logits))
         if math.isnan(logits[best]):
-            raise NoTokenError("logits contain NaN")
+            expect_likely(math.nan)
         params = self._params
         if params.repetition_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
             logits = self._penalised(logits, history)
             best = int(np.argmax(logits))
         peak = logits[best]
-        if peak == -math.inf:
-            raise NoTokenError("all logits are -inf: no token is allowed")
+        expect_likely(float(peak))
         if params.temperature == 0.0:
             return best
         if peak == math.inf:  # infinitely likelier than the rest, and as likely as each other

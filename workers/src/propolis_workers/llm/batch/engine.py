@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Step
+from propolis_workers.llm.batch.rows import Rows
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.grammar import Grammars
@@ -34,9 +36,10 @@ from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from propolis import Tensor
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.scheduler import Part
@@ -107,6 +110,27 @@ class Drawn:
     logprobs: Logprobs | None = None
 
 
+class Draw(NamedTuple):
+    """
+    What a token is drawn from: logits, or where it is greedy, the likeliest.
+
+    Attributes:
+        logits: (at least the vocabulary,); None where nobody needs them.
+        token: the likeliest.
+        logit: its own.
+    """
+
+    logits: NDArray[np.floating] | None
+    token: int = -1
+    logit: float = 0.0
+
+    def of(self, answer: Answer) -> int:
+        """The next token of an answer."""
+        if self.logits is None:
+            return answer.take(self.token, self.logit)
+        return answer.draw(self.logits)
+
+
 class BatchEngine:
     """
     Answers requests together, each as if it were alone.
@@ -170,7 +194,7 @@ class BatchEngine:
         self._rope = model.rope.reserve(context)
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
-        self._decodes: dict[int, tuple[Step, Graph, Tensor]] = {}
+        self._decodes: dict[int, tuple[Step, Graph, Rows]] = {}
         self._failed = False
         self._grammars = Grammars(llm.tokenizer)
 
@@ -263,15 +287,25 @@ class BatchEngine:
             return []
         for source, target, tokens in plan.copies:
             self._cache.copy(source, target, tokens)
-        due = [part for part in plan.parts if part.completes]
-        logits = self._logits(plan)
+        rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
-        drawn, row = [], 0
+        due = [part for part in plan.parts if part in wanted]
+        every = [row for part in due for row in wanted[part]]
+        draws = self._draws(due, rows, every)
+        drawn = []
         for part in due:
-            rows = 1 + len(part.guess)
-            drawn += self._follow(part, logits[row : row + rows])
-            row += rows
+            drawn += self._follow(part, [next(draws) for _ in wanted[part]])
         return drawn
+
+    def _draws(self, due: list[Part], rows: Rows, every: list[int]) -> Iterator[Draw]:
+        """What each row's token is drawn from: the least that the host has to read."""
+        answers = [self._answers[self._keys[part.sequence]] for part in due]
+        if all(answer.greedy and top is None for _, answer, top in answers):
+            for token, logit in rows.best(every) if every else ():
+                yield Draw(None, token, logit)
+            return
+        for logits in rows.all(every):
+            yield Draw(logits)
 
     def _guess(self, sequence: Sequence) -> tuple[int, ...]:
         """What may follow, no more than there is room for."""
@@ -280,11 +314,11 @@ class BatchEngine:
         room = min(self.capacity - len(sequence.tokens) - 1, answer.left - 1)
         return guess(sequence.tokens, min(self._speculate, room))
 
-    def _follow(self, part: Part, rows: NDArray[np.floating]) -> list[Drawn]:
+    def _follow(self, part: Part, draws: list[Draw]) -> list[Drawn]:
         """Draw the next token of a sequence, and those after it as long as they were guessed."""
         found = []
-        for logits, guessed in zip(rows, (*part.guess, None), strict=True):
-            drawn = self._draw(part.sequence, logits)
+        for draw, guessed in zip(draws, (*part.guess, None), strict=True):
+            drawn = self._drawn(part.sequence, draw)
             found.append(drawn)
             if guessed is None or drawn.token != guessed or drawn.finish is not None:
                 break
@@ -293,13 +327,13 @@ class BatchEngine:
         self.taken += len(found) - 1
         return found
 
-    def _draw(self, sequence: Sequence, logits: NDArray[np.floating]) -> Drawn:
+    def _drawn(self, sequence: Sequence, draw: Draw) -> Drawn:
         key = self._keys[sequence]
         _, answer, top = self._answers[key]
         if sequence.cached:
             answer.finish.cached_tokens = sequence.cached
         try:
-            token = answer.draw(logits)
+            token = draw.of(answer)
         except PropolisError as exc:
             self._end(key)
             return Drawn(key, None, error=exc)
@@ -308,8 +342,8 @@ class BatchEngine:
         if ended:
             self._end(key)
         likely = None
-        if top is not None:
-            likely = _logprobs(logits[: self._llm.tokenizer.vocab_size], token, top)
+        if top is not None and draw.logits is not None:
+            likely = _logprobs(draw.logits[: self._llm.tokenizer.vocab_size], token, top)
         return Drawn(key, token, text, answer.finish if ended else None, logprobs=likely)
 
     def _end(self, key: object) -> None:
@@ -317,42 +351,47 @@ class BatchEngine:
         del self._keys[sequence]
         self.scheduler.remove(sequence)
 
-    def _logits(self, plan: Plan) -> NDArray[np.floating]:
-        """(sequences that are due, vocabulary): the logits after the last token of each."""
+    def _rows(self, plan: Plan) -> tuple[Rows, dict[Part, list[int]]]:
+        """What a step gives, and which of its rows are those of each sequence that is due."""
         parts = []
         for part in plan.parts:
             own = part.sequence
             tokens = own.tokens[own.computed : own.computed + part.count]
             parts.append(([*tokens, *part.guess], own.computed, own.blocks))
         if all(len(tokens) == 1 for tokens, *_ in parts):
-            rows = self._decoded(parts)
-            return rows[[i for i, part in enumerate(plan.parts) if part.completes]]
-        ends = np.cumsum([len(tokens) for tokens, *_ in parts])
-        wanted: list[int] = []
-        for end, part in zip(ends.tolist(), plan.parts, strict=True):
+            due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
+            return self._decoded(parts), due
+        ends: list[int] = []
+        due, rows = {}, 0
+        for part, (tokens, *_) in zip(plan.parts, parts, strict=True):
+            rows += len(tokens)
             if part.completes:
-                wanted += range(end - 1 - len(part.guess), end)
-        step = self._step(len(parts), int(ends[-1]), wanted=max(len(wanted), 1))
+                due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
+                ends += range(rows - 1 - len(part.guess), rows)
+        step = self._step(len(parts), rows, wanted=max(len(ends), 1))
         step.set(parts)
-        step.want(wanted or [0])
-        logits = self._model(step.ids, step.positions, self._rope, step)
-        return logits.numpy()[0, : len(wanted)]
+        step.want(ends or [0])
+        return self._computed_rows(step), due
 
-    def _decoded(self, parts: list[tuple[list[int], int, list[int]]]) -> NDArray[np.floating]:
-        """(sequences, vocabulary): of a step in which each has one token."""
+    def _decoded(self, parts: list[tuple[list[int], int, list[int]]]) -> Rows:
+        """Of a step in which each sequence has one token."""
         size = 1 << (len(parts) - 1).bit_length()
         found = self._decodes.get(size)
         if found is None:
             step = self._step(size, size)
             step.set(parts)
             with capture(self._model.device) as graph:  # it runs: this step is done
-                logits = self._model(step.ids, step.positions, self._rope, step)
-            self._decodes[size] = step, graph, logits
+                rows = self._computed_rows(step)
+            self._decodes[size] = step, graph, rows
         else:
-            step, graph, logits = found
+            step, graph, rows = found
             step.set(parts)
             graph.replay()
-        return logits.numpy()[0, : len(parts)]
+        return rows
+
+    def _computed_rows(self, step: Step) -> Rows:
+        logits = self._model(step.ids, step.positions, self._rope, step)
+        return Rows(logits, self._llm.tokenizer.vocab_size)
 
     def _step(self, sequences: int, rows: int, *, wanted: int | None = None) -> Step:
         blocks = -(-self.capacity // BLOCK)
