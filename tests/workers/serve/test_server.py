@@ -56,6 +56,18 @@ def test_health(server):
     assert json.loads(progress.removeprefix("data: ")) == {"stage": "ready"}
 
 
+def test_placement_and_memory(server):
+    """Who asks is told how much memory the device has, and who serves each op."""
+    until(lambda: "memory" in server.http.get("/info").json()["now"])
+    server.chat()
+    until(lambda: "attention" in server.http.get("/info").json()["now"]["placement"]["ops"])
+    now = server.http.get("/info").json()["now"]
+    assert 0 < now["memory"]["free"] < now["memory"]["total"]
+    assert now["placement"]["device"] == "cpu"
+    assert now["placement"]["ops"]["attention"] == ["cpu_ref (propolis-cpu-ref 0.1.0)"]
+    assert now["placement"]["cpu_instead"] == now["placement"]["decomposed"] == {}
+
+
 def test_metrics(server):
     """Requests, tokens and times are counted for Prometheus."""
     server.chat()

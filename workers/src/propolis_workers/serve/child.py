@@ -88,6 +88,7 @@ class Child:
             return
         seconds = round(time.monotonic() - started, 3)
         self._say({"is": "ready", **ready, "seconds": seconds})
+        self._tell(worker, [])  # what the device is like before the first request
         threading.Thread(target=self._listen, daemon=True).start()
         while self._take(worker):
             worker.step(

@@ -85,7 +85,7 @@ class Status:
         done: bytes of the weights that are loaded.
         all: bytes of the weights; 0 before that is known.
         ready: what it said when it was: device, name, context, blocks, seconds.
-        now: what it said after its last step.
+        now: what it said last of each thing that it tells after a step.
         restarts: how often it was started again.
         since: when it came into this state, by the monotonic clock.
     """
@@ -335,7 +335,7 @@ class Engine:
     async def _hear(self, message: dict[str, Any]) -> None:
         what = message.pop("is")
         if what == "step":
-            self.status.now = message.get("state", self.status.now)
+            self.status.now |= message.get("state", {})  # some of it is told now and then
             for one in message["drawn"]:
                 told = self._answers.get(one.pop("key"))
                 if told is not None:  # it was cancelled meanwhile

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from propolis.config import Config
-from propolis.dispatch import DispatchTable
 from propolis.dtypes import parse_dtype
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
@@ -27,6 +26,7 @@ from propolis_workers.sd.params import alike
 from propolis_workers.sd.pipeline import StableDiffusion
 from propolis_workers.sd.preview import Preview
 from propolis_workers.serve import messages
+from propolis_workers.serve.resources import Resources
 
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Painter:
 
     def __init__(self) -> None:
         self._model: StableDiffusion
+        self._resources: Resources
         self._waiting: list[_Asked] = []
         self._drawn: list[_Asked] = []
         self._most = 1
@@ -94,6 +95,7 @@ class Painter:
         model = StableDiffusion.load(path, runtime=runtime, dtype=dtype, progress=progress)
         model.texts.keep(_TEXTS)
         self._model, self._most = model, options["most"]
+        self._resources = Resources(model.device)
         properties = model.device.properties
         return {"device": model.device.id, "name": properties.name, "dtype": dtype.name}
 
@@ -147,12 +149,11 @@ class Painter:
             self._drawn = []
 
     def state(self) -> Told:
-        """What is drawn and waits, and what fell to the CPU."""
-        placement = DispatchTable.of(self._model.device).placement.as_dict()
+        """What is drawn and waits, and how the device is."""
         return {
             "running": len(self._drawn),
             "waiting": len(self._waiting),
-            "fallbacks": placement["fallbacks"],
+            **self._resources.told(at_once=not self._drawn),
         }
 
     def _fail(self, exc: PropolisError, tell: Tell) -> None:

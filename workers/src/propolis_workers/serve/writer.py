@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from propolis.config import Config
-from propolis.dispatch import DispatchTable
 from propolis.errors import DeviceLostError
 from propolis.errors import PropolisError
 from propolis.runtime import Runtime
@@ -14,6 +13,7 @@ from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Drawn
 from propolis_workers.llm.session import LLM
 from propolis_workers.serve import messages
+from propolis_workers.serve.resources import Resources
 
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._engine: BatchEngine
+        self._resources: Resources
 
     def load(
         self,
@@ -44,10 +45,11 @@ class Writer:
         runtime = Runtime.start(Config(**config))
         llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"])
         self._engine = engine = BatchEngine(llm, **options)
-        self._device = llm.model.device
+        device = llm.model.device
+        self._resources = Resources(device)
         return {
-            "device": self._device.id,
-            "name": self._device.properties.name,
+            "device": device.id,
+            "name": device.properties.name,
             "context": engine.capacity,
             "blocks": engine.blocks.count,
         }
@@ -82,7 +84,7 @@ class Writer:
         tell([messages.drawn(one) for one in told])
 
     def state(self) -> Told:
-        """What is computed and waits, and what fell to the CPU."""
+        """What is computed and waits, and how the device is."""
         engine = self._engine
         return {
             "running": len(engine.scheduler.running),
@@ -92,7 +94,7 @@ class Writer:
             "guessed_right": engine.taken,
             "blocks_taken": engine.blocks.taken,
             "blocks_kept": engine.blocks.kept,
-            "fallbacks": DispatchTable.of(self._device).placement.as_dict()["fallbacks"],
+            **self._resources.told(at_once=not engine.busy),
         }
 
 
