@@ -127,7 +127,7 @@ def test_whoever_goes_away_cancels(serving):
     for stream in (True, False):
         raw = json.dumps({**ENDLESS, "stream": stream, "n": 8}).encode()
         host, port = server.url.removeprefix("http://").split(":")
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Length: {len(raw)}\r\nContent-Type: application/json\r\n\r\n"
         with frozen(server), socket.create_connection((host, int(port))) as wire:
             wire.sendall(head.encode() + raw)

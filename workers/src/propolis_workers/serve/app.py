@@ -29,6 +29,7 @@ from propolis_workers.serve.problems import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from collections.abc import Collection
     from collections.abc import Sequence
 
     from propolis_workers.serve.engine import Engine
@@ -51,6 +52,7 @@ def application(
     *,
     token: str | None,
     most_bytes: int = 32 << 20,
+    hosts: Collection[str] | None = (),
 ) -> FastAPI:
     """
     What a server runs.
@@ -60,6 +62,8 @@ def application(
         images: the model that draws; None for none.
         token: that requests must bear; None for none.
         most_bytes: of a request's body.
+        hosts: what requests may call the server, beside localhost and the addresses that mean
+            it; None for anything.
     """
     engines = [one.engine for one in (service, images) if one is not None]
 
@@ -129,7 +133,7 @@ def application(
     async def told() -> Response:
         return Response(metrics.text(), media_type=metrics.media_type)
 
-    app.add_middleware(Gate, token=token, most_bytes=most_bytes)
+    app.add_middleware(Gate, token=token, most_bytes=most_bytes, hosts=hosts)
     return app
 
 

@@ -58,6 +58,14 @@ if TYPE_CHECKING:
     help="What requests must bear: Authorization: Bearer TEXT.  Rather in PROPOLIS_TOKEN, where "
     "nobody who lists processes sees it.",
 )
+@click.option(
+    "--allowed-host",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="What requests may call this server in their Host header, as a proxy's name; may be "
+    "given again.  At 127.0.0.1 that is localhost if not given, elsewhere anything.",
+)
 @click.option("--open", "unprotected", is_flag=True, help="Listen beyond this machine unprotected.")
 @click.option(
     "--context",
@@ -99,6 +107,7 @@ def serve(
     host: str,
     port: int,
     token: str | None,
+    allowed: tuple[str, ...],
     unprotected: bool,
     **options: Any,
 ) -> None:
@@ -114,7 +123,8 @@ def serve(
             f"PROPOLIS_TOKEN, or give --open where something else protects it"
         )
         raise UsageError(msg)
-    app = _application(ctx, (token or "").strip() or None, options)
+    hosts = (host, *allowed) if allowed or _own(host) else None
+    app = _application(ctx, (token or "").strip() or None, hosts, options)
     click.echo(f"listening at http://{host}:{port}; the model is being loaded", err=True)
     import uvicorn  # noqa: PLC0415  (not for --help)
 
@@ -130,7 +140,9 @@ def serve(
     )
 
 
-def _application(ctx: click.Context, token: str | None, options: dict[str, Any]) -> FastAPI:
+def _application(
+    ctx: click.Context, token: str | None, hosts: tuple[str, ...] | None, options: dict[str, Any]
+) -> FastAPI:
     try:
         from propolis_workers.serve.app import application  # noqa: PLC0415  (not for --help)
     except ModuleNotFoundError as exc:
@@ -141,7 +153,7 @@ def _application(ctx: click.Context, token: str | None, options: dict[str, Any])
     what = options["what"] or _named(config)
     service = _writer(config, options) if what in ("llm", "both") else None
     images = _painter(config, options) if what in ("sd", "both") else None
-    return application(service, images, token=token)
+    return application(service, images, token=token, hosts=hosts)
 
 
 def _named(config: Config) -> str:

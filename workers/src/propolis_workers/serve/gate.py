@@ -7,6 +7,7 @@ Written for the ASGI protocol, so that streams pass as they are.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import time
 import uuid
@@ -19,6 +20,8 @@ from propolis_workers.serve.problems import ProblemError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from starlette.types import ASGIApp
     from starlette.types import Message
     from starlette.types import Receive
@@ -28,14 +31,44 @@ if TYPE_CHECKING:
 # Anyone may ask whether the process lives.
 OPEN: Final = frozenset({"/health"})
 
+# What browsers send across origins unasked; all else they ask for, and get no leave.
+FORMS: Final = frozenset(
+    {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"}
+)
+
 
 class Gate:
-    """Checks the token and the size of what comes in, numbers requests and logs them."""
+    """
+    Checks the host, forms of other pages, the token and the size of what comes in, numbers
+    requests and logs them.
 
-    def __init__(self, app: ASGIApp, *, token: str | None, most_bytes: int) -> None:
+    A page of somebody else's, whose name comes to mean this machine once a browser has loaded
+    it (DNS rebinding), would be let at the server by that browser: its name is in the Host
+    header.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        most_bytes: int,
+        hosts: Collection[str] | None = (),
+    ) -> None:
+        """
+        Stand before an application.
+
+        Args:
+            app: what answers.
+            token: that requests must bear; None for none.
+            most_bytes: of a request's body.
+            hosts: the names that the server has, beside those of this machine to itself; None
+                where any will do.
+        """
         self._app = app
         self._token = None if token is None else token.encode()
         self._most = most_bytes
+        self._hosts = None if hosts is None else frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
@@ -57,6 +90,16 @@ class Gate:
             passage.log()
 
     def _problem(self, path: str, headers: dict[bytes, bytes]) -> ProblemError | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self._hosts is not None and not _is_own(_name(host), self._hosts):
+            msg = (
+                f"this server is not {host[:100]!r}; it is localhost, or what --allowed-host names"
+            )
+            return ProblemError(421, msg, code="host_not_allowed")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and _is_form(headers) and not self._is_of_ours(origin, host):
+            msg = f"a page of {origin[:100]!r} may send no forms to this server"
+            return ProblemError(403, msg, code="origin_not_allowed")
         if self._token is not None and path not in OPEN:
             given = headers.get(b"authorization", b"")
             if not given:
@@ -71,6 +114,11 @@ class Gate:
         if length.isdigit() and int(length) > self._most:
             return _too_much(self._most)
         return None
+
+    def _is_of_ours(self, origin: str, host: str) -> bool:
+        """Whether a page that sends something is the server's own, or one of this machine."""
+        name = _name(origin.partition("://")[2])
+        return name == _name(host) or _is_own(name, self._hosts or frozenset())
 
 
 class _Passage:
@@ -130,6 +178,28 @@ class _Passage:
             seconds=round(time.perf_counter() - self._started, 4),
             request=self._number,
         )
+
+
+def _is_form(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser sends this for any page, without asking the server first."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() in FORMS
+
+
+def _name(host: str) -> str:
+    """A Host header without the port, the brackets of an IPv6 address, and the root's dot."""
+    name, colon, port = host.rpartition(":")
+    bare = name if colon and port.isdigit() else host
+    return bare.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+
+
+def _is_own(name: str, hosts: frozenset[str]) -> bool:
+    """Whether a name is one of ours, or means the machine itself wherever it is looked up."""
+    if name == "localhost" or name in hosts:
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _too_much(most: int) -> ProblemError:

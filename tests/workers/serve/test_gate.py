@@ -1,0 +1,88 @@
+"""Who a server says it is, and what pages of others may ask of it."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from propolis.cli import cli
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LocalHost:8080", 200),
+        ("localhost.", 200),
+        ("127.0.0.1:1", 200),
+        ("127.1.2.3", 200),
+        ("[::1]:8080", 200),
+        ("[::1]", 200),
+        ("evil.example", 421),
+        ("evil.example:8080", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("10.0.0.1", 421),
+        ("0.0.0.0", 421),  # noqa: S104  (a name, refused)
+        ("", 421),
+        ("localhost:evil", 421),
+    ],
+)
+def test_who_the_server_is(server, host, status):
+    """A name that others can make mean this machine is none of the server's."""
+    for path in ("/openapi.json", "/info", "/health"):
+        got = server.http.get(path, headers={"Host": host})
+        assert got.status_code == status, path
+        if status == 421:
+            assert got.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_names_it_was_given(serving):
+    """A proxy's name is answered where the server was told it, and any where it need not care."""
+    server = serving(hosts=["GPU.lan"])
+    for host, status in (("gpu.lan:80", 200), ("localhost", 200), ("other.lan", 421)):
+        assert server.http.get("/info", headers={"Host": host}).status_code == status
+    server = serving(hosts=None)
+    assert server.http.get("/info", headers={"Host": "other.lan"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ("127.0.0.1",)),
+        (["--host", "localhost"], ("localhost",)),
+        (["--allowed-host", "a", "--allowed-host", "b"], ("127.0.0.1", "a", "b")),
+        (["--host", "0.0.0.0", "--open"], None),  # noqa: S104
+        (["--host", "::", "--open", "--allowed-host", "a"], ("::", "a")),
+    ],
+)
+def test_the_command_line_says_who_it_is(options, expected, tiny_gguf, monkeypatch):
+    """At this machine's own address it is that; elsewhere anything, or what it was told."""
+    told = {}
+    monkeypatch.setattr("uvicorn.run", lambda app, **_: told.update(app.user_middleware[0].kwargs))
+    result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_gguf), *options])
+    assert result.exit_code == 0, result.output
+    assert told["hosts"] == expected
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "Multipart/form-data; boundary=x"]
+)
+def test_forms_of_other_pages(server, kind):
+    """What a browser sends for any page without asking the server first is not answered."""
+    body = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+    for origin, status in (
+        ("http://evil.example", 403),
+        ("http://evil.example:8080", 403),
+        ("http://localhost.evil.example", 403),
+        ("null", 403),
+        (server.url, 400),  # no JSON
+        ("http://localhost:3000", 400),
+    ):
+        headers = {"Content-Type": kind, "Origin": origin}
+        got = server.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert got.status_code == status, origin
+    got = server.http.post("/v1/chat/completions", content=body, headers={"Content-Type": kind})
+    assert got.status_code == 400
+    body = body.encode()
+    assert server.http.post("/v1/chat/completions", content=body).status_code == 400  # of no kind
