@@ -29,3 +29,5 @@ def test_wheel_and_sdist_build(project: Path, dist: Path) -> None:
     assert packages == code
     for package in packages:
         assert f"{package}/py.typed" in names
+    pages = project.glob("src/**/static/*")  # what browsers are served
+    assert {page.relative_to(project / "src").as_posix() for page in pages} <= set(names)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
 import sys
 import threading
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +15,11 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 import uvicorn
+from browser import Browser
+from browser import Page
+from browser import missing
+from fake_images import FakeImages
+from fake_images import fake_images
 from patience import patience
 from patience import until
 
@@ -124,3 +132,92 @@ def drawing(hosting, sd_folder):
 def server(serving) -> Iterator[Running]:
     """A server that the tests of a module share."""
     return serving()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory) -> Iterator[Browser]:
+    """A browser; where there is none the tests are skipped, or fail where it must be there."""
+    if missing():
+        if os.environ.get("PROPOLIS_REQUIRE_NATIVE"):
+            pytest.fail(f"PROPOLIS_REQUIRE_NATIVE is set and {missing()}")
+        pytest.skip(missing())
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def visit(chromium):
+    """Opens the page of a server; nothing may have gone elsewhere, or complained, at the end."""
+    opened = []
+
+    def opens(url: str, *, fresh: bool = True) -> Page:
+        page = Page(chromium, url)
+        if fresh:
+            chromium.get("about:blank")
+            stored = {"origin": url, "storageTypes": "all"}
+            chromium.execute_cdp_cmd("Storage.clearDataForOrigin", stored)
+        page.open()
+        opened.append(page)
+        return page
+
+    chromium.requested()
+    chromium.complaints()
+    yield opens
+    chromium.colours("")
+    chromium.emulate("clearDeviceMetricsOverride")
+    chromium.get("about:blank")
+    own = (
+        "about:",
+        "data:",
+        *(prefix for page in opened for prefix in (page.url, f"blob:{page.url}")),
+    )
+    requested = chromium.requested()
+    assert requested
+    assert not [url for url in requested if not url.startswith(own)]
+    assert chromium.complaints() == []
+
+
+@pytest.fixture
+def page(visit, server) -> Page:
+    """The page of the tiny model, whose answers are of eight tokens, the same each time."""
+    opened = visit(server.url)
+    opened.set("sampling-form", temperature=0, max_tokens=8)
+    return opened
+
+
+@pytest.fixture
+def served() -> Iterator[FakeImages]:
+    """A server that only says that it draws, as the test wants it to."""
+    with fake_images() as made:
+        yield made
+
+
+@pytest.fixture
+def paced(server, monkeypatch):
+    """
+    Lets answers come token by token, as the test allows.
+
+    ``paced.allowed`` counts tokens; ``paced.error`` is raised after them where it is given.
+    """
+
+    class Pace:
+        allowed = 0
+        error: Exception | None = None
+
+    pace, real = Pace(), server.service.answer
+
+    async def answer(request):
+        async with aclosing(real(request)) as told:
+            number = 0
+            async for one in told:
+                while number >= pace.allowed:
+                    if pace.error is not None:
+                        raise pace.error
+                    await asyncio.sleep(0.01)
+                number += 1
+                yield one
+
+    monkeypatch.setattr(server.service, "answer", answer)
+    yield pace
+    pace.allowed = 1 << 20

@@ -20,6 +20,7 @@ from propolis.errors import PropolisError
 from propolis_workers.serve import jobs
 from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
+from propolis_workers.serve import page
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
@@ -85,6 +86,7 @@ def application(
         from propolis_workers.serve import openai_images  # noqa: PLC0415  (Pillow is not for all)
 
         app.include_router(openai_images.routes(images))
+    app.include_router(page.routes())
     app.add_exception_handler(PropolisError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
 

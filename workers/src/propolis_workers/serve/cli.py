@@ -112,7 +112,7 @@ def serve(
     **options: Any,
 ) -> None:
     """
-    Answer over HTTP: OpenAI's API and others, health and metrics.
+    Answer over HTTP: OpenAI's API and others, a page for people, health and metrics.
 
     Each model runs in a process of its own; where that ends, requests get an error and it is
     started again.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis_workers import events
+from propolis_workers.serve import page
 from propolis_workers.serve.problems import ProblemError
 
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from starlette.types import Scope
     from starlette.types import Send
 
-# Anyone may ask whether the process lives.
-OPEN: Final = frozenset({"/health"})
+# Anyone may ask whether the process lives, and for the page, which asks for the token.
+OPEN: Final = frozenset({"/health", *page.PATHS})
 
 # What browsers send across origins unasked; all else they ask for, and get no leave.
 FORMS: Final = frozenset(
