@@ -39,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image hipsim hipsim-cuda kernels ck test quick test-all oracles conformance \
+.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles conformance \
 	rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
@@ -53,6 +53,9 @@ demo: $(RUN) ## Answer a question and draw an image with real models on this mac
 
 readme-image: $(RUN) ## Draw the image of the README anew
 	$(BIN)/python tools/readme_image.py
+
+page-images: $(DEV) ## Photograph the page of `propolis serve` anew for the docs (needs chromium-driver)
+	PYTHONPATH=tests/support $(BIN)/python tools/page_images.py
 
 test: $(DEV) ## Lint, check types, contracts and docs, and run all tests that are quick (minutes)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint hipsim

@@ -71,3 +71,11 @@ def test_it_needs_no_token(serving):
 def test_it_is_no_part_of_the_api(server):
     """OpenAPI describes what programs ask."""
     assert not page.PATHS & set(server.http.get("/openapi.json").json()["paths"])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_docs_show_it(scheme):
+    """The docs' images of it are there, small, and made by a script (`make page-images`)."""
+    root = Path(__file__).parents[3]
+    assert (root / f"docs/images/page-{scheme}.png").stat().st_size < 150_000
+    assert f"(images/page-{scheme}.png)" in (root / "docs/serving.md").read_text()
