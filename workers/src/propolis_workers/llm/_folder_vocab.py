@@ -68,13 +68,16 @@ def folder_parts(folder: Path) -> Parts:
         ends.update(listed if name == "eos" else ())
     ends.update(index for index in (ids["eos"],) if index is not None)
 
+    spaced = any(token.lstrip or token.rstrip for token in added.values())
     # Whether special tokens are matched is the library object's state, not an argument.
     lock = threading.Lock()
 
     def encode(text: str, parse_special: bool, add_special: bool) -> list[int]:
         with lock:
             library.encode_special_tokens = not parse_special
-            return library.encode(text, add_special_tokens=add_special).ids
+            # Unlike encode, a batch lets other threads run meanwhile.
+            (found,) = library.encode_batch_fast([text], add_special_tokens=add_special)
+            return found.ids
 
     return Parts(
         encode=encode,
@@ -85,19 +88,27 @@ def folder_parts(folder: Path) -> Parts:
         end_ids=frozenset(ends),
         bos_id=ids["bos"],
         eos_id=ids["eos"],
-        chat_template=_folder_template(folder, config),
+        chat_template=_folder_template(folder, config, "default"),
+        tool_template=_folder_template(folder, config, "tool_use"),
+        # What rewrites a text, or eats the spaces around a token, may make it short.
+        longest=0 if library.normalizer or spaced else max(map(len, vocab), default=0),
     )
 
 
-def _folder_template(folder: Path, config: Mapping[str, object]) -> str | None:
-    """Return the chat template of a folder: its own file, else the configuration's."""
+def _folder_template(folder: Path, config: Mapping[str, object], name: str) -> str | None:
+    """Return a chat template of a folder: its own file, else the configuration's."""
+    default = name == "default"
     path = folder / "chat_template.jinja"
+    if not default:
+        path = folder / "additional_chat_templates" / f"{name}.jinja"
     if path.is_file():
         return read_text(path)
     found = config.get("chat_template")
     if isinstance(found, list):  # several, each with a name
         named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
+        found = named.get(name)
+    elif not default:
+        found = None
     if found is not None and not isinstance(found, str):
         msg = f"{folder / _EXTRAS[0]}: chat_template is of type {type(found).__name__}, not str"
         raise FileFormatError(msg)

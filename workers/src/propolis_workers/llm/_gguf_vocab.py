@@ -114,8 +114,9 @@ def gguf_parts(metadata: Mapping[str, object]) -> Parts:
             if isinstance(part, int):
                 output.append(part)
             else:
-                found = library.encode(part, add_special_tokens=False).ids
-                output += [index for index in found if index != dropped]
+                # Unlike encode, a batch lets other threads run meanwhile.
+                (found,) = library.encode_batch_fast([part], add_special_tokens=False)
+                output += [index for index in found.ids if index != dropped]
         return output + list(suffix) if add_special else output
 
     return Parts(
@@ -128,6 +129,9 @@ def gguf_parts(metadata: Mapping[str, object]) -> Parts:
         bos_id=ids["bos"],
         eos_id=ids["eos"],
         chat_template=_get(metadata, "tokenizer.chat_template", str),
+        tool_template=_get(metadata, "tokenizer.chat_template.tool_use", str),
+        # A byte that gives no token makes texts of any length short.
+        longest=max(map(len, tokens)) if _has_all_bytes(vocab) else 0,
     )
 
 
@@ -142,7 +146,7 @@ def _bpe(
     from tokenizers import models  # noqa: PLC0415
     from tokenizers import pre_tokenizers  # noqa: PLC0415
 
-    if all(chr(code) in vocab for code in CHAR_TO_BYTE):
+    if _has_all_bytes(vocab):
         model = models.BPE(vocab, merges, ignore_merges=whole_words)
     else:
         # Some vocabularies lack bytes; such a byte gives no id.  Left alone the library
@@ -161,6 +165,10 @@ def _bpe(
     alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([*steps, alphabet])
     return library
+
+
+def _has_all_bytes(vocab: Mapping[str, int]) -> bool:
+    return all(chr(code) in vocab for code in CHAR_TO_BYTE)
 
 
 def _partition(text: str, tokens: list[tuple[str, int]]) -> list[str | int]:

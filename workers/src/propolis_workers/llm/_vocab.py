@@ -52,6 +52,8 @@ class Parts:
     bos_id: int | None
     eos_id: int | None
     chat_template: str | None
+    tool_template: str | None = None  # for conversations with tools, where it is another
+    longest: int = 0  # the most characters of text that one token stands for; 0: not known
     pieces: dict[int, bytes] = field(default_factory=dict)
 
 

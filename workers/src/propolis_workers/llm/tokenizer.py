@@ -104,6 +104,16 @@ class Tokenizer:
         """The source of the chat template, where the file has one."""
         return self._parts.chat_template
 
+    @property
+    def tool_template(self) -> str | None:
+        """The source of another template for conversations with tools, where the file has one."""
+        return self._parts.tool_template
+
+    def fewest(self, text: str) -> int:
+        """How many tokens a text has at least; costs nothing, and is often far too few."""
+        longest = self._parts.longest
+        return -(-len(text) // longest) if longest else 0
+
     def encode(
         self, text: str, *, parse_special: bool = True, add_special: bool = False
     ) -> list[int]:
