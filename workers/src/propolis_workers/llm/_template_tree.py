@@ -61,10 +61,12 @@ class Rewriter(NodeTransformer):
 
     Attributes:
         roles: those of messages that the template has a case for.
+        names: of the variables that it reads.
     """
 
     def __init__(self) -> None:
         self.roles: set[str] = set()
+        self.names: set[str] = set()
         self._count = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
@@ -76,6 +78,11 @@ class Rewriter(NodeTransformer):
         if self._count > _MAX_NODES:
             exceed(f"more than {_MAX_NODES} expressions")
         return super().visit(node, *args, **kwargs)
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
+        if node.ctx == "load":
+            self.names.add(node.name)
+        return node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
         # Bare data is output without being finalised, so that nobody would pay for it.

@@ -22,6 +22,7 @@ from propolis_workers.llm.stopping import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from collections.abc import Collection
     from collections.abc import Sequence
 
     import numpy as np
@@ -104,6 +105,7 @@ class Answer:
         history: Sequence[int] = (),
         blame: Callable[[], str] | None = None,
         constraint: Constraint | None = None,
+        shown: Collection[int] = (),
     ) -> None:
         """
         Begin before the first token.
@@ -117,6 +119,7 @@ class Answer:
             history: tokens before the prompt's; penalties count them.
             blame: says whom to suspect where there is no token to draw.
             constraint: what the text has to follow.
+            shown: control tokens that are text all the same.
 
         Raises:
             UsageError: ``max_tokens`` or the stop strings are not as described.
@@ -128,7 +131,7 @@ class Answer:
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown)
         self._blame = blame
         self._constraint = constraint
         self._started = self._first = 0.0

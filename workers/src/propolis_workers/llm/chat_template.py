@@ -70,6 +70,7 @@ class ChatTemplate:
     Attributes:
         roles: that messages may have: system, user, assistant, and what else the template
             has a case for, such as tool.
+        names: of the variables that the template reads, such as tools.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -80,6 +81,7 @@ class ChatTemplate:
         self._environment = Environment()
         self._lock = threading.Lock()
         self.roles: tuple[str, ...] = _ROLES
+        self.names: frozenset[str] = frozenset()
         self._template = _shielded("cannot be compiled", lambda: self._compiled(source))
 
     def render(
@@ -152,6 +154,7 @@ class ChatTemplate:
         rewriter = Rewriter()
         tree = rewriter.visit(environment.parse(source))
         self.roles = *_ROLES, *sorted(rewriter.roles.difference(_ROLES))
+        self.names = frozenset(rewriter.names)
         tree.set_environment(environment)
         code = environment.compile(tree)
         return environment.template_class.from_code(environment, code, environment.globals)

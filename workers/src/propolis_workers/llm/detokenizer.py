@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from propolis_workers.llm.tokenizer import Tokenizer
 
 
@@ -19,9 +21,12 @@ class Detokenizer:
     the sequence's bytes decoded at once with errors="replace".
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = skipped.difference(shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, index: int) -> str:

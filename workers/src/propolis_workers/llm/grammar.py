@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 # A space or an indented new line: without a bound, small models draw white space for ever.
-_JSON: Any = {"whitespace_pattern": r" ?|\n {0,24}"}
+WHITE_SPACE: Final = r" ?|\n {0,24}"
+_JSON: Any = {"whitespace_pattern": WHITE_SPACE}
 
 
 def json_grammar(schema: dict[str, Any] | None = None) -> str:
@@ -35,7 +37,7 @@ def json_grammar(schema: dict[str, Any] | None = None) -> str:
 
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema or {"type": "object"}, _JSON)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         msg = f"the JSON schema cannot be used: {str(exc)[:300]}"
         raise UsageError(msg) from exc
     return _valid(grammar, "the JSON schema")
@@ -125,4 +127,4 @@ class _Vocabulary:
         return self._tokenizer.encode(text)
 
 
-__all__ = ["Constraint", "Grammars", "json_grammar", "lark_grammar"]
+__all__ = ["WHITE_SPACE", "Constraint", "Grammars", "json_grammar", "lark_grammar"]

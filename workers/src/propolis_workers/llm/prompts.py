@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from propolis.errors import ModelError
+from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
 from propolis_workers.llm.architecture import config_from_folder
 from propolis_workers.llm.architecture import config_from_gguf
 from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.tokenizer import Tokenizer
+from propolis_workers.llm.tools.families import FAMILIES
+from propolis_workers.llm.tools.families import family_of
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
 
@@ -19,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.tools.families import Family
 
-Message = dict[str, str]
+Message = Mapping[str, object]
 
 
 def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, Tokenizer]:
@@ -50,52 +56,132 @@ class Prompts:
         tokenizer: text to ids and back.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, path: Path, tokenizer: Tokenizer, template: str | None = None) -> None:
+        """
+        Take what is asked.
+
+        Args:
+            path: of the model.
+            tokenizer: text to ids and back.
+            template: a chat template in place of the model's own.
+        """
         self.tokenizer = tokenizer
         self._path = path
-        self._template: ChatTemplate | None = None
+        own = template or tokenizer.chat_template
+        self._sources = {False: own, True: template or tokenizer.tool_template or own}
+        self._templates: dict[str, ChatTemplate] = {}
 
-    def render(self, messages: Sequence[Message]) -> str:
+    @property
+    def template(self) -> str | None:
+        """The source of the chat template, where there is one."""
+        return self._sources[False]
+
+    @cached_property
+    def family(self) -> Family:
+        """
+        How the model writes calls of tools, as its chat template shows.
+
+        Raises:
+            ModelError: there is no template, or it cannot be used.
+            UsageError: it takes no tools, or its calls are not read here.
+        """
+        if "tools" not in self._template(tools=True).names:
+            msg = f"the chat template of {self._path.name} takes no tools: ask without them"
+            raise UsageError(msg)
+        family = family_of(self._sources[True] or "")
+        if family is None:
+            known = ", ".join(one.name for one in FAMILIES)
+            msg = (
+                f"the chat template of {self._path.name} has calls of tools written in a way that "
+                f"is not read here; supported: {known}: ask without tools"
+            )
+            raise UsageError(msg)
+        return family
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
         """
         The prompt for a conversation, by the model's own chat template.
+
+        Args:
+            messages: each with its role and its content.
+            tools: what the model may call, as OpenAI's API describes it.
 
         Raises:
             ModelError: the model has no template, or it fails on these messages.
             UsageError: the messages are not of the types or roles that it takes.
         """
-        if self._template is None:
-            source = self.tokenizer.chat_template
-            if source is None:
-                msg = f"{self._path.name} has no chat template: give it raw text (--raw)"
-                raise ModelError(msg)
-            special = self.tokenizer.token_bytes
-            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-            self._template = ChatTemplate(
-                source,
-                bos_token="" if bos is None else special(bos).decode(errors="replace"),
-                eos_token="" if eos is None else special(eos).decode(errors="replace"),
-            )
-        return self._template.render(messages, add_generation_prompt=True)
+        template = self._template(tools=tools is not None)
+        return template.render(messages, add_generation_prompt=True, tools=tools)
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to where the answer begins; raises as :meth:`render`."""
-        return self.tokenizer.encode(self.render(messages))
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        begun: str = "",
+        most: int | None = None,
+    ) -> list[int]:
+        """
+        The tokens of a conversation, up to where the answer begins.
 
-    def text(self, text: str) -> list[int]:
+        Args:
+            messages: as for :meth:`render`, whose errors it raises too.
+            tools: likewise.
+            begun: what the answer begins with.
+            most: as for :meth:`text`.
+        """
+        text = self.render(messages, tools=tools) + begun
+        self._expect_short(text, most)
+        return self.tokenizer.encode(text)
+
+    def text(self, text: str, *, most: int | None = None) -> list[int]:
         """
         The tokens of a raw text that is to go on.
+
+        Args:
+            text: that goes on.
+            most: tokens that there is room for. A text that is longer for certain is refused
+                before time is spent on it; one that is not may still be.
 
         Raises:
             ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: it cannot be used.
+            ModelError: it is too long.
         """
         expect_text("prompt", text)
+        self._expect_short(text, most)
         ids = self.tokenizer.encode(text, add_special=True)
         # Some files want an end token after every text; a prompt is to go on.
         end = [self.tokenizer.eos_id]
         if ids[-1:] == end and self.tokenizer.encode(text)[-1:] != end:
             ids.pop()
         return ids
+
+    def _expect_short(self, text: str, most: int | None) -> None:
+        fewest = self.tokenizer.fewest(text)
+        if most is not None and fewest >= most:
+            msg = (
+                f"the prompt has {len(text)} characters, which are at least {fewest} tokens; the "
+                f"context is {most}: no room for an answer; shorten it, or raise the context"
+            )
+            raise ModelError(msg)
+
+    def _template(self, *, tools: bool) -> ChatTemplate:
+        source = self._sources[tools]
+        if source is None:
+            msg = f"{self._path.name} has no chat template: give it raw text (--raw)"
+            raise ModelError(msg)
+        if source not in self._templates:
+            special = self.tokenizer.token_bytes
+            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+            self._templates[source] = ChatTemplate(
+                source,
+                bos_token="" if bos is None else special(bos).decode(errors="replace"),
+                eos_token="" if eos is None else special(eos).decode(errors="replace"),
+            )
+        return self._templates[source]
 
 
 __all__ = ["Message", "Prompts", "open_model"]

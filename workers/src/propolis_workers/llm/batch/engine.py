@@ -63,6 +63,7 @@ class Request:
         stops: strings that end the answer.
         logprobs: how many of the likeliest tokens are told with each; None for no probabilities.
         grammar: what the answer has to follow, as :mod:`propolis_workers.llm.grammar` makes it.
+        shown: control tokens that are text all the same, such as those that begin calls of tools.
     """
 
     prompt: list[int]
@@ -71,6 +72,7 @@ class Request:
     stops: tuple[str, ...] = ()
     logprobs: int | None = None
     grammar: str | None = None
+    shown: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class BatchEngine:
             constraint=None
             if request.grammar is None
             else self._grammars.constraint(request.grammar),
+            shown=request.shown,
             blame=lambda: suspects(self._model.device, self._llm.path),
         )
         answer.start()

@@ -1,0 +1,1 @@
+"""Calls of tools: who writes them how, how they are read, and grammars that make them valid."""
