@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import itertools
 import sys
 import threading
 from contextlib import aclosing
@@ -25,6 +26,7 @@ from patience import until
 
 from propolis import Config
 from propolis_workers.serve.app import application
+from propolis_workers.serve.engine import AnswerError
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.image_service import ImageService
 from propolis_workers.serve.service import Service
@@ -89,14 +91,26 @@ def hosting():
 def serving(hosting, tiny_gguf):
     """Makes servers of the tiny model that writes."""
 
-    def start(*, token=None, most_waiting=8, most=4, tokens=None, **options) -> Running:
+    def start(
+        *,
+        model=tiny_gguf,
+        context=96,
+        token=None,
+        most_waiting=8,
+        most=4,
+        tokens=None,
+        deadline=None,
+        template=None,
+        **options,
+    ) -> Running:
         config = Config(threads=1).model_dump(mode="json")
         engine = Engine(
-            {**config, "model": str(tiny_gguf)},
-            {"context": 96, "most": most, "tokens": tokens},
+            {**config, "model": str(model)},
+            {"context": context, "most": most, "tokens": tokens},
             most_waiting=most_waiting,
         )
-        return hosting(Service(tiny_gguf, engine), token=token, **options)
+        service = Service(model, engine, deadline=deadline, template=template)
+        return hosting(service, token=token, **options)
 
     return start
 
@@ -115,7 +129,7 @@ def sd_folder(tmp_path_factory) -> Path:
 def drawing(hosting, sd_folder):
     """Makes servers of the tiny model that draws."""
 
-    def start(*, loras=None, most=4, most_waiting=8, **options) -> Running:
+    def start(*, loras=None, most=4, most_waiting=8, deadline=None, **options) -> Running:
         config = Config(threads=1).model_dump(mode="json")
         engine = Engine(
             {**config, "sd_model": str(sd_folder)},
@@ -123,9 +137,36 @@ def drawing(hosting, sd_folder):
             kind="sd",
             most_waiting=most_waiting,
         )
-        return hosting(None, ImageService(sd_folder, engine, loras=loras), **options)
+        return hosting(
+            None, ImageService(sd_folder, engine, loras=loras, deadline=deadline), **options
+        )
 
     return start
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """Makes a server answer with given texts, whatever is asked: what comes of it can be told."""
+
+    def script(server: Running, *texts: str, reason="EOS", fails: str | None = None) -> None:
+        count = itertools.count()
+
+        async def answer(request, until=None):
+            number = next(count)
+            for place, text in enumerate(texts):
+                one = {"token": 65, "text": text}
+                if fails is not None and number:
+                    raise AnswerError(fails, "ModelError")
+                if place == len(texts) - 1:
+                    ids = {"tokens": len(texts), "cached_tokens": 0}
+                    spent = {"prefill_seconds": 0.0, "decode_seconds": 0.0}
+                    one["finish"] = {"stop_reason": reason, "stop_string": None, **ids, **spent}
+                yield one
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(server.engine, "answer", answer)
+
+    return script
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,9 @@ def test_nothing_asked_is_loading(client):
     [
         ({"model": "other"}, "there is 'tiny'"),
         ({"format": "yaml"}, "format"),
-        ({"tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"function": {"name": "f"}}]}, "takes no tools"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"options": {"temperature": -1}}, "temperature"),
         ({"messages": [{"role": "user", "content": "x" * 400}]}, "no room for an answer"),
     ],

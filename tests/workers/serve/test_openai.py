@@ -130,11 +130,10 @@ def test_completions(client, llm):
         got = client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=6)
         assert got.choices[0].text == text
     got = client.completions.create(
-        model="tiny", prompt=["the ", "on "], temperature=0, max_tokens=6, echo=True, logprobs=1
+        model="tiny", prompt=["the ", "on "], temperature=0, max_tokens=6, echo=True
     )
     assert [0, 1] == [choice.index for choice in got.choices]
     assert got.choices[0].text == "the " + text
-    assert len(got.choices[0].logprobs.tokens) == len(generation.finish.ids)
     pieces = client.completions.create(
         model="tiny", prompt="the ", temperature=0, max_tokens=6, stream=True
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
 
 from propolis import __version__
 from propolis.errors import PropolisError
@@ -24,6 +26,7 @@ from propolis_workers.serve import page
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
+from propolis_workers.serve.openai_replies import describe_events
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 
@@ -45,6 +48,14 @@ _NOT_FIELDS = ("body", *jobs.OPERATIONS)
 
 # Seconds after which a stream about loading says that it is still there.
 _KEEPALIVE = 10.0
+
+
+class _App(FastAPI):
+    """What is served, with a description that tells of streams too."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The description, as OpenAPI has it."""
+        return describe_events(super().openapi())
 
 
 def application(
@@ -75,7 +86,7 @@ def application(
         yield
         await asyncio.gather(*(engine.stop() for engine in engines))
 
-    app = FastAPI(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
+    app = _App(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
     metrics = Metrics(service, images)
     app.include_router(jobs.routes(service, images))
     app.include_router(openai.models(service, images))
@@ -89,6 +100,7 @@ def application(
     app.include_router(page.routes())
     app.add_exception_handler(PropolisError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unknown)
 
     @app.get("/health")
     async def health() -> Response:
@@ -183,6 +195,22 @@ def _event(message: dict[str, Any]) -> bytes:
 async def _ours(_: HttpRequest, exc: Exception) -> Response:
     problem = problem_of(exc) if isinstance(exc, PropolisError) else ProblemError(500, str(exc))
     return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+
+
+async def _unknown(http: HttpRequest, exc: Exception) -> Response:
+    """No such route, another method, or a body that cannot be read."""
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
+    path = http.url.path[:200]
+    if status == HTTPStatus.NOT_FOUND:
+        msg = f"there is no {path} here; /openapi.json says what there is"
+        problem = ProblemError(status, msg, code="not_found")
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        msg = f"{path} is not for {http.method}; supported: {headers.get('Allow', 'another')}"
+        problem = ProblemError(status, msg, code="method_not_allowed")
+    else:
+        problem = ProblemError(status, str(exc.detail) if isinstance(exc, HTTPException) else "")
+    return JSONResponse(problem.body(), status_code=status, headers=headers)
 
 
 async def _invalid(_: HttpRequest, exc: Exception) -> Response:

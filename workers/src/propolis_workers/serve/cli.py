@@ -100,6 +100,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Requests that may wait; more are refused (429).",
 )
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="The most that an answer may take; requests may ask for less.",
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A chat template in place of the model's own, such as one that takes tools.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -164,6 +176,7 @@ def _named(config: Config) -> str:
 
 
 def _writer(config: Config, options: dict[str, Any]) -> Service:
+    from propolis_workers.files import read_text  # noqa: PLC0415
     from propolis_workers.llm.models import find_model  # noqa: PLC0415
     from propolis_workers.serve.engine import Engine  # noqa: PLC0415
     from propolis_workers.serve.service import Service  # noqa: PLC0415
@@ -176,7 +189,9 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
         {**told, "tokens": options["cache_tokens"]},
         most_waiting=options["queue"],
     )
-    return Service(path, engine)
+    chosen = options["chat_template"]
+    template = None if chosen is None else read_text(chosen)
+    return Service(path, engine, deadline=options["deadline"], template=template)
 
 
 def _painter(config: Config, options: dict[str, Any]) -> ImageService:
@@ -200,7 +215,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         kind="sd",
         most_waiting=options["queue"],
     )
-    return ImageService(path, engine, dtype=dtype, loras=loras)
+    return ImageService(path, engine, dtype=dtype, loras=loras, deadline=options["deadline"])
 
 
 def _own(host: str) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 from typing import Literal
+from typing import TypeVar
 
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
@@ -33,6 +34,7 @@ from propolis_workers.serve import messages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Awaitable
     from collections.abc import Mapping
 
 # Seconds before a new process is started, after the first failure, the second and so on.
@@ -46,6 +48,7 @@ _SOON: Final = 0.5
 # One line may hold the tokens of all sequences.
 _LONGEST_LINE: Final = 1 << 26
 
+T = TypeVar("T")
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 
@@ -59,6 +62,13 @@ class EngineFailedError(EngineGoneError):
 
 class BusyError(PropolisError):
     """As many requests wait as may."""
+
+
+class DeadlineError(PropolisError):
+    """An answer took longer than it may."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer took longer than the request or the server allows")
 
 
 class AnswerError(PropolisError):
@@ -190,13 +200,20 @@ class Engine:
             )
             raise BusyError(msg)
 
-    async def answer(self, asked: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def answer(
+        self, asked: Mapping[str, Any], until: float | None = None
+    ) -> AsyncGenerator[dict[str, Any]]:
         """
         What the process says of a request as it comes; the last has ``finish``.
 
         An iteration that is left cancels the request.
 
+        Args:
+            asked: what is wanted.
+            until: when it must have ended, by the event loop's clock; None for any time.
+
         Raises:
+            DeadlineError: it had not.
             EngineGoneError: there is no engine now, or it ended before the answer did.
             AnswerError: the engine says why it does not answer.
         """
@@ -207,9 +224,9 @@ class Engine:
         self._answers[key] = told
         finished = False
         try:
-            await self._say({"do": "add", "key": key, **asked})
+            await _before(until, self._say({"do": "add", "key": key, **asked}))
             while not finished:
-                one = await told.get()
+                one = await _before(until, told.get())
                 if "error" in one:
                     finished = True
                     if one["kind"] == "EngineGoneError":
@@ -219,9 +236,9 @@ class Engine:
                 yield one
         finally:
             del self._answers[key]
-            if not finished:
-                with contextlib.suppress(EngineGoneError):
-                    await self._say({"do": "cancel", "key": key})
+            if not finished and self._writer is not None:
+                # Without waiting: an engine that hears nothing must not hold whoever leaves it.
+                self._writer.write(messages.line({"do": "cancel", "key": key}))
 
     async def _say(self, message: Mapping[str, Any]) -> None:
         if self._writer is None:
@@ -378,6 +395,14 @@ class Engine:
             told.put_nowait({"error": f"{why}; try again", "kind": "EngineGoneError"})
 
 
+async def _before(until: float | None, work: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout_at(until):
+            return await work
+    except TimeoutError as exc:
+        raise DeadlineError from exc
+
+
 def _how(process: asyncio.subprocess.Process) -> str:
     """How a process ended; nothing where it has not."""
     code = process.returncode
@@ -394,6 +419,7 @@ def _how(process: asyncio.subprocess.Process) -> str:
 __all__ = [
     "AnswerError",
     "BusyError",
+    "DeadlineError",
     "Engine",
     "EngineFailedError",
     "EngineGoneError",

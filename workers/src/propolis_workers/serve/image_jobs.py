@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.drawing import Drawing
 
 
@@ -44,6 +45,7 @@ class _Asked(BaseModel):
     steps: Annotated[int, Field(ge=1, le=150)] = 20
     guidance_scale: Annotated[float, Field(ge=0, le=20)] = 7.5
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    timeout: Seconds | None = None
     width: int | None = None
     height: int | None = None
     scheduler: str | None = None
@@ -103,9 +105,11 @@ class ImageInpaint(_Asked):
         return {"image": self.init_image, "mask": self.mask_image, "strength": self.strength}
 
 
-async def draw(service: ImageService, asked: dict[str, Any], job: Running) -> None:
+async def draw(
+    service: ImageService, asked: dict[str, Any], job: Running, until: float | None = None
+) -> None:
     """Tell a job's events: progress and previews, and the image at the end."""
-    async with aclosing(service.answer(asked)) as answer:
+    async with aclosing(service.answer(asked, until)) as answer:
         async for told in answer:
             if "finish" in told:
                 seed, seconds = told["finish"]["seed"], told["finish"]["seconds"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import time
@@ -12,6 +11,8 @@ from typing import Final
 
 from propolis.dtypes import parse_dtype
 from propolis_workers.sd.pipeline import StableDiffusion
+from propolis_workers.serve.deadlines import Deadlines
+from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.painter import params_of
 from propolis_workers.serve.problems import ProblemError
@@ -38,6 +39,7 @@ class ImageService:
     Attributes:
         name: of the model, as clients call it.
         engine: what computes.
+        deadlines: of its answers.
         size: of an image in pixels where nobody says another.
         smallest: pixels along a side of an image, at least.
         factor: of which both sides are multiples.
@@ -45,7 +47,13 @@ class ImageService:
     """
 
     def __init__(
-        self, path: Path, engine: Engine, *, dtype: str = "f32", loras: Path | None = None
+        self,
+        path: Path,
+        engine: Engine,
+        *,
+        dtype: str = "f32",
+        loras: Path | None = None,
+        deadline: float | None = None,
     ) -> None:
         """
         Read the model's settings, and none of its weights.
@@ -55,6 +63,7 @@ class ImageService:
             engine: what computes.
             dtype: of its weights there.
             loras: the folder of the LoRA files that may be asked for; None for none.
+            deadline: the most seconds that an answer takes, whatever a request asks.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -67,6 +76,7 @@ class ImageService:
         self.smallest = min(256, self.size)
         self.name = self._twin.name
         self.engine = engine
+        self.deadlines = Deadlines(deadline)
         self.created = int(time.time())
         self._loras = loras
         self._watch: Watch | None = None
@@ -86,7 +96,7 @@ class ImageService:
             msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
             raise ProblemError(404, msg, code="model_not_found", param="model")
 
-    async def prepare(self, drawing: Drawing) -> dict[str, Any]:
+    async def prepare(self, drawing: Drawing, until: float | None = None) -> dict[str, Any]:
         """
         Check what somebody wants, as far as that is possible without the weights.
 
@@ -98,12 +108,12 @@ class ImageService:
         """
         self.engine.expect_room(1)
         loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
-        params = await asyncio.to_thread(self._sealed, drawing.params)
+        params = await threaded(until, self._sealed, drawing.params)
         return {"params": params, "loras": loras, "preview": drawing.preview}
 
-    def answer(self, asked: Told) -> AsyncGenerator[Told]:
+    def answer(self, asked: Told, until: float | None = None) -> AsyncGenerator[Told]:
         """Steps, previews and at last the images, as the painter tells them."""
-        answer = self.engine.answer(asked)
+        answer = self.engine.answer(asked, until)
         return answer if self._watch is None else self._watch(answer)
 
     def lora(self, name: str) -> Path:

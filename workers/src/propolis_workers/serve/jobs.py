@@ -28,9 +28,12 @@ from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis_workers.serve import image_jobs
 from propolis_workers.serve import text_jobs
+from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
+from propolis_workers.serve.engine import DeadlineError
 from propolis_workers.serve.image_jobs import ImageGeneration
 from propolis_workers.serve.image_jobs import ImageInpaint
 from propolis_workers.serve.image_jobs import ImageTransform
+from propolis_workers.serve.openai_replies import Error
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.text_jobs import Infer
@@ -211,6 +214,8 @@ async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]
         job.say(type="error", code="CANCELLED", message="the job was cancelled")
     except PropolisError as exc:
         code = "VRAM_OOM" if isinstance(exc, OutOfMemoryError) else "INFERENCE_FAILED"
+        if isinstance(exc, DeadlineError):
+            code = "TIMEOUT"
         job.say(type="error", code=code, message=str(problem_of(exc)))
     finally:
         job.end()
@@ -218,22 +223,26 @@ async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]
 
 def routes(service: Service | None, images: ImageService | None) -> APIRouter:
     """The routes, answered by those services."""
-    router, jobs = APIRouter(), Jobs()
+    router, jobs = APIRouter(responses={"default": {"model": Error}}), Jobs()
 
     @router.post("/v1/jobs")
     @router.post("/v1/inference")
-    async def start(asked: Job) -> dict[str, str]:
+    async def start(asked: Job, within: Timeout = None) -> dict[str, str]:
         jobs.expect_free(asked.job_id)
         if isinstance(asked, Infer):
             writes = service or _missing("writes")
-            request = await text_jobs.prepare(writes, asked)
-            name = jobs.begin(asked.job_id, lambda job: text_jobs.write(writes, request, job))
+            until = writes.deadlines.until(asked.timeout, within)
+            request = await text_jobs.prepare(writes, asked, until)
+            name = jobs.begin(
+                asked.job_id, lambda job: text_jobs.write(writes, request, job, until)
+            )
         else:
             draws = images or _missing("draws")
             draws.expect_model(asked.model)
-            drawing = await draws.prepare(asked.drawing())
+            until = draws.deadlines.until(asked.timeout, within)
+            drawing = await draws.prepare(asked.drawing(), until)
             name = jobs.begin(
-                asked.job_id, lambda job: image_jobs.draw(draws, drawing, job), named=True
+                asked.job_id, lambda job: image_jobs.draw(draws, drawing, job, until), named=True
             )
         return {"job_id": name, "sse_url": f"/v1/jobs/{name}/stream"}
 

@@ -45,6 +45,7 @@ def added(request: Request) -> dict[str, Any]:
         "stops": list(request.stops),
         "logprobs": request.logprobs,
         "grammar": request.grammar,
+        "shown": list(request.shown),
     }
 
 
@@ -59,6 +60,7 @@ def request(message: Mapping[str, Any]) -> Request:
         stops=tuple(message["stops"]),
         logprobs=message["logprobs"],
         grammar=message["grammar"],
+        shown=tuple(message["shown"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from contextlib import aclosing
@@ -28,13 +27,26 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.deadlines import Seconds
+from propolis_workers.serve.deadlines import Timeout
+from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.going import unless_gone
+from propolis_workers.serve.ollama_tools import Spoken
+from propolis_workers.serve.ollama_tools import Tool
+from propolis_workers.serve.ollama_tools import message
+from propolis_workers.serve.ollama_tools import spoken
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
+from propolis_workers.serve.tool_use import MOST_TOOLS
+from propolis_workers.serve.tool_use import ToolUse
+from propolis_workers.serve.tool_use import tool_use
+from propolis_workers.serve.tool_use import with_calls
 
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from collections.abc import AsyncIterator
+    from collections.abc import Callable
 
     from propolis_workers.serve.service import Service
 
@@ -68,15 +80,15 @@ class _Asked(BaseModel):
     options: Options | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     # What would change the answer and is not served is refused, not ignored.
-    tools: list[Any] | None = None
     images: list[Any] | None = None
     suffix: str | None = None
     template: str | None = None
     think: Any = None
+    timeout: Seconds | None = None
 
     def expect_served(self) -> None:
         """Refuse what is not served, by name."""
-        for name in ("tools", "images", "suffix", "template", "think"):
+        for name in ("images", "suffix", "template", "think"):
             if getattr(self, name):
                 raise ProblemError(400, f"{name} is not supported here", param=name)
 
@@ -89,20 +101,11 @@ class Generate(_Asked):
     raw: bool = False
 
 
-class Spoken(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: Annotated[str, Field(min_length=1, max_length=32)]
-    content: _Text = ""
-    images: list[Any] | None = None
-
-
 class Chat(_Asked):
     """The body of ``POST /api/chat``."""
 
     messages: Annotated[list[Spoken], Field(max_length=4096)] = []
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
 
 
 class Show(BaseModel):
@@ -118,32 +121,30 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/api/generate")
-    async def generate(asked: Generate, http: HttpRequest) -> Response:
+    async def generate(asked: Generate, http: HttpRequest, within: Timeout = None) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
         if not asked.prompt:
             return JSONResponse(_last(service, {"response": ""}, {}, "load"))
-        if asked.raw:
-            ids = await asyncio.to_thread(service.prompts.text, asked.prompt)
-        else:
-            spoken = [{"role": "user", "content": asked.prompt}]
-            if asked.system:
-                spoken.insert(0, {"role": "system", "content": asked.system})
-            ids = await asyncio.to_thread(service.prompts.chat, spoken)
-        return await _respond(service, http, asked, ids, lambda text: {"response": text})
+        request = await threaded(until, _generated, service, asked)
+        answer = service.answer(request, until)
+        return await _respond(
+            service, http, asked, request, answer, lambda one: {"response": one["text"]}
+        )
 
     @router.post("/api/chat")
-    async def chat(asked: Chat, http: HttpRequest) -> Response:
-        def shaped(text: str) -> Told:
-            return {"message": {"role": "assistant", "content": text}}
-
+    async def chat(asked: Chat, http: HttpRequest, within: Timeout = None) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
         if not asked.messages:
-            return JSONResponse(_last(service, shaped(""), {}, "load"))
+            return JSONResponse(_last(service, message({"text": ""}), {}, "load"))
         if any(one.images for one in asked.messages):
             raise ProblemError(400, "images are not supported here", param="images")
-        spoken = [{"role": one.role, "content": one.content} for one in asked.messages]
-        ids = await asyncio.to_thread(service.prompts.chat, spoken)
-        return await _respond(service, http, asked, ids, shaped)
+        request, tools = await threaded(until, _chatted, service, asked)
+        answer = service.answer(request, until)
+        if tools is not None:
+            answer = with_calls(answer, tools)
+        return await _respond(service, http, asked, request, answer, message)
 
     @router.get("/api/tags")
     async def tags() -> Told:
@@ -157,7 +158,7 @@ def routes(service: Service) -> APIRouter:
             "details": described["details"],
             "modified_at": described["modified_at"],
             "template": service.prompts.tokenizer.chat_template or "",
-            "capabilities": ["completion"],
+            "capabilities": ["completion", *(["tools"] if _takes_tools(service) else [])],
             "model_info": {
                 "general.architecture": service.config.architecture,
                 f"{service.config.architecture}.context_length": service.config.context_length,
@@ -177,27 +178,28 @@ async def _respond(
     service: Service,
     http: HttpRequest,
     asked: Generate | Chat,
-    ids: list[int],
-    shaped: Any,
+    request: Request,
+    answer: AsyncGenerator[Told],
+    shaped: Callable[[Told], Told],
 ) -> Response:
-    request = _request(service, asked.options or Options(), ids, _grammar(asked))
     started = time.perf_counter()
 
     async def pieces() -> AsyncIterator[Told]:
-        async with aclosing(service.answer(request)) as answer:
-            async for one in answer:
-                if one["text"] and asked.stream:
-                    yield _head(service) | shaped(one["text"]) | {"done": False}
-                elif one["text"]:
-                    texts.append(one["text"])
+        async with aclosing(answer) as told:
+            async for one in told:
+                if asked.stream and (one["text"] or one.get("calls")):
+                    yield _head(service) | shaped(one) | {"done": False}
+                elif not asked.stream:
+                    kept["text"] += one["text"]
+                    kept["calls"] += one.get("calls", [])
                 if "finish" in one:
                     spent = time.perf_counter() - started
-                    counts = _counts(one["finish"], len(ids), spent)
+                    counts = _counts(one["finish"], len(request.prompt), spent)
                     limit = one["finish"]["stop_reason"] in ("MAX_TOKENS", "CONTEXT_FULL")
                     end = "length" if limit else "stop"
-                    yield _last(service, shaped("".join(texts)), counts, end)
+                    yield _last(service, shaped(kept), counts, end)
 
-    texts: list[str] = []
+    kept: Told = {"text": "", "calls": []}
     if asked.stream:
         return StreamingResponse(_lines(pieces()), media_type="application/x-ndjson")
     whole: list[Told] = []
@@ -225,8 +227,47 @@ def _grammar(asked: _Asked) -> str | None:
     return json_grammar(None if isinstance(asked.format, str) else asked.format)
 
 
-def _request(service: Service, options: Options, ids: list[int], grammar: str | None) -> Request:
-    service.engine.expect_room(1)
+def _generated(service: Service, asked: Generate) -> Request:
+    """What is asked of the engine for a prompt."""
+    most = service.context
+    if asked.raw:
+        ids = service.prompts.text(asked.prompt, most=most)
+    else:
+        spoken = [{"role": "user", "content": asked.prompt}]
+        if asked.system:
+            spoken.insert(0, {"role": "system", "content": asked.system})
+        ids = service.prompts.chat(spoken, most=most)
+    return _request(service, asked.options or Options(), ids, _grammar(asked))
+
+
+def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
+    """What is asked of the engine for a conversation, and its tools."""
+    told, options, most = spoken(asked.messages), asked.options or Options(), service.context
+    if not asked.tools:
+        ids = service.prompts.chat(told, most=most)
+        return _request(service, options, ids, _grammar(asked)), None
+    if asked.format:
+        msg = "an answer follows format or calls tools: give one of them"
+        raise ProblemError(400, msg, param="format")
+    tools = tool_use(service.prompts, [tool.function.checked() for tool in asked.tools])
+    ids = service.prompts.chat(told, tools=tools.told, most=most)
+    return _request(service, options, ids, None, tools.shown), tools
+
+
+def _takes_tools(service: Service) -> bool:
+    try:
+        return bool(service.prompts.family)
+    except PropolisError:
+        return False
+
+
+def _request(
+    service: Service,
+    options: Options,
+    ids: list[int],
+    grammar: str | None,
+    shown: tuple[int, ...] = (),
+) -> Request:
     context = service.context
     expect_prompt(ids, len(ids), context, service.config, service.prompts.tokenizer)
     room = context - len(ids)
@@ -244,6 +285,7 @@ def _request(service: Service, options: Options, ids: list[int], grammar: str | 
             seed=None if options.seed is None else abs(options.seed),
         ),
         grammar=grammar,
+        shown=shown,
         max_tokens=room if options.num_predict < 1 else min(options.num_predict, room),
         stops=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
     )
@@ -252,6 +294,7 @@ def _request(service: Service, options: Options, ids: list[int], grammar: str | 
 def _expect(service: Service, asked: _Asked) -> None:
     asked.expect_served()
     service.expect_model(asked.model.removesuffix(":latest"))
+    service.engine.expect_room(1)  # before time is spent on a prompt
 
 
 def _head(service: Service) -> Told:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import time
 import uuid
@@ -25,28 +23,37 @@ from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.stopping import StopStrings
+from propolis_workers.serve import openai_replies as replies
+from propolis_workers.serve import openai_tools
+from propolis_workers.serve.answering import merged
+from propolis_workers.serve.deadlines import Timeout
+from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.going import unless_gone
+from propolis_workers.serve.openai_shapes import Chat
+from propolis_workers.serve.openai_shapes import Text
+from propolis_workers.serve.openai_shapes import reason
+from propolis_workers.serve.openai_shapes import usage
 from propolis_workers.serve.openai_types import ChatRequest  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.openai_types import CompletionRequest  # noqa: TC001
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
+from propolis_workers.serve.tool_use import ToolUse
+from propolis_workers.serve.tool_use import with_calls
 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import AsyncIterator
-    from collections.abc import Sequence
 
     from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 Told = dict[str, Any]
-_LENGTH = ("MAX_TOKENS", "CONTEXT_FULL")
 
 
 def models(service: Service | None, images: ImageService | None) -> APIRouter:
     """What is served."""
-    router = APIRouter()
+    router = APIRouter(responses={"default": {"model": replies.Error}})
     there = {one.name: one for one in (service, images) if one is not None}
 
     def told(name: str) -> Told:
@@ -55,11 +62,11 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
         head = {"id": name, "object": "model", "created": own.created, "owned_by": "propolis"}
         return {**head, **context}
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", response_model=replies.ModelList)
     async def every() -> Told:
         return {"object": "list", "data": [told(name) for name in there]}
 
-    @router.get("/v1/models/{name}")
+    @router.get("/v1/models/{name}", response_model=replies.Model)
     async def model(name: str) -> Told:
         if name not in there:
             known = ", ".join(map(repr, there))
@@ -72,18 +79,24 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
 
 def routes(service: Service) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter()
+    router = APIRouter(responses={"default": {"model": replies.Error}})
 
-    @router.post("/v1/chat/completions")
-    async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
-        service.expect_model(asked.model)
-        grammar = await asyncio.to_thread(_grammar, asked)
-        spoken = [{"role": one.role, "content": one.text()} for one in asked.messages]
-        prompt = await asyncio.to_thread(service.prompts.chat, spoken)
+    @router.post("/v1/chat/completions", response_model=replies.ChatCompletion)
+    async def chat(asked: ChatRequest, http: HttpRequest, within: Timeout = None) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
+        _expect(service, asked, 1)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            msg = "top_logprobs goes with logprobs: true"
+            raise ProblemError(400, msg, param="top_logprobs")
+        prompt, grammar, tools = await threaded(until, _chat, service, asked)
         most = asked.max_completion_tokens or asked.max_tokens
         top = asked.top_logprobs or 0 if asked.logprobs else None
-        requests = _requests(service, asked, [prompt], most, top, grammar)
-        return await _respond(service, http, asked, requests, _Chat(service))
+        shown = tools.shown if tools else ()
+        requests = _requests(service, asked, [prompt], most, top, grammar, shown)
+        answers = [service.answer(request, until) for request in requests]
+        if tools is not None:
+            answers = [with_calls(answer, tools) for answer in answers]
+        return await _respond(service, http, asked, requests, answers, Chat(service))
 
     @router.post("/v1/embeddings")
     async def embeddings() -> Response:
@@ -91,104 +104,42 @@ def routes(service: Service) -> APIRouter:
         msg = f"{service.name} writes text and gives no embeddings; take a model made for them"
         raise ProblemError(400, msg, code="embeddings_not_supported", param="model")
 
-    @router.post("/v1/completions")
-    async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
-        service.expect_model(asked.model)
-        prompts = await asyncio.to_thread(_prompts, service, asked)
+    @router.post("/v1/completions", response_model=replies.Completion)
+    async def completions(
+        asked: CompletionRequest, http: HttpRequest, within: Timeout = None
+    ) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
+        if asked.echo and asked.logprobs is not None:
+            msg = "echo with logprobs is not supported: those of prompts are not computed"
+            raise ProblemError(400, msg, param="logprobs")
+        prompt = asked.prompt
+        _expect(service, asked, 1 if isinstance(prompt, str | int) else len(_listed(prompt)))
+        prompts = await threaded(until, _prompts, service, asked)
         requests = _requests(service, asked, prompts, asked.max_tokens, asked.logprobs)
         echo = [
             service.text(ids) if asked.echo else "" for ids in prompts for _ in range(asked.n or 1)
         ]
-        return await _respond(service, http, asked, requests, _Completion(service, echo))
+        answers = [service.answer(request, until) for request in requests]
+        return await _respond(service, http, asked, requests, answers, Text(service, echo))
 
     return router
 
 
-class _Chat:
-    """What chat completions look like."""
-
-    kind = "chat.completion"
-    prefix = "chatcmpl"
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def begin(self, index: int) -> Told | None:
-        """The first piece of a stream."""
-        return {"index": index, "delta": {"role": "assistant", "content": ""}}
-
-    def piece(self, index: int, one: Told) -> Told:
-        """A piece of a stream."""
-        return {"index": index, "delta": {"content": one["text"]}, "logprobs": self.likely([one])}
-
-    def end(self, index: int) -> Told:
-        """The last piece of a stream, without its reason."""
-        return {"index": index, "delta": {}}
-
-    def whole(self, index: int, text: str, told: Sequence[Told]) -> Told:
-        """An answer in one piece, without its reason."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self.likely(told)}
-
-    def likely(self, told: Sequence[Told]) -> Told | None:
-        """The probabilities of tokens; None where nobody asked."""
-        content = [
-            {
-                **self._token(one["token"], one["logprobs"]["own"]),
-                "top_logprobs": [self._token(*pair) for pair in one["logprobs"]["top"]],
-            }
-            for one in told
-            if "logprobs" in one and not self._service.ends(one["token"])
-        ]
-        return {"content": content, "refusal": None} if content else None
-
-    def _token(self, token: int, logprob: float) -> Told:
-        raw = self._service.prompts.tokenizer.token_bytes(token)
-        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+def _expect(service: Service, asked: ChatRequest | CompletionRequest, prompts: int) -> None:
+    """Check that there is a model and room, before time is spent on a prompt."""
+    service.expect_model(asked.model)
+    service.engine.expect_room(prompts * (asked.n or 1))
 
 
-class _Completion:
-    """What completions look like."""
-
-    kind = "text_completion"
-    prefix = "cmpl"
-
-    def __init__(self, service: Service, echo: Sequence[str]) -> None:
-        self._service = service
-        self._echo = echo
-
-    def begin(self, index: int) -> Told | None:
-        """The first piece of a stream: the prompt, where it is wanted."""
-        return {"index": index, "text": self._echo[index]} if self._echo[index] else None
-
-    def piece(self, index: int, one: Told) -> Told:
-        """A piece of a stream."""
-        return {"index": index, "text": one["text"], "logprobs": self.likely([one])}
-
-    def end(self, index: int) -> Told:
-        """The last piece of a stream, without its reason."""
-        return {"index": index, "text": ""}
-
-    def whole(self, index: int, text: str, told: Sequence[Told]) -> Told:
-        """An answer in one piece, without its reason."""
-        return {"index": index, "text": self._echo[index] + text, "logprobs": self.likely(told)}
-
-    def likely(self, told: Sequence[Told]) -> Told | None:
-        """The probabilities of tokens; None where nobody asked."""
-        told = [one for one in told if "logprobs" in one]
-        if not told:
-            return None
-        words = [self._service.text([one["token"]]) for one in told]
-        starts = itertools.accumulate(map(len, words), initial=0)
-        return {
-            "tokens": words,
-            "token_logprobs": [one["logprobs"]["own"] for one in told],
-            "top_logprobs": [
-                {self._service.text([token]): value for token, value in one["logprobs"]["top"]}
-                for one in told
-            ],
-            "text_offset": list(starts)[:-1],
-        }
+def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, ToolUse | None]:
+    """The prompt of a conversation, what the answer has to follow, and its tools."""
+    tools = openai_tools.planned(service.prompts, asked)
+    spoken = openai_tools.spoken(asked.messages)
+    most = service.context
+    if tools is None:
+        return service.prompts.chat(spoken, most=most), _grammar(asked), None
+    ids = service.prompts.chat(spoken, tools=tools.told, begun=tools.begun, most=most)
+    return ids, tools.grammar, tools
 
 
 async def _respond(
@@ -196,7 +147,8 @@ async def _respond(
     http: HttpRequest,
     asked: ChatRequest | CompletionRequest,
     requests: list[Request],
-    shape: _Chat | _Completion,
+    answers: list[AsyncGenerator[Told]],
+    shape: Chat | Text,
 ) -> Response:
     """Answer, as a stream or in one piece; whoever goes away cancels."""
     head = {
@@ -204,26 +156,25 @@ async def _respond(
         "created": int(time.time()),
         "model": service.name,
     }
-    answers = [service.answer(request) for request in requests]
     if asked.stream:
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
-        chunks = _stream(head, answers, requests, shape, usage=usage)
+        wanted = asked.stream_options is not None and asked.stream_options.include_usage
+        chunks = _stream(head, answers, requests, shape, counted=wanted)
         return StreamingResponse(chunks, media_type="text/event-stream")
     told: list[list[Told]] = [[] for _ in requests]
 
     async def collect() -> None:
-        async with aclosing(_merged(answers)) as merged:
-            async for index, one in merged:
+        async with aclosing(merged(answers)) as said:
+            async for index, one in said:
                 told[index].append(one)
 
     if not await unless_gone(http, collect()):
         return Response(status_code=499)  # nobody reads it
+    ends = [own[-1]["finish"] for own in told]
     choices = []
     for index, own in enumerate(told):
         text = "".join(one["text"] for one in own)
-        choices.append({**shape.whole(index, text, own), "finish_reason": _reason(own[-1])})
-    ends = [own[-1]["finish"] for own in told]
-    body = {**head, "object": shape.kind, "choices": choices, "usage": _usage(requests, ends)}
+        choices.append({**shape.whole(index, text, own), "finish_reason": reason(ends[index])})
+    body = {**head, "object": shape.kind, "choices": choices, "usage": usage(requests, ends)}
     return JSONResponse(body)
 
 
@@ -231,34 +182,35 @@ async def _stream(
     head: Told,
     answers: list[AsyncGenerator[Told]],
     requests: list[Request],
-    shape: _Chat | _Completion,
+    shape: Chat | Text,
     *,
-    usage: bool,
+    counted: bool,
 ) -> AsyncIterator[bytes]:
     chunk = shape.kind + ".chunk" if shape.kind.startswith("chat") else shape.kind
     head = {**head, "object": chunk}
-    if usage:
+    if counted:
         head["usage"] = None
 
-    def event(choice: Told | None, reason: str | None = None, **more: Any) -> bytes:
-        choices = [] if choice is None else [{**choice, "finish_reason": reason}]
+    def event(choice: Told | None, why: str | None = None, **more: Any) -> bytes:
+        choices = [] if choice is None else [{**choice, "finish_reason": why}]
         return b"data: " + json.dumps({**head, "choices": choices, **more}).encode() + b"\n\n"
 
-    ends: list[Told] = []
+    ends: dict[int, Told] = {}
     try:
         for index in range(len(requests)):
             first = shape.begin(index)
             if first is not None:
                 yield event(first)
-        async with aclosing(_merged(answers)) as merged:
-            async for index, one in merged:
-                if one["text"] or "logprobs" in one:
+        async with aclosing(merged(answers)) as said:
+            async for index, one in said:
+                if one["text"] or one.get("calls") or "logprobs" in one:
                     yield event(shape.piece(index, one))
                 if "finish" in one:
-                    ends.append(one["finish"])
-                    yield event(shape.end(index), _reason(one))
-        if usage:
-            yield event(None, usage=_usage(requests, ends))
+                    ends[index] = one["finish"]
+                    yield event(shape.end(index), reason(one["finish"]))
+        if counted:
+            counts = usage(requests, [ends[index] for index in range(len(requests))])
+            yield event(None, usage=counts)
     except PropolisError as exc:
         problem = problem_of(exc)
         yield b"data: " + json.dumps(problem.body()).encode() + b"\n\n"
@@ -266,49 +218,17 @@ async def _stream(
     yield b"data: [DONE]\n\n"
 
 
-async def _merged(answers: Sequence[AsyncGenerator[Told]]) -> AsyncGenerator[tuple[int, Told]]:
-    """What all say as it comes, each with its number; all are left when this is."""
-    if len(answers) == 1:
-        async with aclosing(answers[0]) as only:
-            async for one in only:
-                yield 0, one
-        return
-    said: asyncio.Queue[tuple[int, Told | Exception | None]] = asyncio.Queue()
-
-    async def follow(index: int, answer: AsyncGenerator[Told]) -> None:
-        try:
-            async with aclosing(answer):
-                async for one in answer:
-                    said.put_nowait((index, one))
-            said.put_nowait((index, None))
-        except Exception as exc:  # noqa: BLE001  (raised below)
-            said.put_nowait((index, exc))
-
-    tasks = [asyncio.create_task(follow(*pair)) for pair in enumerate(answers)]
-    try:
-        left = len(tasks)
-        while left:
-            index, what = await said.get()
-            if isinstance(what, Exception):
-                raise what
-            if what is None:
-                left -= 1
-            else:
-                yield index, what
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def _listed(prompt: list[Any]) -> list[Any]:
+    """The prompts that a list is: many, or the ids of one."""
+    return [prompt] if isinstance(prompt[0], int) else prompt
 
 
 def _prompts(service: Service, asked: CompletionRequest) -> list[list[int]]:
     """The tokens of each prompt: texts are turned into them, ids are taken as they are."""
     prompt = asked.prompt
-    if isinstance(prompt, str):
-        return [service.prompts.text(prompt)]
-    if isinstance(prompt[0], int):
-        return [list(map(int, map(str, prompt)))]
-    return [service.prompts.text(one) if isinstance(one, str) else one for one in prompt]
+    listed = [prompt] if isinstance(prompt, str) else _listed(prompt)
+    text, most = service.prompts.text, service.context
+    return [text(one, most=most) if isinstance(one, str) else one for one in listed]
 
 
 def _requests(
@@ -318,6 +238,7 @@ def _requests(
     most: int | None,
     logprobs: int | None,
     grammar: str | None = None,
+    shown: tuple[int, ...] = (),
 ) -> list[Request]:
     """A request for each choice of each prompt."""
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
@@ -337,6 +258,7 @@ def _requests(
                     stops=tuple(stops),
                     logprobs=logprobs,
                     grammar=grammar,
+                    shown=shown,
                 )
             )
     return requests
@@ -376,23 +298,6 @@ def _grammar(asked: ChatRequest) -> str | None:
     if form.type == "grammar":
         return lark_grammar(form.grammar)
     return json_grammar(form.json_schema.schema_)
-
-
-def _reason(last: Told) -> str:
-    return "length" if last["finish"]["stop_reason"] in _LENGTH else "stop"
-
-
-def _usage(requests: Sequence[Request], ends: Sequence[Told]) -> Told:
-    # Choices of one prompt count it once.
-    prompt = sum(len(ids) for ids in {id(r.prompt): r.prompt for r in requests}.values())
-    drawn = sum(end["tokens"] for end in ends)
-    cached = min((end["cached_tokens"] for end in ends), default=0)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": drawn,
-        "total_tokens": prompt + drawn,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
 
 
 __all__ = ["models", "routes"]

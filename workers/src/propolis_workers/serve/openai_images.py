@@ -27,13 +27,17 @@ from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import PropolisError
+from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
+from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.drawing import Drawing
 from propolis_workers.serve.going import unless_gone
+from propolis_workers.serve.openai_replies import Error
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from collections.abc import AsyncIterator
 
     from propolis_workers.serve.image_service import ImageService
@@ -67,6 +71,7 @@ class _Common(BaseModel):
     steps: _Steps | None = None
     guidance_scale: _Guidance | None = None
     seed: _Seed | None = None
+    timeout: Seconds | None = None
     scheduler: str | None = None
 
     def params(self) -> Told:
@@ -114,17 +119,23 @@ class EditRequest(_Common):
 
 def routes(service: ImageService) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter()
+    router = APIRouter(responses={"default": {"model": Error}})
 
     @router.post("/v1/images/generations")
-    async def generations(asked: ImageRequest, http: HttpRequest) -> Response:
+    async def generations(
+        asked: ImageRequest, http: HttpRequest, within: Timeout = None
+    ) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
         service.expect_model(asked.model)
         return await _respond(
-            service, http, asked, asked.params(), tuple(asked.loras.items()), "generation"
+            service, http, asked, asked.params(), tuple(asked.loras.items()), "generation", until
         )
 
     @router.post("/v1/images/edits")
-    async def edits(asked: Annotated[EditRequest, Form()], http: HttpRequest) -> Response:
+    async def edits(
+        asked: Annotated[EditRequest, Form()], http: HttpRequest, within: Timeout = None
+    ) -> Response:
+        until = service.deadlines.until(asked.timeout, within)
         service.expect_model(asked.model)
         params = asked.params()
         image = await asked.image.read()
@@ -134,7 +145,7 @@ def routes(service: ImageService) -> APIRouter:
         if asked.mask is not None:
             mask = await asyncio.to_thread(_mask, await asked.mask.read())
             params["mask"] = base64.b64encode(mask).decode()
-        return await _respond(service, http, asked, params, (), "edit")
+        return await _respond(service, http, asked, params, (), "edit", until)
 
     return router
 
@@ -162,17 +173,18 @@ async def _respond(
     params: Told,
     loras: tuple[tuple[str, float], ...],
     what: str,
+    until: float | None,
 ) -> Response:
     steps, partial = params["steps"], asked.partial_images or 0
     every = max(1, steps // (partial + 1)) if asked.stream and partial else 0
-    prepared = await service.prepare(Drawing(params, loras, every))
+    prepared = await service.prepare(Drawing(params, loras, every), until)
     if asked.stream:
-        events = _stream(service, prepared, partial, what)
+        events = _stream(service.answer(prepared, until), partial, what)
         return StreamingResponse(events, media_type="text/event-stream")
     last: Told = {}
 
     async def collect() -> None:
-        async with aclosing(service.answer(prepared)) as answer:
+        async with aclosing(service.answer(prepared, until)) as answer:
             async for told in answer:
                 last.update(told)
 
@@ -182,9 +194,7 @@ async def _respond(
     return JSONResponse({"created": int(time.time()), "data": data, **_about(last)})
 
 
-async def _stream(
-    service: ImageService, prepared: Told, partial: int, what: str
-) -> AsyncIterator[bytes]:
+async def _stream(said: AsyncGenerator[Told], partial: int, what: str) -> AsyncIterator[bytes]:
     def event(kind: str, image: str, **more: Any) -> bytes:
         told = {"type": kind, "b64_json": image, "created_at": int(time.time()), **more}
         told |= {"output_format": "png"}
@@ -192,7 +202,7 @@ async def _stream(
 
     sent, kind = 0, f"image_{what}"
     try:
-        async with aclosing(service.answer(prepared)) as answer:
+        async with aclosing(said) as answer:
             async for told in answer:
                 if "finish" in told:
                     for image in told["images"]:

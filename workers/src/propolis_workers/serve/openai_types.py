@@ -10,6 +10,12 @@ from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
+from propolis_workers.serve.openai_tools import Choice  # noqa: TC001  (pydantic reads them)
+from propolis_workers.serve.openai_tools import SaidCall  # noqa: TC001
+from propolis_workers.serve.openai_tools import Tool  # noqa: TC001
+from propolis_workers.serve.tool_use import MOST_TOOLS
+
 
 Stop = Annotated[list[str], Field(max_length=64)] | str | None
 _LONG = 1 << 20
@@ -36,18 +42,36 @@ class Text(_Asked):
     text: _Text
 
 
+class Refusal(_Asked):
+    """A part of a message in which a model refused."""
+
+    type: Literal["refusal"]
+    refusal: _Text
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
 class Message(_Asked):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=32)]
-    content: _Text | list[Text] | None = None
+    content: _Text | list[Text | Refusal] | None = None
     name: str | None = None
-    refusal: str | None = None
+    tool_calls: Annotated[list[SaidCall], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    # What clients give back of an answer as they got it, and what no answer here has.
+    refusal: _Text | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
 
     def text(self) -> str:
-        """What it says."""
+        """What it says; nothing where it only calls tools."""
         if self.content is None:
-            return ""
+            return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -108,6 +132,7 @@ class _Common(_Asked):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    timeout: Seconds | None = None
 
 
 class ChatRequest(_Common):
@@ -123,6 +148,9 @@ class ChatRequest(_Common):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     response_format: Annotated[Form, Field(discriminator="type")] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(_Common):

@@ -10,6 +10,7 @@ from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.serve.engine import AnswerError
 from propolis_workers.serve.engine import BusyError
+from propolis_workers.serve.engine import DeadlineError
 from propolis_workers.serve.engine import EngineFailedError
 from propolis_workers.serve.engine import EngineGoneError
 
@@ -68,6 +69,8 @@ def problem_of(exc: PropolisError) -> ProblemError:
         return exc
     if isinstance(exc, BusyError):
         return ProblemError(429, str(exc), code="busy", retry=1)
+    if isinstance(exc, DeadlineError):
+        return ProblemError(504, str(exc), code="timeout")
     if isinstance(exc, EngineFailedError):
         return ProblemError(503, str(exc), code="engine_failed")
     if isinstance(exc, EngineGoneError):

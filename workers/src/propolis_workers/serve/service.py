@@ -6,9 +6,11 @@ import time
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
 from propolis_workers.serve import messages
+from propolis_workers.serve.deadlines import Deadlines
 from propolis_workers.serve.problems import ProblemError
 
 
@@ -36,12 +38,26 @@ class Service:
         kind: of the file.
         nbytes: of its weights.
         engine: what computes.
+        deadlines: of its answers.
         created: when it was made, in seconds since 1970.
     """
 
-    def __init__(self, path: Path, engine: Engine) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        *,
+        deadline: float | None = None,
+        template: str | None = None,
+    ) -> None:
         """
         Read the vocabulary.
+
+        Args:
+            path: of the model.
+            engine: what computes.
+            deadline: the most seconds that an answer takes, whatever a request asks.
+            template: a chat template in place of the model's own.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -49,7 +65,10 @@ class Service:
         source, self.config, tokenizer = open_model(path)
         self.kind = "gguf" if path.suffix == ".gguf" else "safetensors"
         self.nbytes = sum(info.nbytes for info in source.tensors.values())
-        self.prompts = Prompts(path, tokenizer)
+        if template is not None:
+            ChatTemplate(template)  # says what is wrong with it
+        self.prompts = Prompts(path, tokenizer, template)
+        self.deadlines = Deadlines(deadline)
         self.name = path.stem if path.suffix == ".gguf" else path.name
         self._names = {"", self.name, path.name}
         self.engine = engine
@@ -76,9 +95,11 @@ class Service:
             msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
             raise ProblemError(404, msg, code="model_not_found", param="model")
 
-    def answer(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
+    def answer(
+        self, request: Request, until: float | None = None
+    ) -> AsyncGenerator[dict[str, Any]]:
         """As :meth:`Engine.answer`."""
-        answer = self.engine.answer(messages.added(request))
+        answer = self.engine.answer(messages.added(request), until)
         return answer if self._watch is None else self._watch(request, answer)
 
     def text(self, ids: Sequence[int]) -> str:

@@ -17,6 +17,8 @@ from pydantic import Field
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.deadlines import Seconds
+from propolis_workers.serve.deadlines import threaded
 
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Infer(BaseModel):
         list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=4)
     ] = []
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    timeout: Seconds | None = None
     stream: bool = True
     # Who asked whom, and for what: this server has one model on one device.
     hive_id: str | None = None
@@ -52,7 +55,7 @@ class Infer(BaseModel):
     job_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] | None = None
 
 
-async def prepare(service: Service, asked: Infer) -> Request:
+async def prepare(service: Service, asked: Infer, until: float | None = None) -> Request:
     """
     What the engine is asked.
 
@@ -61,7 +64,7 @@ async def prepare(service: Service, asked: Infer) -> Request:
     """
     service.expect_model(asked.model)
     service.engine.expect_room(1)
-    ids = await asyncio.to_thread(service.prompts.text, asked.prompt)
+    ids = await threaded(until, service.prompts.text, asked.prompt)
     expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
     return Request(
         prompt=ids,
@@ -79,7 +82,9 @@ async def prepare(service: Service, asked: Infer) -> Request:
     )
 
 
-async def write(service: Service, request: Request, job: Running) -> None:
+async def write(
+    service: Service, request: Request, job: Running, until: float | None = None
+) -> None:
     """Tell a job's events: tokens, and at the end how fast they were and why it ended."""
     started, first, count = time.time(), 0.0, 0
     job.say(type="started", job_id=job.name, model=service.name, started_at=started)
@@ -94,7 +99,7 @@ async def write(service: Service, request: Request, job: Running) -> None:
         job.say(type="end", stop_reason=reason, **last)
 
     try:
-        async with aclosing(service.answer(request)) as answer:
+        async with aclosing(service.answer(request, until)) as answer:
             async for one in answer:
                 first = first or time.perf_counter()
                 if one["text"]:

@@ -1,0 +1,74 @@
+"""How long an answer may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Any
+from typing import Final
+from typing import TypeVar
+
+from fastapi import Header
+from pydantic import Field
+
+from propolis_workers.serve.engine import DeadlineError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_DAY: Final = 86400
+
+Seconds = Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False)]
+"""What a request's body says."""
+
+Timeout = Annotated[
+    float | None, Header(alias="X-Request-Timeout", gt=0, le=_DAY, allow_inf_nan=False)
+]
+"""What its header says."""
+
+
+class Deadlines:
+    """The deadlines of a server's answers."""
+
+    def __init__(self, most: float | None = None) -> None:
+        """
+        Take what the server allows.
+
+        Args:
+            most: seconds, whatever a request asks; None for any number.
+        """
+        self._most = most
+
+    def until(self, *asked: float | None) -> float | None:
+        """
+        When an answer that is asked for now must have ended.
+
+        Args:
+            asked: seconds, as the request says here and there; the fewest count.
+
+        Returns:
+            A time of the event loop's clock; None for no deadline.
+        """
+        given = [one for one in (*asked, self._most) if one is not None]
+        return asyncio.get_running_loop().time() + min(given) if given else None
+
+
+async def threaded(until: float | None, work: Callable[..., T], *arguments: Any) -> T:
+    """
+    Do something that takes its time beside the event loop.
+
+    Raises:
+        DeadlineError: it took too long; it goes on, and nobody hears of it.
+    """
+    try:
+        async with asyncio.timeout_at(until):
+            return await asyncio.to_thread(work, *arguments)
+    except TimeoutError as exc:
+        raise DeadlineError from exc
+
+
+__all__ = ["Deadlines", "Seconds", "Timeout", "threaded"]

@@ -1,0 +1,154 @@
+"""What OpenAI's API makes of tokens: chat completions and completions, whole and in pieces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+from typing import Any
+
+from propolis_workers.llm.detokenizer import Detokenizer
+from propolis_workers.serve.openai_tools import call
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propolis_workers.llm.batch.engine import Request
+    from propolis_workers.serve.service import Service
+
+Told = dict[str, Any]
+_LENGTH = ("MAX_TOKENS", "CONTEXT_FULL")
+
+
+class Chat:
+    """What chat completions look like."""
+
+    kind = "chat.completion"
+    prefix = "chatcmpl"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def begin(self, index: int) -> Told | None:
+        """The first piece of a stream."""
+        return {"index": index, "delta": {"role": "assistant", "content": ""}}
+
+    def piece(self, index: int, one: Told) -> Told:
+        """A piece of a stream."""
+        delta: Told = {"content": one["text"]}
+        if one.get("calls"):
+            delta = {"content": one["text"]} if one["text"] else {}
+            delta["tool_calls"] = [{"index": own["index"], **call(own)} for own in one["calls"]]
+        return {"index": index, "delta": delta, "logprobs": self.likely(index, [one])}
+
+    def end(self, index: int) -> Told:
+        """The last piece of a stream, without its reason."""
+        return {"index": index, "delta": {}}
+
+    def whole(self, index: int, text: str, told: Sequence[Told]) -> Told:
+        """An answer in one piece, without its reason."""
+        message: Told = {"role": "assistant", "content": text, "refusal": None}
+        calls = [call(own) for one in told for own in one.get("calls", ())]
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return {"index": index, "message": message, "logprobs": self.likely(index, told)}
+
+    def likely(self, _: int, told: Sequence[Told]) -> Told | None:
+        """The probabilities of tokens; None where nobody asked."""
+        content = [
+            {
+                **self._token(one["token"], one["logprobs"]["own"]),
+                "top_logprobs": [self._token(*pair) for pair in one["logprobs"]["top"]],
+            }
+            for one in told
+            if "logprobs" in one and not self._service.ends(one["token"])
+        ]
+        return {"content": content, "refusal": None} if content else None
+
+    def _token(self, token: int, logprob: float) -> Told:
+        raw = self._service.prompts.tokenizer.token_bytes(token)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+class Text:
+    """What completions look like."""
+
+    kind = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, service: Service, echo: Sequence[str]) -> None:
+        self._service = service
+        self._echo = echo
+        self._decoders: defaultdict[int, Detokenizer] = defaultdict(
+            lambda: Detokenizer(service.prompts.tokenizer)
+        )
+        self._lengths: defaultdict[int, int] = defaultdict(int)
+
+    def begin(self, index: int) -> Told | None:
+        """The first piece of a stream: the prompt, where it is wanted."""
+        return {"index": index, "text": self._echo[index]} if self._echo[index] else None
+
+    def piece(self, index: int, one: Told) -> Told:
+        """A piece of a stream."""
+        return {"index": index, "text": one["text"], "logprobs": self.likely(index, [one])}
+
+    def end(self, index: int) -> Told:
+        """The last piece of a stream, without its reason."""
+        return {"index": index, "text": ""}
+
+    def whole(self, index: int, text: str, told: Sequence[Told]) -> Told:
+        """An answer in one piece, without its reason."""
+        likely = self.likely(index, told)
+        return {"index": index, "text": self._echo[index] + text, "logprobs": likely}
+
+    def likely(self, index: int, told: Sequence[Told]) -> Told | None:
+        """The probabilities of the next tokens of a text; None where nobody asked."""
+        service = self._service
+        told = [one for one in told if "logprobs" in one and not service.ends(one["token"])]
+        if not told:
+            return None
+        starts = []
+        for one in told:
+            starts.append(self._lengths[index])
+            self._lengths[index] += len(self._decoders[index].push(one["token"]))
+        return {
+            "tokens": [service.text([one["token"]]) for one in told],
+            "token_logprobs": [one["logprobs"]["own"] for one in told],
+            "top_logprobs": [
+                {service.text([token]): value for token, value in one["logprobs"]["top"]}
+                for one in told
+            ],
+            "text_offset": starts,
+        }
+
+
+def reason(finish: Told) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    if finish["stop_reason"] in _LENGTH:
+        return "length"
+    return "tool_calls" if finish.get("called") else "stop"
+
+
+def usage(requests: Sequence[Request], ends: Sequence[Told]) -> Told:
+    """
+    The tokens of requests and of how they ended, in the same order.
+
+    Choices of one prompt count it once; the first of them may have computed what the others
+    found in the cache, so that only what all of them found was there before.
+    """
+    prompts: dict[int, list[int]] = defaultdict(list)
+    lengths: dict[int, int] = {}
+    for request, end in zip(requests, ends, strict=True):
+        prompts[id(request.prompt)].append(end["cached_tokens"])
+        lengths[id(request.prompt)] = len(request.prompt)
+    prompt = sum(lengths.values())
+    drawn = sum(end["tokens"] for end in ends)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": sum(map(min, prompts.values()))},
+    }
+
+
+__all__ = ["Chat", "Text", "reason", "usage"]
