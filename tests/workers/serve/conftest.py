@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import itertools
+import os
 import sys
 import threading
 from contextlib import aclosing
@@ -248,8 +248,8 @@ def paced(server, monkeypatch):
 
     pace, real = Pace(), server.service.answer
 
-    async def answer(request):
-        async with aclosing(real(request)) as told:
+    async def answer(request, *until):
+        async with aclosing(real(request, *until)) as told:
             number = 0
             async for one in told:
                 while number >= pace.allowed:

@@ -81,7 +81,7 @@ def test_what_models_say_is_text(page, server, monkeypatch):
 
     real = server.service.answer
 
-    async def answer(request):
+    async def answer(request, *_):
         async with aclosing(real(request)) as told:
             async for one in told:
                 yield {**one, "text": evil if "finish" in one else ""}

@@ -21,8 +21,8 @@ from propolis_workers.llm.stopping import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Iterator
     from collections.abc import Collection
+    from collections.abc import Iterator
     from collections.abc import Sequence
 
     import numpy as np
