@@ -88,15 +88,12 @@ class Child:
             return
         seconds = round(time.monotonic() - started, 3)
         self._say({"is": "ready", **ready, "seconds": seconds})
-        self._tell(worker, [])  # what the device is like before the first request
         threading.Thread(target=self._listen, daemon=True).start()
         while self._take(worker):
             worker.step(
                 lambda told: self._tell(worker, told),
                 lambda: self._hear(worker),
             )
-            if not worker.busy:
-                self._tell(worker, [])  # whoever asks is told that it is idle
 
     def _progress(self) -> Callable[[int, int], None]:
         said = time.monotonic()
@@ -114,10 +111,9 @@ class Child:
         """Hear what was said; waits where there is nothing to do. Whether to go on."""
         self._hear(worker)
         while not (worker.busy or self._left):
+            self._tell(worker, [])  # whoever asks is told how it is now, with nothing to do
             self._handle(worker, self._heard.get())
             self._hear(worker)
-            if not worker.busy:
-                self._tell(worker, [])  # whoever asks is told how it is now
         return not self._left
 
     def _hear(self, worker: Worker) -> None:
