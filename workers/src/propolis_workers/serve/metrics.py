@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Counted
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
@@ -81,6 +82,10 @@ class Metrics:
         self._fallbacks = gauge(
             "fallback_calls", "Calls that fell to the CPU, by op", "op", "reason"
         )
+        self._barred = gauge(
+            "quarantined", "Implementations that failed and are not used, by op", "op", "plugin"
+        )
+        self._memory = gauge("device_memory_bytes", "Of the device: total, free", "what")
         if service is not None:
             service.watch(self._watched)
         if images is not None:
@@ -96,6 +101,12 @@ class Metrics:
             self._ready.labels(kind).set(status.state == "ready")
             for one in status.now.get("fallbacks", ()):
                 self._fallbacks.labels(kind, one["op"], one["reason"]).set(one["calls"])
+            barred = Counted((o["op"], o["plugin"]) for o in status.now.get("quarantined", ()))
+            for labels, count in barred.items():
+                self._barred.labels(kind, *labels).set(count)
+            for what, count in status.now.get("memory", {}).items():
+                if count is not None:
+                    self._memory.labels(kind, what).set(count)
         return generate_latest(self._registry)
 
     async def _watched(

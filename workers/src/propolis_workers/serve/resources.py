@@ -35,8 +35,8 @@ class Resources:
         Returns:
             ``memory``: bytes in all (0 where that is unknown) and free (None likewise);
             ``placement``: who serves each op there, and which ops others serve and why; and
-            ``fallbacks``: calls that fell to the CPU, and why. Nothing where all that was told a
-            moment ago.
+            ``fallbacks``: calls that fell to the CPU, and why; and ``quarantined``: implementations
+            that failed and are not used. Nothing where all that was told a moment ago.
 
         Raises:
             DeviceLostError: the device failed for good.
@@ -46,12 +46,18 @@ class Resources:
             return {}
         self._due = now + _PAUSE
         device = self._device
-        placement = DispatchTable.of(device).placement.as_dict()
+        table = DispatchTable.of(device)
+        placement = table.placement.as_dict()
+        barred = table.quarantine.entries.values()
         free = device.guarded(device.memory.available)
         return {
             "memory": {"total": device.properties.total_memory, "free": free},
             "placement": {name: placement[name] for name in _PLACED},
             "fallbacks": placement["fallbacks"],
+            "quarantined": [
+                {"op": one.op, "plugin": one.source.plugin, "what": one.label, "reason": one.reason}
+                for one in barred
+            ],
         }
 
 
