@@ -9,12 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_model import CHATML
 from tiny_model import CONTROL
 from tiny_model import Tiny
+from tool_templates import TEMPLATES
 
 from propolis.errors import UsageError
+from propolis_workers.llm import SamplingParams
+from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.grammar import Grammars
+from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.calls import Call
 from propolis_workers.llm.tools.families import FAMILIES
@@ -22,6 +29,7 @@ from propolis_workers.llm.tools.families import Family
 from propolis_workers.llm.tools.families import family_of
 from propolis_workers.llm.tools.forcing import forced
 from propolis_workers.llm.tools.reader import Reader
+from propolis_workers.serve import messages
 
 
 NAMES = ("weather", "now", "a.b-c_d")
@@ -310,3 +318,57 @@ def test_schemas_that_cannot_be_used(llm, schema, says):
     """What is wrong with the parameters of which tool is said."""
     with pytest.raises(UsageError, match=f"parameters of bad.*{says}"):
         forced(BY_NAME["hermes"], {"bad": schema}, llm.tokenizer)
+
+
+def test_marks_that_are_control_tokens_are_shown(llm):
+    """A request says which control tokens are text, over the wire too; the others are none."""
+    (start,) = llm.tokenizer.encode("<|im_start|>")
+    shown = {}
+    for wanted in ((), (start,)):
+        request = Request(
+            prompt=[65],
+            params=SamplingParams(),
+            max_tokens=9,
+            grammar=lark_grammar(f'start: "a" <[{start}]> "b"'),
+            shown=wanted,
+        )
+        assert request == messages.request(messages.added(request))
+        engine = BatchEngine(llm, context=32, most=1)
+        engine.add("one", request)
+        told = [one for _ in range(9) for one in engine.step()]
+        shown[wanted] = told[-1].finish.text
+    assert shown == {(): "ab", (start,): "a<|im_start|>b"}
+
+
+TOOL_USE = TEMPLATES["hermes"]
+
+
+def test_a_template_for_tools(tiny, tmp_path):
+    """Files may have another template for conversations with tools; each is used for its own."""
+    key = "tokenizer.chat_template.tool_use"
+    found = [Tokenizer.from_gguf(tiny.metadata | {key: TOOL_USE})]
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": TOOL_USE}]
+    for place in ("list", "file"):
+        folder = tiny.folder(tmp_path / place)
+        config = folder / "tokenizer_config.json"
+        if place == "list":
+            told = json.loads(config.read_text()) | {"chat_template": named}
+            config.write_text(json.dumps(told))
+        else:
+            (folder / "additional_chat_templates").mkdir()
+            (folder / "additional_chat_templates/tool_use.jinja").write_text(TOOL_USE)
+        found.append(Tokenizer.from_folder(folder))
+    talk = [{"role": "user", "content": "hi"}]
+    for tokenizer in found:
+        prompts = Prompts(tmp_path / "x.gguf", tokenizer)
+        assert prompts.template == CHATML
+        assert prompts.family.name == "hermes"
+        tool = {"type": "function", "function": {"name": "now"}}
+        assert '"name": "now"' in prompts.render(talk, tools=[tool])
+        assert prompts.render(talk) == prompts.render(talk, tools=[tool]).partition("}}")[2]
+    plain = Prompts(tmp_path / "x.gguf", Tokenizer.from_gguf(tiny.metadata))
+    with pytest.raises(UsageError, match=r"of x\.gguf takes no tools"):
+        plain.family  # noqa: B018  (what it raises)
+    odd = Prompts(tmp_path / "x.gguf", plain.tokenizer, "{{ tools }}")
+    with pytest.raises(UsageError, match="is not read here; supported: hermes, mistral"):
+        odd.family  # noqa: B018

@@ -157,7 +157,7 @@ def routes(service: Service) -> APIRouter:
         return {
             "details": described["details"],
             "modified_at": described["modified_at"],
-            "template": service.prompts.tokenizer.chat_template or "",
+            "template": service.prompts.template or "",
             "capabilities": ["completion", *(["tools"] if _takes_tools(service) else [])],
             "model_info": {
                 "general.architecture": service.config.architecture,
