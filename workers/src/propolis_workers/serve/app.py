@@ -14,6 +14,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.responses import PlainTextResponse
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -143,7 +144,7 @@ def application(
             told["image"] = {**image, **_about(images.engine)}
         return told
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def told() -> Response:
         return Response(metrics.text(), media_type=metrics.media_type)
 

@@ -35,6 +35,7 @@ from propolis_workers.serve.ollama_tools import Spoken
 from propolis_workers.serve.ollama_tools import Tool
 from propolis_workers.serve.ollama_tools import message
 from propolis_workers.serve.ollama_tools import spoken
+from propolis_workers.serve.openai_replies import Error
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.tool_use import MOST_TOOLS
@@ -116,11 +117,15 @@ class Show(BaseModel):
     model: str = ""
 
 
+# A stream is of lines of JSON.
+_LINES: dict[int | str, Told] = {200: {"content": {"application/x-ndjson": {}}}}
+
+
 def routes(service: Service) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter()
+    router = APIRouter(responses={"default": {"model": Error}})
 
-    @router.post("/api/generate")
+    @router.post("/api/generate", responses=_LINES)
     async def generate(asked: Generate, http: HttpRequest, within: Timeout = None) -> Response:
         until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
@@ -132,7 +137,7 @@ def routes(service: Service) -> APIRouter:
             service, http, asked, request, answer, lambda one: {"response": one["text"]}
         )
 
-    @router.post("/api/chat")
+    @router.post("/api/chat", responses=_LINES)
     async def chat(asked: Chat, http: HttpRequest, within: Timeout = None) -> Response:
         until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
