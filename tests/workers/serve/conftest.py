@@ -29,6 +29,7 @@ from propolis_workers.serve.app import application
 from propolis_workers.serve.engine import AnswerError
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.image_service import ImageService
+from propolis_workers.serve.protocol import PatientProtocol
 from propolis_workers.serve.service import Service
 
 
@@ -65,7 +66,9 @@ def hosting():
 
     def host(service, images=None, *, token=None, **options) -> Running:
         app = application(service, images, token=token, **options)
-        settings = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1)
+        settings = uvicorn.Config(
+            app, port=0, log_level="warning", timeout_graceful_shutdown=1, http=PatientProtocol
+        )
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
