@@ -57,6 +57,7 @@ def test_an_answer_in_one_piece(server, how, n):
         assert "took longer than the request or the server allows" in error["message"]
         assert server.engine.waiting == 0
     freed(server)
+    assert 'propolis_requests_total{end="timeout",kind="llm"}' in server.http.get("/metrics").text
 
 
 def test_a_stream(server):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import until
 
 from propolis_workers.serve.openai_replies import ChatCompletion
 from propolis_workers.serve.openai_replies import ChatCompletionChunk
@@ -50,6 +52,21 @@ def test_room_comes_first(server, path, monkeypatch):
     body = {"messages": MESSAGES} if "chat" in path else {"prompt": "the "}
     got = server.http.post(path, json=body)
     assert (got.status_code, "at most 0" in got.text) == (400, True)
+
+
+def test_those_being_prepared_count(serving, monkeypatch):
+    """Room is kept for requests whose tokens are being made: more of them are refused."""
+    server = serving(most=1, most_waiting=1)
+    prompts, may = server.service.prompts, threading.Event()
+    encode = prompts.tokenizer.encode
+    monkeypatch.setattr(prompts.tokenizer, "encode", lambda *args: may.wait(60) and encode(*args))
+    with ThreadPoolExecutor(2) as pool:
+        got = [pool.submit(server.chat) for _ in range(2)]
+        until(lambda: server.engine._coming == 2)
+        assert server.chat().status_code == 429
+        may.set()
+        assert [one.result().status_code for one in got] == [200, 200]
+    assert server.chat().status_code == 200
 
 
 def test_other_threads_run_while_tokens_are_made(llm, tiny_folder):

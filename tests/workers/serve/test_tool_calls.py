@@ -133,6 +133,13 @@ def test_named(client, family, name):
         assert one.finish_reason == "tool_calls"
 
 
+def test_stops_are_not_for_calls(client):
+    """A stop string that is part of a call that has to be made does not cut it."""
+    choice = {"type": "function", "function": {"name": "now"}}
+    got = client.chat.completions.create(**ASKED, tool_choice=choice, stop=["name", "{"])
+    assert got.choices[0].message.tool_calls[0].function.name == "now"
+
+
 def test_auto(client, server, said):
     """What the model says is text until a call begins, and nothing of a mark is shown."""
     text = f"I look. \n{CALL}\n{CALL}"

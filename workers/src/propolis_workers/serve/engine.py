@@ -35,6 +35,7 @@ from propolis_workers.serve import messages
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Awaitable
+    from collections.abc import Iterator
     from collections.abc import Mapping
 
 # Seconds before a new process is started, after the first failure, the second and so on.
@@ -151,6 +152,7 @@ class Engine:
         self._changed = asyncio.Condition()
         self._life: asyncio.Task[None] | None = None
         self._heard = time.monotonic()
+        self._coming = 0
 
     @property
     def waiting(self) -> int:
@@ -193,12 +195,23 @@ class Engine:
         if count > self._most:
             msg = f"these are {count} answers at once; at most {self._most} are given"
             raise UsageError(msg)
-        if len(self._answers) + count > self._most:
+        there = len(self._answers) + self._coming
+        if there + count > self._most:
             msg = (
-                f"{len(self._answers)} requests are being answered or wait, and {self._most} may: "
+                f"{there} requests are being answered or wait, and {self._most} may: "
                 f"try again later"
             )
             raise BusyError(msg)
+
+    @contextlib.contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Keep room for so many requests while they are prepared; raises as expect_room."""
+        self.expect_room(count)
+        self._coming += count
+        try:
+            yield
+        finally:
+            self._coming -= count
 
     async def answer(
         self, asked: Mapping[str, Any], until: float | None = None

@@ -15,6 +15,8 @@ from prometheus_client import Gauge
 from prometheus_client import Histogram
 from prometheus_client import generate_latest
 
+from propolis_workers.serve.engine import DeadlineError
+
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -125,8 +127,8 @@ class Metrics:
                     if "finish" in one:
                         end = one["finish"]["stop_reason"].lower()
                     yield one
-        except Exception:
-            end = "error"
+        except Exception as exc:
+            end = "timeout" if isinstance(exc, DeadlineError) else "error"
             raise
         finally:
             self._requests.labels("llm", end).inc()
@@ -144,8 +146,8 @@ class Metrics:
                         self._images.inc(len(one["images"]))
                         self._draws.observe(time.perf_counter() - started)
                     yield one
-        except Exception:
-            end = "error"
+        except Exception as exc:
+            end = "timeout" if isinstance(exc, DeadlineError) else "error"
             raise
         finally:
             self._requests.labels("sd", end).inc()

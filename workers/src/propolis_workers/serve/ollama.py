@@ -27,9 +27,8 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
-from propolis_workers.serve.deadlines import Seconds
-from propolis_workers.serve.deadlines import Timeout
-from propolis_workers.serve.deadlines import threaded
+from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
+from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.ollama_tools import Spoken
 from propolis_workers.serve.ollama_tools import Tool
@@ -131,7 +130,7 @@ def routes(service: Service) -> APIRouter:
         _expect(service, asked)
         if not asked.prompt:
             return JSONResponse(_last(service, {"response": ""}, {}, "load"))
-        request = await threaded(until, _generated, service, asked)
+        request = await service.prepared(1, until, _generated, service, asked)
         answer = service.answer(request, until)
         return await _respond(
             service, http, asked, request, answer, lambda one: {"response": one["text"]}
@@ -145,7 +144,7 @@ def routes(service: Service) -> APIRouter:
             return JSONResponse(_last(service, message({"text": ""}), {}, "load"))
         if any(one.images for one in asked.messages):
             raise ProblemError(400, "images are not supported here", param="images")
-        request, tools = await threaded(until, _chatted, service, asked)
+        request, tools = await service.prepared(1, until, _chatted, service, asked)
         answer = service.answer(request, until)
         if tools is not None:
             answer = with_calls(answer, tools)
@@ -299,7 +298,6 @@ def _request(
 def _expect(service: Service, asked: _Asked) -> None:
     asked.expect_served()
     service.expect_model(asked.model.removesuffix(":latest"))
-    service.engine.expect_room(1)  # before time is spent on a prompt
 
 
 def _head(service: Service) -> Told:

@@ -26,8 +26,7 @@ from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
 from propolis_workers.serve import openai_tools
 from propolis_workers.serve.answering import merged
-from propolis_workers.serve.deadlines import Timeout
-from propolis_workers.serve.deadlines import threaded
+from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.openai_shapes import Chat
 from propolis_workers.serve.openai_shapes import Text
@@ -84,14 +83,16 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=replies.ChatCompletion)
     async def chat(asked: ChatRequest, http: HttpRequest, within: Timeout = None) -> Response:
         until = service.deadlines.until(asked.timeout, within)
-        _expect(service, asked, 1)
+        service.expect_model(asked.model)
         if asked.top_logprobs is not None and not asked.logprobs:
             msg = "top_logprobs goes with logprobs: true"
             raise ProblemError(400, msg, param="top_logprobs")
-        prompt, grammar, tools = await threaded(until, _chat, service, asked)
+        prompt, grammar, tools = await service.prepared(asked.n or 1, until, _chat, service, asked)
         most = asked.max_completion_tokens or asked.max_tokens
         top = asked.top_logprobs or 0 if asked.logprobs else None
         shown = tools.shown if tools else ()
+        if tools is not None and tools.grammar is not None:
+            asked.stop = None  # calls that have to be made end where their grammar does
         requests = _requests(service, asked, [prompt], most, top, grammar, shown)
         answers = [service.answer(request, until) for request in requests]
         if tools is not None:
@@ -112,9 +113,9 @@ def routes(service: Service) -> APIRouter:
         if asked.echo and asked.logprobs is not None:
             msg = "echo with logprobs is not supported: those of prompts are not computed"
             raise ProblemError(400, msg, param="logprobs")
-        prompt = asked.prompt
-        _expect(service, asked, 1 if isinstance(prompt, str | int) else len(_listed(prompt)))
-        prompts = await threaded(until, _prompts, service, asked)
+        service.expect_model(asked.model)
+        count = len(_listed(asked.prompt)) * (asked.n or 1)
+        prompts = await service.prepared(count, until, _prompts, service, asked)
         requests = _requests(service, asked, prompts, asked.max_tokens, asked.logprobs)
         echo = [
             service.text(ids) if asked.echo else "" for ids in prompts for _ in range(asked.n or 1)
@@ -123,12 +124,6 @@ def routes(service: Service) -> APIRouter:
         return await _respond(service, http, asked, requests, answers, Text(service, echo))
 
     return router
-
-
-def _expect(service: Service, asked: ChatRequest | CompletionRequest, prompts: int) -> None:
-    """Check that there is a model and room, before time is spent on a prompt."""
-    service.expect_model(asked.model)
-    service.engine.expect_room(prompts * (asked.n or 1))
 
 
 def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, ToolUse | None]:
@@ -218,17 +213,15 @@ async def _stream(
     yield b"data: [DONE]\n\n"
 
 
-def _listed(prompt: list[Any]) -> list[Any]:
-    """The prompts that a list is: many, or the ids of one."""
-    return [prompt] if isinstance(prompt[0], int) else prompt
+def _listed(prompt: str | list[Any]) -> list[Any]:
+    """The prompts that something is: a text, the ids of one, or many."""
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
 def _prompts(service: Service, asked: CompletionRequest) -> list[list[int]]:
     """The tokens of each prompt: texts are turned into them, ids are taken as they are."""
-    prompt = asked.prompt
-    listed = [prompt] if isinstance(prompt, str) else _listed(prompt)
     text, most = service.prompts.text, service.context
-    return [text(one, most=most) if isinstance(one, str) else one for one in listed]
+    return [text(one, most=most) if isinstance(one, str) else one for one in _listed(asked.prompt)]
 
 
 def _requests(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import TypeVar
 
 from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
 from propolis_workers.serve import messages
 from propolis_workers.serve.deadlines import Deadlines
+from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.problems import ProblemError
 
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     Told = dict[str, Any]
     Watch = Callable[[Request, AsyncGenerator[Told]], AsyncGenerator[Told]]
+
+
+T = TypeVar("T")
 
 
 class Service:
@@ -94,6 +99,18 @@ class Service:
         if name not in self._names:
             msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
             raise ProblemError(404, msg, code="model_not_found", param="model")
+
+    async def prepared(
+        self, count: int, until: float | None, work: Callable[..., T], *arguments: Any
+    ) -> T:
+        """
+        Make tokens for so many requests, or whatever else takes its time before they are asked.
+
+        Raises:
+            PropolisError: there is no room for them, which is known before; or as `threaded`.
+        """
+        with self.engine.room(count):
+            return await threaded(until, work, *arguments)
 
     def answer(
         self, request: Request, until: float | None = None

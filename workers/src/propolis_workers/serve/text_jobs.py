@@ -17,8 +17,7 @@ from pydantic import Field
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
-from propolis_workers.serve.deadlines import Seconds
-from propolis_workers.serve.deadlines import threaded
+from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
         PropolisError: it cannot be answered; says why.
     """
     service.expect_model(asked.model)
-    service.engine.expect_room(1)
-    ids = await threaded(until, service.prompts.text, asked.prompt)
+    ids = await service.prepared(1, until, service.prompts.text, asked.prompt)
     expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
     return Request(
         prompt=ids,
