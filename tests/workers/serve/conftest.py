@@ -6,9 +6,11 @@ import asyncio
 import importlib.util
 import itertools
 import os
+import signal
 import sys
 import threading
 from contextlib import aclosing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +55,13 @@ class Running:
         """Ask with defaults that give the same tokens each time."""
         body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8}
         return self.http.post("/v1/chat/completions", json={**body, **more})
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The engine does nothing meanwhile."""
+        os.killpg(self.engine._process.pid, signal.SIGSTOP)
+        yield
+        os.killpg(self.engine._process.pid, signal.SIGCONT)
 
     def now(self) -> dict:
         """What the engine said last."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from contextlib import contextmanager
 
 import openai
 import pytest
@@ -25,14 +22,6 @@ JOB = {"prompt": "the ", "max_tokens": 80}
 HEADER = {"X-Request-Timeout": "0.2"}
 
 
-@contextmanager
-def frozen(server):
-    """The engine does nothing meanwhile."""
-    os.killpg(server.engine._process.pid, signal.SIGSTOP)
-    yield
-    os.killpg(server.engine._process.pid, signal.SIGCONT)
-
-
 def freed(server) -> None:
     """Nothing of an answer is left: who asks next gets one."""
     until(lambda: server.engine.waiting == 0)
@@ -49,7 +38,7 @@ def test_an_answer_in_one_piece(server, how, n):
         body["timeout"] = 0.2 if how == "body" else 60
     if how != "body":
         headers["X-Request-Timeout"] = "0.2"
-    with frozen(server):
+    with server.frozen():
         got = server.http.post("/v1/chat/completions", json=body, headers=headers)
         assert got.status_code == 504
         error = got.json()["error"]
@@ -62,7 +51,7 @@ def test_an_answer_in_one_piece(server, how, n):
 
 def test_a_stream(server):
     """At its deadline a stream ends with an error event, which OpenAI's client raises."""
-    with frozen(server):
+    with server.frozen():
         body = {**ENDLESS, "stream": True, "timeout": 0.2}
         lines = server.http.post("/v1/chat/completions", json=body).text.split("\n\n")
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
@@ -77,7 +66,7 @@ def test_a_stream(server):
 def test_other_apis(server):
     """Completions, Ollama's API and jobs have deadlines too."""
     quick = {"timeout": 0.2}
-    with frozen(server):
+    with server.frozen():
         got = server.http.post("/v1/completions", json={"prompt": "the ", **quick})
         assert got.status_code == 504
         for path, body in (
@@ -99,7 +88,7 @@ def test_other_apis(server):
 def test_that_of_the_server(serving):
     """A server's deadline counts where a request says none, or a later one."""
     server = serving(deadline=0.5)
-    with frozen(server):
+    with server.frozen():
         for more in ({}, {"timeout": 60}):
             body = {**ENDLESS, **more}
             assert server.http.post("/v1/chat/completions", json=body).status_code == 504
@@ -138,7 +127,7 @@ def test_images(drawing):
     server = drawing()
     body = {"prompt": "a circle", "steps": 150, "size": "256x256"}
     assert server.http.get("/openapi.json").status_code == 200
-    with frozen(server):
+    with server.frozen():
         for how in ({"json": {**body, "timeout": 0.2}}, {"json": body, "headers": HEADER}):
             got = server.http.post("/v1/images/generations", **how)
             assert (got.status_code, got.json()["error"]["code"]) == (504, "timeout")

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -23,14 +22,6 @@ ENDLESS = {
     "stream": True,
     "logit_bias": {"265": -100, "264": -100, "263": -100},
 }
-
-
-@contextmanager
-def frozen(server):
-    """The engine does nothing meanwhile."""
-    os.killpg(server.engine._process.pid, signal.SIGSTOP)
-    yield
-    os.killpg(server.engine._process.pid, signal.SIGCONT)
 
 
 def test_many_at_once(server):
@@ -129,7 +120,7 @@ def test_whoever_goes_away_cancels(serving):
         host, port = server.url.removeprefix("http://").split(":")
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Length: {len(raw)}\r\nContent-Type: application/json\r\n\r\n"
-        with frozen(server), socket.create_connection((host, int(port))) as wire:
+        with server.frozen(), socket.create_connection((host, int(port))) as wire:
             wire.sendall(head.encode() + raw)
             until(lambda: server.engine.waiting == 8)
         until(lambda: server.engine.waiting == 0)
@@ -141,7 +132,7 @@ def test_more_than_may_wait(serving):
     """What is beyond the queue is refused at once, and told when to come back."""
     server = serving(most=1, most_waiting=2)
     with (
-        frozen(server),
+        server.frozen(),
         server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "n": 3}),
     ):
         until(lambda: server.engine.waiting == 3)
@@ -160,7 +151,7 @@ def test_numbers_are_of_now(serving):
     """After the last client went away nothing is said to run or to be taken."""
     server = serving()
     server.engine.status.now = {"running": 1, "blocks_taken": 1}  # as after some step
-    with frozen(server):
+    with server.frozen():
         with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "n": 4}):
             until(lambda: server.engine.waiting == 4)
         until(lambda: server.engine.waiting == 0)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import socket
+import subprocess
+import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import httpx2
 import pytest
 from patience import patience
 from patience import until
@@ -18,7 +25,7 @@ from propolis_workers.serve.protocol import PatientProtocol
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}).encode()
+BODY = json.dumps({"messages": [{"role": "user", "content": "secretly"}], "max_tokens": 4}).encode()
 
 
 @pytest.fixture
@@ -92,3 +99,83 @@ def test_headers_beyond_all_measure(server):
         rude.sendall(HEAD + b"X-Long: " + b"x" * (1 << 20))
         assert rude.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
     assert server.chat().status_code == 200
+
+
+def test_too_many_at_once(serving):
+    """Beyond so many open requests others are refused, and told when to come again."""
+    server = serving(most_open=3)
+    streams = []
+    with ThreadPoolExecutor(3) as pool, server.frozen():
+        asked = {"stream": True, "max_tokens": 2}
+        streams = [pool.submit(server.chat, **asked) for _ in range(3)]
+        until(lambda: server.engine.waiting == 3)
+        got = server.chat(**asked)
+        assert (got.status_code, got.json()["error"]["code"]) == (429, "busy")
+        assert got.headers["retry-after"] == "1"
+        assert server.http.get("/health").status_code == 200
+    assert all(stream.result().status_code == 200 for stream in streams)
+    assert server.chat().status_code == 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_streams(tiny_gguf, tmp_path):
+    """A flood of streams is refused one by one, in words; no log has a word of any prompt."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = 10_000 if hard == resource.RLIM_INFINITY else min(10_000, hard - 500)
+    assert count > 2000, f"the system lets a process have {hard} files: too few to try this"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "propolis", "serve", "-m", str(tiny_gguf), "--port", str(port)]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        environ = {**os.environ, "PROPOLIS_LOG_LEVEL": "debug"}
+        command += ["--queue", "16"]
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=environ)
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=patience(60)) as http:
+            until(lambda: answers(http), 60)
+            statuses = asyncio.run(flood(port, count))
+            assert sum(statuses.values()) == count
+            assert set(statuses) <= {200, 429}, statuses
+            assert statuses[429] > count // 2
+            body = {**json.loads(BODY), "temperature": 0}
+            assert http.post("/v1/chat/completions", json=body).status_code == 200
+    finally:
+        server.terminate()
+        server.wait(patience(60))
+    told = log.read_bytes()
+    assert b"http.request" in told
+    assert b"Traceback" not in told
+    assert b"secret" not in told
+
+
+def answers(http) -> bool:
+    """Whether the server is ready."""
+    try:
+        return http.get("/v1/ready").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+async def flood(port: int, count: int) -> Counter[int]:
+    """Open streams, all before the first is read; how each was answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    body = json.dumps({**json.loads(BODY), "stream": True, "max_tokens": 60}).encode()
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    opened = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(whole)
+            opened.append((reader, writer))
+        found: Counter[int] = Counter()
+        for reader, _ in opened:
+            line = await asyncio.wait_for(reader.readline(), patience(120))
+            found[int(line.split()[1])] += 1
+        return found
+    finally:
+        for _, writer in opened:
+            writer.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

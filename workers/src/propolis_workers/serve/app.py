@@ -65,6 +65,7 @@ def application(
     *,
     token: str | None,
     most_bytes: int = 32 << 20,
+    most_open: int = 2048,
     hosts: Collection[str] | None = (),
 ) -> FastAPI:
     """
@@ -75,6 +76,7 @@ def application(
         images: the model that draws; None for none.
         token: that requests must bear; None for none.
         most_bytes: of a request's body.
+        most_open: requests that are answered at once, streams among them.
         hosts: what requests may call the server, beside localhost and the addresses that mean
             it; None for anything.
     """
@@ -148,7 +150,7 @@ def application(
     async def told() -> Response:
         return Response(metrics.text(), media_type=metrics.media_type)
 
-    app.add_middleware(Gate, token=token, most_bytes=most_bytes, hosts=hosts)
+    app.add_middleware(Gate, token=token, most_bytes=most_bytes, most_open=most_open, hosts=hosts)
     return app
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
+# Connections and other files that may be open at once.
+_FILES = 65536
+
 
 @click.command()
 @click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder.")
@@ -136,14 +139,18 @@ def serve(
         )
         raise UsageError(msg)
     hosts = (host, *allowed) if allowed or _own(host) else None
+    _allow_connections()
     app = _application(ctx, (token or "").strip() or None, hosts, options)
     click.echo(f"listening at http://{host}:{port}; the model is being loaded", err=True)
     import uvicorn  # noqa: PLC0415  (not for --help)
+
+    from propolis_workers.serve.protocol import PatientProtocol  # noqa: PLC0415
 
     uvicorn.run(
         app,
         host=host,
         port=port,
+        http=PatientProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -216,6 +223,18 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         most_waiting=options["queue"],
     )
     return ImageService(path, engine, dtype=dtype, loras=loras, deadline=options["deadline"])
+
+
+def _allow_connections() -> None:
+    """Let as many be open as the system allows; 1024, which is usual, are soon too few."""
+    try:
+        import resource  # noqa: PLC0415  (not everywhere)
+    except ModuleNotFoundError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _own(host: str) -> bool:

@@ -54,6 +54,7 @@ class Gate:
         *,
         token: str | None,
         most_bytes: int,
+        most_open: int = 2048,
         hosts: Collection[str] | None = (),
     ) -> None:
         """
@@ -63,12 +64,15 @@ class Gate:
             app: what answers.
             token: that requests must bear; None for none.
             most_bytes: of a request's body.
+            most_open: requests that are answered at once, streams among them.
             hosts: the names that the server has, beside those of this machine to itself; None
                 where any will do.
         """
         self._app = app
         self._token = None if token is None else token.encode()
         self._most = most_bytes
+        self._most_open = most_open
+        self._open = 0
         self._hosts = None if hosts is None else frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,8 +81,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         passage = _Passage(scope, receive, send, self._most)
+        self._open += 1
         try:
             problem = self._problem(scope["path"], passage.headers)
+            if problem is None and self._open > self._most_open and scope["path"] != "/health":
+                msg = f"{self._most_open} requests are being answered, and no more may: try again"
+                problem = ProblemError(429, msg, code="busy", retry=1)
             if problem is not None:
                 await passage.refuse(problem)
             else:
@@ -88,6 +96,7 @@ class Gate:
             await passage.refuse(ProblemError(500, msg, code="internal_error"))
             raise
         finally:
+            self._open -= 1
             passage.log()
 
     def _problem(self, path: str, headers: dict[bytes, bytes]) -> ProblemError | None:
@@ -163,6 +172,7 @@ class _Passage:
             return
         body = json.dumps(problem.body()).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [(k.lower().encode(), v.encode()) for k, v in problem.headers.items()]
         if problem.status == HTTPStatus.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
         start = {"type": "http.response.start", "status": problem.status, "headers": headers}
