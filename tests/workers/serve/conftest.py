@@ -23,6 +23,7 @@ from browser import Page
 from browser import missing
 from fake_images import FakeImages
 from fake_images import fake_images
+from fakes import site
 from patience import patience
 from patience import until
 
@@ -38,6 +39,8 @@ from propolis_workers.serve.service import Service
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+__all__ = ["site"]
 
 SD = Path(__file__).parents[2] / "data" / "sd"
 

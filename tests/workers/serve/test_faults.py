@@ -1,0 +1,87 @@
+"""Engines whose kernels fail: each request ends in the right tokens or a clear error."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from patience import until
+
+from propolis import Config
+from propolis_workers.serve.engine import Engine
+from propolis_workers.serve.service import Service
+
+
+ABORTS = """
+import os
+def rms_norm(out, x, weight, /, eps=1e-5):
+    os.abort()
+@hookimpl
+def propolis_ops(device):
+    yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
+"""
+
+
+def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypatch):
+    """The engine dies in it once; the next does without, says so, and answers."""
+    expected = server.chat().json()["choices"][0]["message"]
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    site.plugin("deadly", ABORTS)
+    broken = serving()
+    got = broken.chat()
+    assert got.status_code == 503
+    assert "SIGABRT" in got.json()["error"]["message"]
+    until(lambda: broken.http.get("/v1/ready").status_code == 200, 60)
+    assert broken.chat().json()["choices"][0]["message"] == expected
+    until(lambda: "placement" in broken.now())
+    assert broken.now()["placement"]["ops"]["rms_norm"] == ["cpu_ref (propolis-cpu-ref 0.1.0)"]
+    assert [one["plugin"] for one in broken.now()["quarantined"]] == ["deadly"]
+    assert broken.engine.status.restarts == 1
+    assert (
+        'quarantined{kind="llm",op="rms_norm",plugin="deadly"} 1.0'
+        in broken.http.get("/metrics").text
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"HIPSIM_FAIL_LAUNCH": "90"},
+        {"HIPSIM_FAIL_MALLOC": "40"},
+        {"HIPSIM_DEVICE_LOST": "330"},
+        {"HIPSIM_DEVICE_LOST": "250"},
+    ],
+    ids=lambda fault: " ".join("=".join(item) for item in fault.items()),
+)
+def test_a_simulated_gpu_that_fails(server, hosting, hipsim, tiny_gguf, monkeypatch, fault):
+    """Many at once, on a device that fails amid them: right tokens, or an error in words."""
+    texts = [f"number {n}" for n in range(8)]
+    expected = {text: server.chat(text).json()["choices"][0]["message"] for text in texts}
+    monkeypatch.setenv("ROCM_PATH", str(hipsim))
+    for name, value in fault.items():
+        monkeypatch.setenv(name, value)
+    config = Config(threads=1, device="rocm:0").model_dump(mode="json")
+    options = {"context": 96, "most": 4, "tokens": None}
+    engine = Engine({**config, "model": str(tiny_gguf)}, options, most_waiting=32)
+    broken = hosting(Service(tiny_gguf, engine))
+    wrong, errors, right = [], [], 0
+    for _ in range(4):
+        until(lambda: broken.http.get("/v1/ready").status_code == 200, 120)
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(broken.chat, texts))
+        for text, answer in zip(texts, got, strict=True):
+            if answer.status_code == 200:
+                right += answer.json()["choices"][0]["message"] == expected[text]
+                if answer.json()["choices"][0]["message"] != expected[text]:
+                    wrong.append((text, answer.text))
+            else:
+                errors.append((answer.status_code, json.loads(answer.text)["error"]["message"]))
+    assert not wrong
+    assert right >= 8
+    assert all(status in (500, 503) and message for status, message in errors), errors
+    if "HIPSIM_DEVICE_LOST" in fault:
+        assert broken.engine.status.restarts >= 1
+        assert errors
+    assert broken.http.get("/health").status_code == 200
