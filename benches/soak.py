@@ -4,9 +4,11 @@ A server under load: many clients for minutes or hours, every answer checked.
 Starts ``propolis serve``, asks each question alone, and then lets clients ask them in random
 order, as streams, for as long as is wanted.  Reports errors, answers that differ from those alone,
 times to the first token and between tokens, tokens a second against one client, and how memory
-grew.
+grew.  Another server of OpenAI's API that runs already is the peer: the same clients ask it in turn
+with ours, each for half of the time, twice.
 
     python benches/soak.py [--minutes 10 | --hours 1] [--clients 64] [--device cpu] [--json FILE]
+        [--peer http://127.0.0.1:8000]
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Tally:
             "answers": self.answers,
             "errors": len(self.errors),
             "wrong": len(self.wrong),
-            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else 0,
             "first_token_ms": _spread(self.first),
             "between_tokens_ms": _spread(self.between),
             "memory_mb": [round(value / 1e6) for value in self.memory],
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model")
+    parser.add_argument("--peer", metavar="URL")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     seconds = asked.hours * 3600 if asked.hours else asked.minutes * 60
@@ -91,30 +94,62 @@ def main() -> None:
     print(json.dumps(report, indent=1))
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=1) + "\n")
-    if any(part["errors"] or part["wrong"] for part in report.values()):
+    ours = [part for name, part in report.items() if name.startswith("propolis")]
+    if any(part["errors"] or part["wrong"] for part in ours):
         sys.exit(1)
 
 
-async def _measure(url: str, pid: int, asked: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
-        await _ready(http)
-        alone, truth = Tally(), {}
+class Contender:
+    """A server, and what its clients saw."""
+
+    def __init__(self, name: str, url: str, pid: int | None) -> None:
+        self.name, self.pid = name, pid
+        limits = httpx2.Limits(max_connections=None)
+        self.http = httpx2.AsyncClient(base_url=url, timeout=600, limits=limits)
+        self.truth: dict[str, str] = {}
+        self.alone, self.many = Tally(), Tally()
+
+    async def ask_alone(self, tokens: int) -> None:
+        """Each question once, one after the other."""
         started = time.perf_counter()
         for question in QUESTIONS:
-            truth[question] = await _ask(http, question, asked.tokens, alone)
-        alone.seconds = time.perf_counter() - started
-        many = Tally()
+            self.truth[question] = await _ask(self.http, question, tokens, self.alone)
+        self.alone.seconds += time.perf_counter() - started
+
+    async def ask_together(self, asked: argparse.Namespace, seconds: float) -> None:
+        """Many clients for some time."""
         started = time.perf_counter()
         end = started + seconds
-        watch = asyncio.create_task(_watch(pid, many, seconds / 20))
-        clients = [_client(http, truth, asked.tokens, many, end, n) for n in range(asked.clients)]
-        await asyncio.gather(*clients)
-        many.seconds = time.perf_counter() - started
-        watch.cancel()
-        for error in (many.errors + many.wrong)[:5]:
-            print(error, file=sys.stderr)
-        return {"one client": alone.report(), f"{asked.clients} clients": many.report()}
+        many = self.many
+        watch = asyncio.create_task(_watch(self.pid, many, seconds / 20)) if self.pid else None
+        numbers = range(asked.clients)
+        await asyncio.gather(
+            *(_client(self.http, self.truth, asked.tokens, many, end, n) for n in numbers)
+        )
+        many.seconds += time.perf_counter() - started
+        if watch is not None:
+            watch.cancel()
+
+
+async def _measure(url: str, pid: int, asked: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    contenders = [Contender("propolis", url, pid)]
+    if asked.peer:
+        contenders.append(Contender("peer", asked.peer, None))
+    turns = len(contenders)
+    await _ready(contenders[0].http)
+    for one in contenders:
+        await one.ask_alone(asked.tokens)
+    for _ in range(turns):
+        for one in contenders:
+            await one.ask_together(asked, seconds / turns)
+    report = {}
+    for one in contenders:
+        await one.http.aclose()
+        for error in (one.many.errors + one.many.wrong)[:5]:
+            print(f"{one.name}: {error}", file=sys.stderr)
+        report[f"{one.name}, one client"] = one.alone.report()
+        report[f"{one.name}, {asked.clients} clients"] = one.many.report()
+    return report
 
 
 async def _client(
@@ -147,7 +182,7 @@ async def _ask(http: httpx2.AsyncClient, question: str, tokens: int, tally: Tall
         "stream_options": {"include_usage": True},
     }
     text, last = "", time.perf_counter()
-    began = False
+    began, pieces, used = False, 0, None
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             raise ValueError((await answer.aread()).decode())
@@ -163,8 +198,10 @@ async def _ask(http: httpx2.AsyncClient, question: str, tokens: int, tally: Tall
                 (tally.between if began else tally.first).append(now - last)
                 last, began = now, True
                 text += piece
+                pieces += 1
             if event.get("usage"):
-                tally.tokens += event["usage"]["completion_tokens"]
+                used = event["usage"]["completion_tokens"]
+    tally.tokens += pieces if used is None else used  # not every server tells
     tally.answers += 1
     return text
 
