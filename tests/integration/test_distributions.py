@@ -55,7 +55,7 @@ def test_versions_agree() -> None:
 
 def test_extras() -> None:
     """The meta-distribution offers the extras that the README names."""
-    assert {"cpu", "llm", "sd", "serve", "rocm", "all"} == set(
+    assert {"cpu", "llm", "sd", "serve", "ray", "rocm", "all"} == set(
         metadata(ROOT)["optional-dependencies"]
     )
 

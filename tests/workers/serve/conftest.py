@@ -6,11 +6,14 @@ import asyncio
 import importlib.util
 import itertools
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import aclosing
 from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +34,8 @@ from propolis import Config
 from propolis_workers.serve.app import application
 from propolis_workers.serve.engine import AnswerError
 from propolis_workers.serve.engine import Engine
+from propolis_workers.serve.heartbeat import Heartbeat
+from propolis_workers.serve.heartbeat import Worker
 from propolis_workers.serve.image_service import ImageService
 from propolis_workers.serve.protocol import PatientProtocol
 from propolis_workers.serve.service import Service
@@ -76,7 +81,10 @@ def hosting():
     """Runs applications on ports of their own; they end with the tests."""
     running: list[tuple[uvicorn.Server, threading.Thread, httpx2.Client]] = []
 
-    def host(service, images=None, *, token=None, **options) -> Running:
+    def host(service, images=None, *, token=None, hive=None, **options) -> Running:
+        if hive is not None:
+            worker = Worker("w", service.name, 0, "cpu")
+            options["heartbeat"] = Heartbeat(hive, worker, service.engine, every=0.3)
         app = application(service, images, token=token, **options)
         settings = uvicorn.Config(
             app, port=0, log_level="warning", timeout_graceful_shutdown=1, http=PatientProtocol
@@ -277,3 +285,74 @@ def paced(server, monkeypatch):
     monkeypatch.setattr(server.service, "answer", answer)
     yield pace
     pace.allowed = 1 << 20
+
+
+@dataclass
+class Program:
+    """``propolis serve`` in a process of its own."""
+
+    process: subprocess.Popen
+    log: Path
+    http: httpx2.Client
+
+    def engine(self) -> int:
+        """The number of the process that computes; 0 where there is none yet."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        for children in tasks.glob("*/children"):
+            for child in children.read_text().split():
+                # Before it has its name it keeps whoever started it from going on.
+                if b"serve.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return 0
+
+    @contextmanager
+    def frozen(self):
+        """The engine does nothing meanwhile."""
+        engine = self.engine()
+        os.kill(engine, signal.SIGSTOP)
+        yield
+        with suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGCONT)
+
+    def state(self) -> str:
+        """What /v1/ready says."""
+        return self.http.get("/v1/ready").json()["state"]
+
+    def code(self) -> int:
+        """The exit code, once it has one; no error of Python's was printed."""
+        code = self.process.wait(patience(30))
+        assert "Traceback" not in self.log.read_text()
+        return code
+
+
+@pytest.fixture
+def program(tiny_gguf, tmp_path):
+    """Starts servers; they end with the test."""
+    started = []
+
+    def start(*options, ready=True, **environ) -> Program:
+        log = tmp_path / f"{len(started)}.log"
+        command = [sys.executable, "-m", "propolis", "serve", "-m", str(tiny_gguf), "--port", "0"]
+        command += ["--context", "96", "--threads", "1", *options]
+        with log.open("w") as err:
+            env = {**os.environ, **environ}
+            process = subprocess.Popen(command, stderr=err, stdout=err, env=env)
+        said = re.compile(r"listening at (http://\S+);")
+        client = httpx2.Client(timeout=patience(30))
+        one = Program(process, log, client)
+        started.append(one)
+        until(lambda: said.search(log.read_text()) or process.poll() is not None, 60)
+        url = said.search(log.read_text())
+        assert url, log.read_text()
+        client.base_url = url[1]
+        if ready:
+            until(lambda: client.get("/health").json()["state"] == "ready", 60)
+        return one
+
+    yield start
+    for one in started:
+        one.http.close()
+        with suppress(ProcessLookupError):
+            os.kill(one.engine() or one.process.pid, signal.SIGKILL)
+        one.process.kill()
+        one.process.wait()

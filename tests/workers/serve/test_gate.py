@@ -59,7 +59,13 @@ def test_names_it_was_given(serving):
 def test_the_command_line_says_who_it_is(options, expected, tiny_gguf, monkeypatch):
     """At this machine's own address it is that; elsewhere anything, or what it was told."""
     told = {}
-    monkeypatch.setattr("uvicorn.run", lambda app, **_: told.update(app.user_middleware[0].kwargs))
+
+    def run(app, *_) -> int:
+        told.update(app.user_middleware[0].kwargs)
+        return 0
+
+    monkeypatch.setattr("propolis_workers.serve.server.run", run)
+    options = ["--port", "0", *options]
     result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_gguf), *options])
     assert result.exit_code == 0, result.output
     assert told["hosts"] == expected

@@ -32,12 +32,25 @@ def test_a_job(server, llm, path):
     assert asked["sse_url"] == f"/v1/jobs/{asked['job_id']}/stream"
     told = events(server, asked["job_id"])
     kinds = [event["type"] for event in told]
-    assert kinds == ["started", *["token"] * (len(told) - 3), "metrics", "end"]
-    assert told[0]["job_id"] == asked["job_id"]
-    assert text == "".join(event["t"] for event in told[1:-2])
+    tokens = [event["t"] for event in told if event["type"] == "token"]
+    before, after = ["narration", "started", "narration"], ["narration", "metrics", "end"]
+    assert kinds == [*before, *["token"] * len(tokens), *after]
+    assert told[1]["job_id"] == asked["job_id"]
+    assert text == "".join(tokens)
     assert told[-1]["tokens_out"] == len(generation.finish.ids)
     assert told[-1]["stop_reason"] in ("MAX_TOKENS", "EOS")
     assert events(server, asked["job_id"]) == told
+
+
+def test_people_are_told_of_the_steps(server):
+    """Narrations say who does what to what, for which job: queued, started, finished."""
+    name = begin(server)["job_id"]
+    told = [event for event in events(server, name) if event["type"] == "narration"]
+    assert [event["action"] for event in told] == ["queued", "started", "finished"]
+    for event in told:
+        assert set(event) == {"type", "actor", "action", "target", "human", "job_id"}
+        assert (event["actor"], event["target"], event["job_id"]) == ("propolis", "tiny", name)
+    assert "6 tokens" in told[-1]["human"]
 
 
 def test_a_stop_string_is_named(server, llm):
@@ -82,10 +95,31 @@ def test_limits(server, wrong, field):
     assert got.status_code == 400
     assert [error["field"] for error in got.json()["errors"]] == [field]
     assert all(error["constraint"] and error["message"] for error in got.json()["errors"])
+    (given,) = wrong.values()
+    plain = not isinstance(given, list) and len(str(given)) <= 100
+    assert got.json()["errors"][0].get("value") == (given if plain else None)
+
+
+def test_a_value_that_is_no_json(server):
+    """Infinity, which Python reads and JSON does not know, is refused as other values are."""
+    body, head = '{"prompt": "x", "temperature": Infinity}', {"Content-Type": "application/json"}
+    got = server.http.post("/v1/jobs", content=body, headers=head)
+    (error,) = got.json()["errors"]
+    assert (got.status_code, error["field"], "value" in error) == (400, "temperature", False)
+
+
+def test_a_prompt_beyond_the_context(server):
+    """What only the model can judge is said in the same form."""
+    got = server.http.post("/v1/jobs", json={"prompt": "the " * 200})
+    (error,) = got.json()["errors"]
+    assert (got.status_code, error["field"], error["constraint"]) == (400, "prompt", "context")
+    assert "value" not in error
+    assert got.json()["error"]["param"] == "prompt"
 
 
 def test_a_name_is_used_once(server):
     """A job may be named by whoever asks, as no other."""
     assert begin(server, job_id="mine.1")["job_id"] == "mine.1"
     got = server.http.post("/v1/jobs", json={"prompt": "x", "job_id": "mine.1"})
-    assert got.status_code == 409
+    (error,) = got.json()["errors"]
+    assert (got.status_code, error["constraint"], error["value"]) == (409, "unique", "mine.1")

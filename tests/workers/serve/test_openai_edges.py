@@ -47,7 +47,7 @@ def test_a_text_that_is_too_long(server, path, body, monkeypatch):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/api/generate"])
 def test_room_comes_first(server, path, monkeypatch):
     """Where there is no room nobody makes tokens."""
-    monkeypatch.setattr(server.engine, "_most", 0)
+    monkeypatch.setattr(server.engine._answers, "most", 0)
     monkeypatch.setattr(server.service.prompts.tokenizer, "encode", pytest.fail)
     body = {"messages": MESSAGES} if "chat" in path else {"prompt": "the "}
     got = server.http.post(path, json=body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from contextlib import contextmanager
 
@@ -19,11 +18,12 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def taken(server):
     """All that may run or wait does, meanwhile."""
-    most, server.engine._most = server.engine._most, 1
-    server.engine._answers[0] = asyncio.Queue()  # of nobody
+    answers = server.engine._answers
+    most, answers.most = answers.most, 1
+    answers._open[0] = None  # of nobody
     yield
-    del server.engine._answers[0]
-    server.engine._most = most
+    del answers._open[0]
+    answers.most = most
 
 
 def test_a_conversation(page, server):

@@ -37,6 +37,18 @@ ENGINE_FAILED: Final = Event(
     "a server's model cannot be loaded, or its process ended too often: no request is answered",
     ("error",),
 )
+HIVE_LOST: Final = Event(
+    "hive.lost",
+    "warning",
+    "a heartbeat did not arrive at the hive: it is tried again; requests are answered as before",
+    ("url", "error"),
+)
+HIVE_BACK: Final = Event(
+    "hive.back",
+    "warning",
+    "heartbeats arrive at the hive again",
+    ("url",),
+)
 HTTP_REQUEST: Final = Event(
     "http.request",
     "info",

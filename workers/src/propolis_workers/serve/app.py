@@ -24,12 +24,14 @@ from propolis_workers.serve import jobs
 from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
 from propolis_workers.serve import page
+from propolis_workers.serve import tracing
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
 from propolis_workers.serve.openai_replies import describe_events
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
+from propolis_workers.serve.problems import wrong_field
 
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis_workers.serve.engine import Engine
+    from propolis_workers.serve.heartbeat import Heartbeat
     from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
@@ -67,6 +70,8 @@ def application(
     most_bytes: int = 32 << 20,
     most_open: int = 2048,
     hosts: Collection[str] | None = (),
+    heartbeat: Heartbeat | None = None,
+    gated: bool = True,
 ) -> FastAPI:
     """
     What a server runs.
@@ -79,14 +84,23 @@ def application(
         most_open: requests that are answered at once, streams among them.
         hosts: what requests may call the server, beside localhost and the addresses that mean
             it; None for anything.
+        heartbeat: that goes on while the server runs.
+        gated: who may ask is checked here, and not by who passes requests on.
     """
     engines = [one.engine for one in (service, images) if one is not None]
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        spans = None if service is None else tracing.watch(service)
+        if service is not None and spans is not None:
+            service.engine.watch(spans)
         for engine in engines:
             engine.start()
+        if heartbeat is not None:
+            heartbeat.start()
         yield
+        if heartbeat is not None:
+            heartbeat.stop()
         await asyncio.gather(*(engine.stop() for engine in engines))
 
     app = _App(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
@@ -116,7 +130,8 @@ def application(
     @app.get("/v1/ready")
     async def ready() -> Response:
         states = [engine.status.state for engine in engines]
-        all_ready = set(states) == {"ready"}
+        draining = any(engine.draining for engine in engines)
+        all_ready = set(states) == {"ready"} and not draining
         body: dict[str, Any] = {
             "ready": all_ready,
             "state": {"ready": "idle", "loading": "loading"}.get(_worst(states), "error"),
@@ -125,6 +140,8 @@ def application(
         }
         if all_ready and any(engine.waiting for engine in engines):
             body["state"] = "busy"
+        if draining:
+            body["state"] = "draining"
         errors = [engine.status.error for engine in engines if engine.status.error]
         if errors:
             body["error"] = "; ".join(errors)
@@ -150,7 +167,13 @@ def application(
     async def told() -> Response:
         return Response(metrics.text(), media_type=metrics.media_type)
 
-    app.add_middleware(Gate, token=token, most_bytes=most_bytes, most_open=most_open, hosts=hosts)
+    if gated:
+
+        def ending() -> bool:
+            return any(engine.draining for engine in engines)
+
+        limits: dict[str, Any] = {"most_bytes": most_bytes, "most_open": most_open, "hosts": hosts}
+        app.add_middleware(Gate, token=token, ending=ending, **limits)
     return app
 
 
@@ -177,6 +200,9 @@ async def _loading(engines: Sequence[Engine]) -> AsyncIterator[bytes]:
         state = _worst([status.state for status in all_of_them])
         if state == "ready":
             yield _event({"stage": "ready"})
+            return
+        if any(engine.draining for engine in engines):
+            yield _event({"stage": "error", "message": "the server is about to end"})
             return
         if state in ("failed", "stopped"):
             errors = [status.error for status in all_of_them if status.error]
@@ -220,17 +246,19 @@ async def _invalid(_: HttpRequest, exc: Exception) -> Response:
     """What is wrong with a body, field by field; in the ancestor's words too."""
     found = exc.errors() if isinstance(exc, RequestValidationError) else []
     errors = [
-        {
-            "field": ".".join(str(part) for part in one["loc"] if part not in _NOT_FIELDS),
-            "constraint": one["type"],
-            "message": one["msg"],
-        }
+        wrong_field(
+            ".".join(str(part) for part in one["loc"] if part not in _NOT_FIELDS),
+            one["type"],
+            one["msg"],
+            None if one["type"] == "missing" else one.get("input"),
+        )
         for one in found[:20]
     ]
     first = errors[0] if errors else {"field": "", "message": "the body is not valid"}
     message = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
     problem = ProblemError(400, message, param=first["field"] or None)
-    return JSONResponse({**problem.body(), "errors": errors}, status_code=400)
+    problem.errors = errors
+    return JSONResponse(problem.body(), status_code=400)
 
 
 __all__ = ["application"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import uuid
+from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -12,12 +15,17 @@ import click
 
 from propolis.cli import settings
 from propolis.errors import UsageError
+from propolis_workers.serve import TOKENS
 
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from fastapi import FastAPI
 
     from propolis.config import Config
+    from propolis_workers.serve.engine import Engine
+    from propolis_workers.serve.heartbeat import Heartbeat
     from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
@@ -45,7 +53,15 @@ _FILES = 65536
     show_default=True,
     help="Images of one size drawn together.",
 )
+@click.option(
+    "--model-ref",
+    metavar="TEXT",
+    help="What clients and a hive call the model that writes; the file's name if not given.",
+)
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
+@click.option(
+    "--rocm-device", type=click.IntRange(0), metavar="N", help="The same as --device rocm:N."
+)
 @click.option(
     "--fallback",
     type=click.Choice(["allow", "warn", "error"]),
@@ -56,7 +72,7 @@ _FILES = 65536
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
 @click.option(
     "--token",
-    envvar="PROPOLIS_TOKEN",
+    envvar=TOKENS,
     metavar="TEXT",
     help="What requests must bear: Authorization: Bearer TEXT.  Rather in PROPOLIS_TOKEN, where "
     "nobody who lists processes sees it.",
@@ -115,6 +131,18 @@ _FILES = 65536
     metavar="FILE",
     help="A chat template in place of the model's own, such as one that takes tools.",
 )
+@click.option(
+    "--drain",
+    type=click.FloatRange(0),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="What answers on their way have after SIGTERM or Ctrl-C; a second one ends all at once.",
+)
+@click.option("--hive-url", metavar="URL", help="Tell the hive there every 30 s how this one is.")
+@click.option(
+    "--worker-id", metavar="TEXT", help="What the hive knows this one by; made up if not given."
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -124,6 +152,7 @@ def serve(
     token: str | None,
     allowed: tuple[str, ...],
     unprotected: bool,
+    drain: float,
     **options: Any,
 ) -> None:
     """
@@ -140,39 +169,70 @@ def serve(
         raise UsageError(msg)
     hosts = (host, *allowed) if allowed or _own(host) else None
     _allow_connections()
-    app = _application(ctx, (token or "").strip() or None, hosts, options)
-    click.echo(f"listening at http://{host}:{port}; the model is being loaded", err=True)
-    import uvicorn  # noqa: PLC0415  (not for --help)
-
-    from propolis_workers.serve.protocol import PatientProtocol  # noqa: PLC0415
-
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        http=PatientProtocol,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=64 << 10,
-    )
+    server = _server()
+    with ExitStack() as stack:
+        # Before anything is loaded: whoever starts two has it said at once.
+        sockets = [stack.enter_context(closing(one)) for one in server.listen(host, port)]
+        port = sockets[0].getsockname()[1]
+        app, engines = _application(ctx, (token or "").strip() or None, hosts, port, options)
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"listening at http://{shown}:{port}; the model is being loaded", err=True)
+        code = server.run(app, engines, sockets, drain)
+    ctx.exit(code)
 
 
-def _application(
-    ctx: click.Context, token: str | None, hosts: tuple[str, ...] | None, options: dict[str, Any]
-) -> FastAPI:
+def _server() -> ModuleType:
     try:
-        from propolis_workers.serve.app import application  # noqa: PLC0415  (not for --help)
+        from propolis_workers.serve import app  # noqa: F401, PLC0415  (not for --help)
+        from propolis_workers.serve import server  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         msg = f"a server needs {exc.name}: pip install 'propolis[serve]'"
         raise UsageError(msg) from exc
-    own = {name: options.pop(name) for name in ("model", "device", "fallback", "threads")}
-    config = settings(ctx, sd_model=options.pop("images"), **own)
+    return server
+
+
+def _application(
+    ctx: click.Context,
+    token: str | None,
+    hosts: tuple[str, ...] | None,
+    port: int,
+    options: dict[str, Any],
+) -> tuple[FastAPI, list[Engine]]:
+    from propolis_workers.serve.app import application  # noqa: PLC0415  (not for --help)
+
+    own = {name: options[name] for name in ("model", "fallback", "threads")}
+    config = settings(ctx, sd_model=options.pop("images"), **own, device=_device(options))
     what = options["what"] or _named(config)
     service = _writer(config, options) if what in ("llm", "both") else None
     images = _painter(config, options) if what in ("sd", "both") else None
-    return application(service, images, token=token, hosts=hosts)
+    served = [one for one in (service, images) if one is not None]
+    engines = [one.engine for one in served]
+    beat = _heartbeat(config, served[0].name, port, engines, options)
+    return application(service, images, token=token, hosts=hosts, heartbeat=beat), engines
+
+
+def _heartbeat(
+    config: Config, name: str, port: int, engines: list[Engine], options: dict[str, Any]
+) -> Heartbeat | None:
+    if not options["hive_url"]:
+        return None
+    from propolis_workers.serve.heartbeat import Heartbeat  # noqa: PLC0415
+    from propolis_workers.serve.heartbeat import Worker  # noqa: PLC0415
+
+    worker = Worker(options["worker_id"] or str(uuid.uuid4()), name, port, config.device)
+    return Heartbeat(options["hive_url"], worker, *engines)
+
+
+def _device(options: dict[str, Any]) -> str | None:
+    """The device that was asked for, by either option."""
+    device: str | None = options["device"]
+    number = options["rocm_device"]
+    if number is None:
+        return device
+    if device not in (None, f"rocm:{number}"):
+        msg = f"--device {device} and --rocm-device {number} are two devices; give one of them"
+        raise UsageError(msg)
+    return f"rocm:{number}"
 
 
 def _named(config: Config) -> str:
@@ -198,7 +258,8 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
     )
     chosen = options["chat_template"]
     template = None if chosen is None else read_text(chosen)
-    return Service(path, engine, deadline=options["deadline"], template=template)
+    own = {"template": template, "name": options["model_ref"]}
+    return Service(path, engine, deadline=options["deadline"], **own)
 
 
 def _painter(config: Config, options: dict[str, Any]) -> ImageService:

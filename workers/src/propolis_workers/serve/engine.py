@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -26,63 +25,40 @@ from typing import Final
 from typing import Literal
 from typing import TypeVar
 
-from propolis.errors import PropolisError
-from propolis.errors import UsageError
 from propolis_workers import events
+from propolis_workers.serve import TOKENS
 from propolis_workers.serve import messages
+from propolis_workers.serve.answers import Answer
+from propolis_workers.serve.answers import AnswerError
+from propolis_workers.serve.answers import Answers
+from propolis_workers.serve.answers import BusyError
+from propolis_workers.serve.answers import DeadlineError
+from propolis_workers.serve.answers import DrainingError
+from propolis_workers.serve.answers import EngineFailedError
+from propolis_workers.serve.answers import EngineGoneError
 
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from collections.abc import Awaitable
     from collections.abc import Iterator
     from collections.abc import Mapping
 
+    from propolis_workers.serve.answers import Watch
+
 # Seconds before a new process is started, after the first failure, the second and so on.
 PAUSES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# A process that served for so long was not broken from the start.
+# A process that was ready for so long was not broken from the start.
 _SETTLED: Final = 60.0
 # Seconds that a process has to end by itself.
 _PATIENCE: Final = 10.0
 # Seconds that answers on their way wait to be told how it ended.
 _SOON: Final = 0.5
+# Seconds between two looks at whether all is answered.
+_TICK: Final = 0.05
 # One line may hold the tokens of all sequences.
 _LONGEST_LINE: Final = 1 << 26
 
 T = TypeVar("T")
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
-
-
-class EngineGoneError(PropolisError):
-    """The process that computes ended; the request may be made again once it is back."""
-
-
-class EngineFailedError(EngineGoneError):
-    """There is no engine, and none will be started."""
-
-
-class BusyError(PropolisError):
-    """As many requests wait as may."""
-
-
-class DeadlineError(PropolisError):
-    """An answer took longer than it may."""
-
-    def __init__(self) -> None:
-        super().__init__("the answer took longer than the request or the server allows")
-
-
-class AnswerError(PropolisError):
-    """
-    The engine could not answer a request; the message is its own.
-
-    Attributes:
-        kind: the name of its error's class.
-    """
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(slots=True)
@@ -117,6 +93,7 @@ class Engine:
 
     Attributes:
         status: how it is.
+        draining: the server is about to end, and takes no new requests.
     """
 
     def __init__(
@@ -140,19 +117,20 @@ class Engine:
                 as hung and is ended.
         """
         self.status = Status()
+        self.draining = False
         self._kind = kind
         self._config = dict(config)
         self._options = dict(options)
-        self._most = options["most"] + most_waiting
+        self._answers = Answers(options["most"] + most_waiting)
         self._stalls = stalls
-        self._keys = itertools.count(1)
-        self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._watches: list[Watch] = []
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
         self._life: asyncio.Task[None] | None = None
         self._heard = time.monotonic()
-        self._coming = 0
+        self._patience = _PATIENCE
+        self._ready: float | None = None  # when this process was
 
     @property
     def waiting(self) -> int:
@@ -163,14 +141,33 @@ class Engine:
         """Start the process, and watch it from now on."""
         self._life = asyncio.create_task(self._live())
 
+    async def drain(self, seconds: float) -> None:
+        """
+        Take nothing new, and finish what there is.
+
+        Args:
+            seconds: until answers that are not finished end with an error.
+        """
+        self.draining = True
+        async with self._changed:
+            self._changed.notify_all()
+        end = time.monotonic() + seconds
+        while self._answers and time.monotonic() < end:  # noqa: ASYNC110  (seldom, and short)
+            await asyncio.sleep(_TICK)
+        if self._answers:
+            self._answers.give_up("the server is stopping")
+            self._patience = 0.0  # it had its time
+
     async def stop(self) -> None:
         """End the process; answers that are not finished end with an error."""
+        if self.status.state != "ready":
+            self.kill()  # while it loads it hears nothing
         self.status = Status("stopped", restarts=self.status.restarts)
         if self._life is not None:
             self._life.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._life
-        self._give_up("the server is stopping")
+        self._answers.give_up("the server is stopping")
 
     async def changed(self, seconds: float) -> None:
         """Wait for another state, or for progress, at most so long."""
@@ -183,86 +180,65 @@ class Engine:
         Check that so many more requests can be answered or may wait.
 
         Raises:
-            EngineGoneError: there is no engine now; says why.
+            EngineGoneError: there is no engine now, or the server is about to end; says why.
             BusyError: too many requests wait.
             UsageError: they are more than may ever wait.
         """
+        if self.draining:
+            msg = "the server is about to end: it takes no new requests"
+            raise DrainingError(msg)
         status = self.status
-        if status.state != "ready":
+        if status.state != "ready" or self._writer is None:
             why = f": {status.error}" if status.error else ""
             msg = f"the model is not ready ({status.state}){why}"
             raise (EngineFailedError if status.state == "failed" else EngineGoneError)(msg)
-        if count > self._most:
-            msg = f"these are {count} answers at once; at most {self._most} are given"
-            raise UsageError(msg)
-        there = len(self._answers) + self._coming
-        if there + count > self._most:
-            msg = (
-                f"{there} requests are being answered or wait, and {self._most} may: "
-                f"try again later"
-            )
-            raise BusyError(msg)
+        self._answers.expect_room(count)
 
     @contextlib.contextmanager
     def room(self, count: int) -> Iterator[None]:
         """Keep room for so many requests while they are prepared; raises as expect_room."""
         self.expect_room(count)
-        self._coming += count
+        self._answers.coming += count
         try:
             yield
         finally:
-            self._coming -= count
+            self._answers.coming -= count
 
-    async def answer(
-        self, asked: Mapping[str, Any], until: float | None = None
-    ) -> AsyncGenerator[dict[str, Any]]:
+    def answer(self, asked: Mapping[str, Any], until: float | None = None) -> Answer:
         """
-        What the process says of a request as it comes; the last has ``finish``.
-
-        An iteration that is left cancels the request.
+        Ask for an answer, which is computed, or waits, from now on.
 
         Args:
             asked: what is wanted.
             until: when it must have ended, by the event loop's clock; None for any time.
 
         Raises:
-            DeadlineError: it had not.
-            EngineGoneError: there is no engine now, or it ended before the answer did.
-            AnswerError: the engine says why it does not answer.
+            EngineGoneError, BusyError: as :meth:`expect_room`.
         """
-        key = next(self._keys)
-        told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.expect_room(1)
         if not self._answers:
             self._heard = time.monotonic()  # nothing was due before
-        self._answers[key] = told
-        finished = False
-        try:
-            await _before(until, self._say({"do": "add", "key": key, **asked}))
-            while not finished:
-                one = await _before(until, told.get())
-                if "error" in one:
-                    finished = True
-                    if one["kind"] == "EngineGoneError":
-                        raise EngineGoneError(one["error"])
-                    raise AnswerError(one["error"], one["kind"])
-                finished = "finish" in one
-                yield one
-        finally:
-            del self._answers[key]
-            if not finished and self._writer is not None:
-                # Without waiting: an engine that hears nothing must not hold whoever leaves it.
-                self._writer.write(messages.line({"do": "cancel", "key": key}))
+        key, answer = self._answers.add(asked, self._cancel, self._watches, until)
+        # Nobody waits until it is sent: how much can lie here is bounded as requests are.
+        self._send({"do": "add", "key": key, **asked})
+        return answer
 
-    async def _say(self, message: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            msg = "the engine ended"
-            raise EngineGoneError(msg)
-        try:
+    def watch(self, watch: Watch) -> None:
+        """Let somebody see each answer from now on: called with what was asked."""
+        self._watches.append(watch)
+
+    def _cancel(self, key: int) -> None:
+        self._send({"do": "cancel", "key": key})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Say something to the process, where there is one; its end is noticed elsewhere."""
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(messages.line(message))
-            await self._writer.drain()
-        except ConnectionError as exc:
-            msg = "the engine ended; try again"
-            raise EngineGoneError(msg) from exc
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     async def _live(self) -> None:
         """As :meth:`_watched`; an error of this very code is said, and ends answers too."""
@@ -274,7 +250,7 @@ class Engine:
 
     async def _fail(self, why: str) -> None:
         await self._enter("failed", why, restarts=self.status.restarts)
-        self._give_up(why)
+        self._answers.give_up(f"{why}; try again")
         with contextlib.suppress(OSError):  # nobody may read the log any more
             events.ENGINE_FAILED.emit(error=why)
 
@@ -282,7 +258,6 @@ class Engine:
         """Start the process, listen until it ends, and again."""
         failures = 0
         while True:
-            started = time.monotonic()
             try:
                 why = await self._once()
             except OSError as exc:
@@ -290,8 +265,9 @@ class Engine:
             if self.status.state == "failed":  # by its own word: another one would fail likewise
                 await self._fail(self.status.error)
                 return
-            self._give_up(why)
-            failures = 1 if time.monotonic() - started > _SETTLED else failures + 1
+            self._answers.give_up(f"{why}; try again")
+            served = 0.0 if self._ready is None else time.monotonic() - self._ready
+            failures = 1 if served > _SETTLED else failures + 1
             if failures > len(PAUSES):
                 await self._fail(f"{why}; {failures} times in a row")
                 return
@@ -303,10 +279,13 @@ class Engine:
 
     async def _once(self) -> str:
         """One process from start to end; says how it ended."""
+        self._ready = None
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "propolis_workers.serve.child"]
             path = os.pathsep.join(p or os.curdir for p in map(os.fspath, sys.path))
+            # The process that computes runs plugins' code, which need not know the token.
+            environ = {k: v for k, v in os.environ.items() if k not in TOKENS}
             process = self._process = await asyncio.create_subprocess_exec(
                 *command,
                 str(theirs.fileno()),
@@ -314,24 +293,21 @@ class Engine:
                 stdout=sys.stderr,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**environ, "PYTHONPATH": path},
             )
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
-            with contextlib.suppress(EngineGoneError):  # it ended at once: its code says why
-                load = {"kind": self._kind, "config": self._config, "options": self._options}
-                await self._say({"do": "load", **load})
-                await self._listen(reader, process)
+            load = {"kind": self._kind, "config": self._config, "options": self._options}
+            self._send({"do": "load", **load})
+            await self._listen(reader, process)
         finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            self._hang_up()
             # Before the process has ended, which may take its time: whoever waits is told.
             if self.status.state == "ready":
                 await self._enter("restarting", restarts=self.status.restarts)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _SOON)
-            self._give_up(_how(process) or "the engine ended")
+            self._answers.give_up(f"{_how(process) or 'the engine ended'}; try again")
             how = await self._ended(process)
         return how
 
@@ -348,7 +324,7 @@ class Engine:
                 quiet = time.monotonic() - self._heard
                 if self._answers and self.status.state == "ready" and quiet > self._stalls:
                     read.cancel()
-                    self._kill()
+                    self.kill()
                     return
             try:
                 said = read.result()
@@ -359,7 +335,7 @@ class Engine:
             except ConnectionError:
                 return
             except (ValueError, LookupError, TypeError):  # no JSON, or none of ours
-                self._kill()
+                self.kill()
                 return
 
     async def _hear(self, message: dict[str, Any]) -> None:
@@ -367,14 +343,13 @@ class Engine:
         if what == "step":
             self.status.now |= message.get("state", {})  # some of it is told now and then
             for one in message["drawn"]:
-                told = self._answers.get(one.pop("key"))
-                if told is not None:  # it was cancelled meanwhile
-                    told.put_nowait(one)
+                self._answers.say(one.pop("key"), one)
         elif what == "loading":
             self.status.done, self.status.all = message["done"], message["all"]
             async with self._changed:
                 self._changed.notify_all()
         elif what == "ready":
+            self._ready = time.monotonic()
             await self._enter("ready", ready=message, restarts=self.status.restarts)
             with contextlib.suppress(OSError):
                 events.ENGINE_READY.emit(
@@ -391,29 +366,17 @@ class Engine:
     async def _ended(self, process: asyncio.subprocess.Process) -> str:
         """Wait for the process, not for ever; how it ended."""
         try:
-            await asyncio.wait_for(process.wait(), _PATIENCE)
+            await asyncio.wait_for(process.wait(), self._patience)
         except TimeoutError:
-            self._kill()
+            self.kill()
             await process.wait()
         return _how(process)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process at once; what it computed is lost."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _give_up(self, why: str) -> None:
-        """End all answers with an error."""
-        for told in self._answers.values():
-            told.put_nowait({"error": f"{why}; try again", "kind": "EngineGoneError"})
-
-
-async def _before(until: float | None, work: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout_at(until):
-            return await work
-    except TimeoutError as exc:
-        raise DeadlineError from exc
 
 
 def _how(process: asyncio.subprocess.Process) -> str:
@@ -433,6 +396,7 @@ __all__ = [
     "AnswerError",
     "BusyError",
     "DeadlineError",
+    "DrainingError",
     "Engine",
     "EngineFailedError",
     "EngineGoneError",

@@ -6,6 +6,7 @@ Written for the ASGI protocol, so that streams pass as they are.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -18,9 +19,11 @@ from typing import Final
 from propolis_workers import events
 from propolis_workers.serve import page
 from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.tracing import SCOPE
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Collection
 
     from starlette.types import ASGIApp
@@ -56,6 +59,7 @@ class Gate:
         most_bytes: int,
         most_open: int = 2048,
         hosts: Collection[str] | None = (),
+        ending: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Stand before an application.
@@ -67,8 +71,10 @@ class Gate:
             most_open: requests that are answered at once, streams among them.
             hosts: the names that the server has, beside those of this machine to itself; None
                 where any will do.
+            ending: whether the server is about to end.
         """
         self._app = app
+        self._ending = ending
         self._token = None if token is None else token.encode()
         self._most = most_bytes
         self._most_open = most_open
@@ -80,6 +86,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        SCOPE.set(scope)
         passage = _Passage(scope, receive, send, self._most)
         self._open += 1
         try:
@@ -91,6 +98,10 @@ class Gate:
                 await passage.refuse(problem)
             else:
                 await self._app(scope, passage.receive, passage.send)
+        except asyncio.CancelledError:
+            # The server ends, and this client had not taken its answer; no fault of the program.
+            if not self._ending():
+                raise
         except Exception as exc:
             msg = f"the server failed: {type(exc).__name__}"
             await passage.refuse(ProblemError(500, msg, code="internal_error"))

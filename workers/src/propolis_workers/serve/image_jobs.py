@@ -18,7 +18,8 @@ from propolis_workers.serve.drawing import Drawing
 
 
 if TYPE_CHECKING:
-    from propolis_workers.serve.image_service import ImageService
+    from collections.abc import AsyncGenerator
+
     from propolis_workers.serve.jobs import Running
 
 _EVERY: Final = 5
@@ -105,11 +106,9 @@ class ImageInpaint(_Asked):
         return {"image": self.init_image, "mask": self.mask_image, "strength": self.strength}
 
 
-async def draw(
-    service: ImageService, asked: dict[str, Any], job: Running, until: float | None = None
-) -> None:
+async def draw(asked: AsyncGenerator[dict[str, Any]], job: Running) -> None:
     """Tell a job's events: progress and previews, and the image at the end."""
-    async with aclosing(service.answer(asked, until)) as answer:
+    async with aclosing(asked) as answer:
         async for told in answer:
             if "finish" in told:
                 seed, seconds = told["finish"]["seed"], told["finish"]["seconds"]

@@ -36,6 +36,7 @@ from propolis_workers.serve.image_jobs import ImageTransform
 from propolis_workers.serve.openai_replies import Error
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
+from propolis_workers.serve.problems import wrong_field
 from propolis_workers.serve.text_jobs import Infer
 
 
@@ -100,6 +101,11 @@ class Running:
         self.events.append(f"{name}data: {json.dumps(event)}\n\n".encode())
         self._wake()
 
+    def narrate(self, action: str, target: str, human: str) -> None:
+        """Tell people of a step."""
+        what = {"actor": "propolis", "action": action, "target": target, "human": human}
+        self.say(type="narration", **what, job_id=self.name)
+
     def end(self) -> None:
         """There will be no more."""
         self.ended = time.monotonic()
@@ -124,7 +130,9 @@ class Jobs:
             ProblemError: another one is.
         """
         if name in self._jobs:
-            raise ProblemError(409, f"there is a job {name!r} already", param="job_id")
+            problem = ProblemError(409, f"there is a job {name!r} already", param="job_id")
+            problem.errors = [wrong_field("job_id", "unique", str(problem), name)]
+            raise problem
 
     def begin(
         self,
@@ -233,17 +241,17 @@ def routes(service: Service | None, images: ImageService | None) -> APIRouter:
             writes = service or _missing("writes")
             until = writes.deadlines.until(asked.timeout, within)
             request = await text_jobs.prepare(writes, asked, until)
-            name = jobs.begin(
-                asked.job_id, lambda job: text_jobs.write(writes, request, job, until)
-            )
+            jobs.expect_free(asked.job_id)
+            answer = writes.answer(request, until)  # now: no more may wait than may
+            name = jobs.begin(asked.job_id, lambda job: text_jobs.write(writes, answer, job))
         else:
             draws = images or _missing("draws")
             draws.expect_model(asked.model)
             until = draws.deadlines.until(asked.timeout, within)
             drawing = await draws.prepare(asked.drawing(), until)
-            name = jobs.begin(
-                asked.job_id, lambda job: image_jobs.draw(draws, drawing, job, until), named=True
-            )
+            jobs.expect_free(asked.job_id)
+            drawn = draws.answer(drawing, until)
+            name = jobs.begin(asked.job_id, lambda job: image_jobs.draw(drawn, job), named=True)
         return {"job_id": name, "sse_url": f"/v1/jobs/{name}/stream"}
 
     @router.get("/v1/jobs/{name}/stream")

@@ -65,7 +65,7 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
     async def every() -> Told:
         return {"object": "list", "data": [told(name) for name in there]}
 
-    @router.get("/v1/models/{name}", response_model=replies.Model)
+    @router.get("/v1/models/{name:path}", response_model=replies.Model)
     async def model(name: str) -> Told:
         if name not in there:
             known = ", ".join(map(repr, there))

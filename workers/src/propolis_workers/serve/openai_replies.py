@@ -31,6 +31,7 @@ class WrongField(_Reply):
     field: str
     constraint: str
     message: str
+    value: bool | int | float | str | None = None
 
 
 class Error(_Reply):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from typing import Final
 
@@ -11,10 +12,13 @@ from propolis.errors import UsageError
 from propolis_workers.serve.engine import AnswerError
 from propolis_workers.serve.engine import BusyError
 from propolis_workers.serve.engine import DeadlineError
+from propolis_workers.serve.engine import DrainingError
 from propolis_workers.serve.engine import EngineFailedError
 from propolis_workers.serve.engine import EngineGoneError
 
 
+# Letters of a value that is repeated to whoever gave it.
+_SHORT: Final = 100
 # Errors of the engine that are mistakes of whoever asked.
 _USAGE: Final = ("ArgumentTypeError", "ModelError", "UsageError")
 
@@ -28,6 +32,7 @@ class ProblemError(PropolisError):
         code: a word for programs.
         param: the field that is wrong, where it is one.
         retry: seconds until it may be tried again, where that helps.
+        errors: what is wrong with each field, of :func:`wrong_field`.
     """
 
     def __init__(
@@ -44,23 +49,36 @@ class ProblemError(PropolisError):
         self.code = code
         self.param = param
         self.retry = retry
+        self.errors: list[dict[str, Any]] = []
 
     def body(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": str(self),
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error, "errors": self.errors} if self.errors else {"error": error}
 
     @property
     def headers(self) -> dict[str, str]:
         """Of the response."""
         return {} if self.retry is None else {"Retry-After": str(self.retry)}
+
+
+def wrong_field(field: str, constraint: str, message: str, value: Any = None) -> dict[str, Any]:
+    """
+    What is wrong with a field, as the ancestor's workers say it.
+
+    Args:
+        field: with dots where it lies in others.
+        constraint: a word for programs.
+        message: for people.
+        value: that was given; it is repeated where it is short and plain.
+    """
+    error: dict[str, Any] = {"field": field, "constraint": constraint, "message": message}
+    # JSON as others read it has no NaN and no infinity.
+    plain = isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value))
+    if plain and len(str(value)) <= _SHORT:
+        error["value"] = value
+    return error
 
 
 def problem_of(exc: PropolisError) -> ProblemError:
@@ -71,6 +89,8 @@ def problem_of(exc: PropolisError) -> ProblemError:
         return ProblemError(429, str(exc), code="busy", retry=1)
     if isinstance(exc, DeadlineError):
         return ProblemError(504, str(exc), code="timeout")
+    if isinstance(exc, DrainingError):
+        return ProblemError(503, str(exc), code="draining", retry=5)
     if isinstance(exc, EngineFailedError):
         return ProblemError(503, str(exc), code="engine_failed")
     if isinstance(exc, EngineGoneError):
@@ -82,4 +102,4 @@ def problem_of(exc: PropolisError) -> ProblemError:
     return ProblemError(500, str(exc), code=code)
 
 
-__all__ = ["ProblemError", "problem_of"]
+__all__ = ["ProblemError", "problem_of", "wrong_field"]

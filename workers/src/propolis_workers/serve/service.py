@@ -54,6 +54,7 @@ class Service:
         *,
         deadline: float | None = None,
         template: str | None = None,
+        name: str | None = None,
     ) -> None:
         """
         Read the vocabulary.
@@ -63,6 +64,7 @@ class Service:
             engine: what computes.
             deadline: the most seconds that an answer takes, whatever a request asks.
             template: a chat template in place of the model's own.
+            name: of the model; by default the file's, which it answers to in any case.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -74,8 +76,9 @@ class Service:
             ChatTemplate(template)  # says what is wrong with it
         self.prompts = Prompts(path, tokenizer, template)
         self.deadlines = Deadlines(deadline)
-        self.name = path.stem if path.suffix == ".gguf" else path.name
-        self._names = {"", self.name, path.name}
+        own = path.stem if path.suffix == ".gguf" else path.name
+        self.name = name or own
+        self._names = {"", self.name, own, path.name}
         self.engine = engine
         self.created = int(time.time())
         self._watch: Watch | None = None

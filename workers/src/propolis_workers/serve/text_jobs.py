@@ -14,13 +14,18 @@ from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis.errors import UsageError
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
+from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import wrong_field
 
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from propolis_workers.serve.jobs import Running
     from propolis_workers.serve.service import Service
 
@@ -63,7 +68,12 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
     """
     service.expect_model(asked.model)
     ids = await service.prepared(1, until, service.prompts.text, asked.prompt)
-    expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
+    try:
+        expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
+    except UsageError as exc:
+        problem = ProblemError(400, str(exc), param="prompt")
+        problem.errors = [wrong_field("prompt", "context", str(exc))]
+        raise problem from exc
     return Request(
         prompt=ids,
         params=SamplingParams(
@@ -80,16 +90,17 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
     )
 
 
-async def write(
-    service: Service, request: Request, job: Running, until: float | None = None
-) -> None:
+async def write(service: Service, asked: AsyncGenerator[dict[str, Any]], job: Running) -> None:
     """Tell a job's events: tokens, and at the end how fast they were and why it ended."""
     started, first, count = time.time(), 0.0, 0
+    ahead = max(0, service.engine.waiting - 1)
+    job.narrate("queued", service.name, f"took the job; {ahead} others are on their way")
     job.say(type="started", job_id=job.name, model=service.name, started_at=started)
 
     def ended(reason: str, stop: str | None = None) -> None:
         spent = time.perf_counter() - first if first else 0.0
         rate = (count - 1) / spent if spent and count > 1 else 0.0
+        job.narrate("finished", service.name, f"ended with {count} tokens: {reason}")
         job.say(type="metrics", tokens_per_sec=round(rate, 2), vram_bytes=0)
         last: dict[str, Any] = {"tokens_out": count, "decode_time_ms": round(spent * 1e3)}
         if stop is not None:
@@ -97,9 +108,12 @@ async def write(
         job.say(type="end", stop_reason=reason, **last)
 
     try:
-        async with aclosing(service.answer(request, until)) as answer:
+        async with aclosing(asked) as answer:
             async for one in answer:
-                first = first or time.perf_counter()
+                if not first:
+                    first = time.perf_counter()
+                    spent = f"{time.time() - started:.2f} s"
+                    job.narrate("started", service.name, f"drew the first token after {spent}")
                 if one["text"]:
                     job.say(type="token", t=one["text"], i=count)
                 count += 1

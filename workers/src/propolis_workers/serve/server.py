@@ -1,0 +1,172 @@
+"""What a server listens at, and how it ends: by a signal, after the answers on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from typing import Final
+
+import uvicorn
+
+from propolis.errors import PropolisError
+from propolis.errors import UsageError
+from propolis_workers.serve.protocol import PatientProtocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence
+
+    from fastapi import FastAPI
+
+    from propolis_workers.serve.engine import Engine
+
+# Connections that may come before the application runs, and while it is busy.
+_BACKLOG: Final = 2048
+# Seconds that clients have to read what was said before their connections are cut.
+_FLUSH: Final = 3
+_INTERRUPTED: Final = 128
+# An address family, or an address of it, that this machine does not have.
+_ABSENT: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """
+    Listen at every address of a host, all at one port; nobody else can from now on.
+
+    Args:
+        host: a name or an address.
+        port: 0 for any that is free.
+
+    Raises:
+        UsageError: the port is taken, or the address is none of this machine's.
+    """
+    kind = socket.SOCK_STREAM
+    try:
+        found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        msg = f"--host {host!r} is no address: {exc}"
+        raise UsageError(msg) from exc
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+        try:
+            sockets.append(_listening(family, (address[0], port, *address[2:])))
+        except OSError as exc:
+            if exc.errno in _ABSENT:
+                absent = exc
+                continue
+            for one in sockets:
+                one.close()
+            raise UsageError(_refused(host, port, exc)) from exc
+        port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise UsageError(_refused(host, port, absent)) from absent
+    return sockets
+
+
+def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # What a server before this one left in the kernel does not keep the port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)  # before that two may bind one port
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _refused(host: str, port: int, exc: OSError | None) -> str:
+    if exc is None:
+        return f"--host {host!r} has no address"
+    if exc.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is taken: another program listens there; give another --port"
+    if exc.errno == errno.EACCES:
+        return (
+            f"port {port} of {host} is not allowed to this user: {exc.strerror}; take one from 1024"
+        )
+    return f"nothing can listen at {host}, port {port}: {exc.strerror}"
+
+
+class _Server(uvicorn.Server):
+    """One that leaves signals to :func:`run`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], drain: float) -> int:
+    """
+    Serve until a signal comes.
+
+    The first SIGTERM or SIGINT lets the answers on their way end; a second one ends all at once.
+
+    Args:
+        app: what answers.
+        engines: that it starts and ends.
+        sockets: that listen, of :func:`listen`; they are closed.
+        drain: seconds that answers have after the first signal.
+
+    Returns:
+        The exit code: 0 after SIGTERM, 130 after SIGINT.
+
+    Raises:
+        PropolisError: the application could not be started.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_FLUSH,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    )
+    return asyncio.run(_run(server, engines, sockets, drain))
+
+
+async def _run(
+    server: uvicorn.Server, engines: Sequence[Engine], sockets: list[socket.socket], drain: float
+) -> int:
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Task[None]] = []
+    code = 0
+
+    async def end() -> None:
+        await asyncio.gather(*(engine.drain(drain) for engine in engines))
+        server.should_exit = True
+
+    def asked(number: signal.Signals) -> None:
+        nonlocal code
+        if ending:
+            for engine in engines:
+                engine.kill()
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED + number)
+        code = _INTERRUPTED + number if number == signal.SIGINT else 0
+        ending.append(loop.create_task(end()))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)
+    await server.serve(sockets)
+    if not server.started:
+        msg = "the server could not be started; the lines above say why"
+        raise PropolisError(msg)
+    return code
+
+
+__all__ = ["listen", "run"]
