@@ -14,6 +14,7 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
+from propolis.opspec.check import overlapping
 
 
 PLAIN = [d for d in dtypes.ALL if d in dtypes.PLAIN]
@@ -273,6 +274,35 @@ def test_ids_outside(wrong):
     assert (target.numpy() == 7).all()
     assert (source.numpy() == 1).all()
     assert (column.numpy() == 1).all()
+
+
+@pytest.mark.parametrize("op", [ops.scatter, ops.scatter_add])
+def test_sources_from_the_target(op):
+    """What is written may be a part of what is written over: it is read before."""
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    target = Tensor.from_numpy(array.copy())
+    ids = Tensor.from_numpy(np.array([[3, 0, 1], [2, 1, 3]], np.int32))
+    op(target, ids, target.narrow(0, 0, 2), 0)
+    expected = array.copy()
+    for row in range(2):
+        for column in range(3):
+            place = ids.numpy()[row, column], column
+            value = array[row, column]
+            expected[place] = value if op is ops.scatter else expected[place] + value
+    np.testing.assert_array_equal(target.numpy(), expected)
+
+
+def test_sources_between_the_targets_rows():
+    """A target with gaps is as long as from its first element to its last."""
+    array = np.arange(24, dtype=np.float32).reshape(6, 4)
+    whole = Tensor.from_numpy(array.copy())
+    target, source = whole.narrow(1, 0, 2), whole.narrow(0, 4, 2).narrow(1, 0, 2)
+    ids = Tensor.from_numpy(np.array([5, 4], np.int32))
+    assert overlapping(ops.index_add, target, (ids, source, 0), {}) == [source]
+    ops.index_add(target, ids, source, 0)
+    expected = array.copy()
+    expected[[5, 4], :2] += array[4:6, :2]
+    np.testing.assert_array_equal(whole.numpy(), expected)
 
 
 def test_targets_that_repeat():

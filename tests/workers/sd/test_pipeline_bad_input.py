@@ -89,7 +89,7 @@ def changed(complete, tmp_path):
 )
 def test_bad_parameters(sd, changes, error, message, monkeypatch):
     """What cannot be drawn is refused before anything is computed: what was given, what can be."""
-    monkeypatch.setattr(sd, "_text", lambda *_: pytest.fail("the text was encoded"))
+    monkeypatch.setattr(sd, "texts", lambda *_: pytest.fail("the text was encoded"))
     arrays = {k: np.zeros(v, np.uint8) for k, v in changes.items() if k in ("image", "mask")}
     with pytest.raises(error, match=message):
         sd.generate(params(**changes | arrays))
@@ -196,7 +196,7 @@ def test_inpainting_models(pipelines, runs):
 
 def test_a_word_for_tiles_that_does_not_exist(sd, monkeypatch):
     """It is refused before anything is computed, and does not mean "auto"."""
-    monkeypatch.setattr(sd, "_text", lambda *_: pytest.fail("the text was encoded"))
+    monkeypatch.setattr(sd, "texts", lambda *_: pytest.fail("the text was encoded"))
     with pytest.raises(UsageError, match="tiled is 'some'; supported: auto, never, always"):
         sd.generate(params(), tiled="some")
 

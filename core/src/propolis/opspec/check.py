@@ -150,7 +150,8 @@ def in_place(
     same = overlapping(spec, out, args, kwargs)
     if not same:
         return args, kwargs
-    copies = out.device.table.set_apart(spec, spec.key_of(args), same)
+    key = spec.key_of((out, *args) if spec.mutates else args)
+    copies = out.device.table.set_apart(spec, key, same)
     args = tuple(copies.get(id(value), value) for value in args)
     return args, {name: copies.get(id(value), value) for name, value in kwargs.items()}
 
@@ -225,12 +226,21 @@ def _coincides(a: Tensor, b: Tensor) -> bool:
     )
 
 
+def _span(tensor: Tensor) -> int:
+    """Bytes from the first element's start to the last one's end."""
+    if tensor.is_contiguous:
+        return tensor.nbytes
+    steps = zip(tensor.strides, tensor.shape, strict=True)
+    elements = 1 + sum(stride * (count - 1) for stride, count in steps)
+    return tensor.dtype.nbytes(elements)
+
+
 def _touches(tensor: Tensor, solid: Tensor) -> bool:
     """
-    Whether an element of ``tensor`` lies among those of ``solid``, which has no gaps.
+    Whether an element of ``tensor`` lies among those of ``solid``.
 
-    Exact for views that core makes; of stranger strides (windows that overlap, from
-    numpy) it says yes in doubt.
+    Exact for views that core makes, where ``solid`` has no gaps; in doubt, as between the elements
+    of one that has, and of stranger strides (windows that overlap, from numpy), it says yes.
     """
     if not tensor.numel or not solid.numel:
         return False
@@ -247,7 +257,7 @@ def _touches(tensor: Tensor, solid: Tensor) -> bool:
         reach += step * (count - 1)
     # The last byte of ``solid``, and its first, counted from the tensor's first element.
     first = solid.ptr - tensor.ptr
-    last = first + solid.nbytes - 1
+    last = first + _span(solid) - 1
     if last < 0 or first >= reach:
         return False
     if not nested:
