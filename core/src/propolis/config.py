@@ -41,6 +41,7 @@ OUTSIDE_CONFIG = frozenset(
         "PROPOLIS_REQUIRE_NATIVE",
         "PROPOLIS_REQUIRE_ORACLES",
         "PROPOLIS_REQUIRE_ROCM",
+        "PROPOLIS_TOKEN",
     }
 )
 

@@ -54,7 +54,7 @@ def test_a_real_image(visit, drawing):
     assert "seed 3" in page["caption"].text
     until(lambda: page.texts("#ops th"))
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
-    assert facts["Size"] == "64 pixels, 64 to 2048"
+    assert facts["Size"] == "64 pixels, 64 to 256"
 
 
 def test_drawing_ends_early(visit, served):

@@ -35,13 +35,21 @@ Pixels = npt.NDArray[np.uint8]
 
 METADATA_KEY: Final = "propolis"
 
+# What is read: Pillow knows more, some of which (EPS) it has other programs run.
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_SENT: Final = ("PNG", "JPEG", "WEBP")
+"""Of those that somebody sends, whom nobody knows."""
+
+_MOST_SENT: Final = 1 << 24
+"""Pixels of an image that somebody sends: decoded it takes some hundred MB."""
+
 
 def read_image(path: str | Path, data: bytes | None = None) -> Pixels:
     """
     Read an image as it is looked at: turned as its camera says, transparency on white.
 
     Args:
-        path: a file of any format that Pillow reads.
+        path: a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file.
         data: what is in it, where it is no file: ``path`` then says what it is called.
 
     Returns:
@@ -67,7 +75,7 @@ def read_mask(path: str | Path, data: bytes | None = None) -> Pixels:
     Read a mask: what is lighter than half is drawn anew.
 
     Args:
-        path: a file of any format that Pillow reads; colours count by their luminance.
+        path: such a file as :func:`read_image` takes; colours count by their luminance.
         data: as for :func:`read_image`.
 
     Returns:
@@ -85,6 +93,28 @@ def read_mask(path: str | Path, data: bytes | None = None) -> Pixels:
             raise FileFormatError(msg)
         grey = np.asarray(seen.convert("L"))
     return np.where(grey >= 128, np.uint8(255), np.uint8(0))
+
+
+def transparent(name: str, data: bytes) -> Pixels | None:
+    """
+    A mask of where an image is transparent.
+
+    Args:
+        name: what the image is called.
+        data: the file.
+
+    Returns:
+        u8 (height, width), 255 where it is transparent, 0 elsewhere; None where the image has no
+        transparency at all.
+
+    Raises:
+        FileFormatError: it is no image, or damaged, or too large.
+    """
+    with _opened(name, data) as image:
+        if not image.has_transparency_data:
+            return None
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+    return np.where(alpha < 128, np.uint8(255), np.uint8(0))
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -238,13 +268,18 @@ def _opened(path: str | Path, data: bytes | None = None) -> Iterator[PillowImage
     from PIL import Image  # noqa: PLC0415  (not for --help)
     from PIL import UnidentifiedImageError  # noqa: PLC0415
 
+    known = _FORMATS if data is None else _SENT
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path if data is None else io.BytesIO(data)) as image:
+            file = path if data is None else io.BytesIO(data)
+            with Image.open(file, formats=known) as image:
+                if data is not None and image.width * image.height > _MOST_SENT:
+                    msg = f"{path} is {image.width}x{image.height}; supported: {_MOST_SENT} pixels"
+                    raise FileFormatError(msg)
                 yield image
     except UnidentifiedImageError:
-        msg = f"{path} is no image that can be read; supported: PNG, JPEG, WebP and the like"
+        msg = f"{path} is no image that can be read; supported: {', '.join(known)}"
         raise FileFormatError(msg) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         msg = f"{path} is too large an image: {error}; make it smaller"
@@ -267,5 +302,6 @@ __all__ = [
     "read_mask",
     "read_metadata",
     "resize",
+    "transparent",
     "write_png",
 ]

@@ -25,7 +25,6 @@ from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
 from propolis_workers.serve import page
 from propolis_workers.serve import tracing
-from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
 from propolis_workers.serve.openai_replies import describe_events
@@ -157,7 +156,7 @@ def application(
         if service is not None:
             told |= {"model": service.name, **_about(service.engine)}
         if images is not None:
-            sizes = {"size": images.size, "smallest": images.smallest, "largest": LARGEST}
+            sizes = {"size": images.size, "smallest": images.smallest, "largest": images.largest}
             loras = await asyncio.to_thread(images.loras)
             image = {"model": images.name, **sizes, "multiple_of": images.factor, "loras": loras}
             told["image"] = {**image, **_about(images.engine)}
@@ -221,9 +220,10 @@ def _event(message: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(message).encode() + b"\n\n"
 
 
-async def _ours(_: HttpRequest, exc: Exception) -> Response:
+async def _ours(http: HttpRequest, exc: Exception) -> Response:
     problem = problem_of(exc) if isinstance(exc, PropolisError) else ProblemError(500, str(exc))
-    return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+    body = problem.body_at(http.url.path)
+    return JSONResponse(body, status_code=problem.status, headers=problem.headers)
 
 
 async def _unknown(http: HttpRequest, exc: Exception) -> Response:
@@ -239,10 +239,10 @@ async def _unknown(http: HttpRequest, exc: Exception) -> Response:
         problem = ProblemError(status, msg, code="method_not_allowed")
     else:
         problem = ProblemError(status, str(exc.detail) if isinstance(exc, HTTPException) else "")
-    return JSONResponse(problem.body(), status_code=status, headers=headers)
+    return JSONResponse(problem.body_at(path), status_code=status, headers=headers)
 
 
-async def _invalid(_: HttpRequest, exc: Exception) -> Response:
+async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     """What is wrong with a body, field by field; in the ancestor's words too."""
     found = exc.errors() if isinstance(exc, RequestValidationError) else []
     errors = [
@@ -256,9 +256,12 @@ async def _invalid(_: HttpRequest, exc: Exception) -> Response:
     ]
     first = errors[0] if errors else {"field": "", "message": "the body is not valid"}
     message = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+    kind = http.headers.get("content-type", "none").partition(";")[0][:100]
+    if not first["field"] and not kind.endswith("json"):
+        message = f"the body is of the type {kind}; send JSON, with Content-Type: application/json"
     problem = ProblemError(400, message, param=first["field"] or None)
     problem.errors = errors
-    return JSONResponse(problem.body(), status_code=400)
+    return JSONResponse(problem.body_at(http.url.path), status_code=400)
 
 
 __all__ = ["application"]

@@ -161,7 +161,8 @@ def serve(
     Each model runs in a process of its own; where that ends, requests get an error and it is
     started again.
     """
-    if not token and not unprotected and not _own(host):
+    token = (token or "").strip() or None  # a blank one is none
+    if token is None and not unprotected and not _own(host):
         msg = (
             f"--host {host} is reached by other machines, and there is no token: set "
             f"PROPOLIS_TOKEN, or give --open where something else protects it"
@@ -174,7 +175,7 @@ def serve(
         # Before anything is loaded: whoever starts two has it said at once.
         sockets = [stack.enter_context(closing(one)) for one in server.listen(host, port)]
         port = sockets[0].getsockname()[1]
-        app, engines = _application(ctx, (token or "").strip() or None, hosts, port, options)
+        app, engines = _application(ctx, token, hosts, port, options)
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"listening at http://{shown}:{port}; the model is being loaded", err=True)
         code = server.run(app, engines, sockets, drain)

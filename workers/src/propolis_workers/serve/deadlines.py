@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
@@ -17,6 +18,7 @@ from propolis_workers.serve.engine import DeadlineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -57,16 +59,28 @@ class Deadlines:
         return asyncio.get_running_loop().time() + min(given) if given else None
 
 
-async def threaded(until: float | None, work: Callable[..., T], *arguments: Any) -> T:
+async def threaded(
+    until: float | None,
+    work: Callable[..., T],
+    *arguments: Any,
+    pool: ThreadPoolExecutor | None = None,
+) -> T:
     """
     Do something that takes its time beside the event loop.
+
+    Args:
+        until: when it must have ended, by the loop's clock; None for any time.
+        work: what to do.
+        arguments: of it.
+        pool: the threads that do it; asyncio's own when None.
 
     Raises:
         DeadlineError: it took too long; it goes on, and nobody hears of it.
     """
     try:
         async with asyncio.timeout_at(until):
-            return await asyncio.to_thread(work, *arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(pool, partial(work, *arguments))
     except TimeoutError as exc:
         raise DeadlineError from exc
 

@@ -40,6 +40,10 @@ FORMS: Final = frozenset(
     {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"}
 )
 
+# Where bodies hold images; of others this many bytes are enough.
+_WITH_IMAGES: Final = ("/v1/images/", "/v1/jobs", "/v1/inference")
+_TEXT: Final = 4 << 20
+
 
 class Gate:
     """
@@ -87,7 +91,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         SCOPE.set(scope)
-        passage = _Passage(scope, receive, send, self._most)
+        passage = _Passage(scope, receive, send, self._most_of(scope["path"]))
         self._open += 1
         try:
             problem = self._problem(scope["path"], passage.headers)
@@ -97,7 +101,7 @@ class Gate:
             if problem is not None:
                 await passage.refuse(problem)
             else:
-                await self._app(scope, passage.receive, passage.send)
+                await self._app(_as_json(scope), passage.receive, passage.send)
         except asyncio.CancelledError:
             # The server ends, and this client had not taken its answer; no fault of the program.
             if not self._ending():
@@ -131,10 +135,14 @@ class Gate:
             # Both are compared whole, so that the time tells nothing.
             if not hmac.compare_digest(token.strip(), self._token) or scheme.lower() != b"bearer":
                 return ProblemError(401, "this token is not the server's", code="INVALID_API_KEY")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._most:
-            return _too_much(self._most)
+        length, most = headers.get(b"content-length", b"0"), self._most_of(path)
+        if length.isdigit() and int(length) > most:
+            return _too_much(most)
         return None
+
+    def _most_of(self, path: str) -> int:
+        """Bytes of a body: texts need no more than some, and to read JSON holds everybody."""
+        return self._most if path.startswith(_WITH_IMAGES) else min(self._most, _TEXT)
 
     def _is_of_ours(self, origin: str, host: str) -> bool:
         """Whether a page that sends something is the server's own, or one of this machine."""
@@ -181,7 +189,7 @@ class _Passage:
         """Answer with that problem, where nothing was said yet."""
         if self._status:
             return
-        body = json.dumps(problem.body()).encode()
+        body = json.dumps(problem.body_at(self._scope["path"])).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(k.lower().encode(), v.encode()) for k, v in problem.headers.items()]
         if problem.status == HTTPStatus.UNAUTHORIZED:
@@ -222,6 +230,14 @@ def _is_own(name: str, hosts: frozenset[str]) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Ollama takes JSON by any other name, as curl sends it; what pages send was refused before."""
+    if not scope["path"].startswith("/api/"):
+        return scope
+    kept = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
 
 
 def _too_much(most: int) -> ProblemError:

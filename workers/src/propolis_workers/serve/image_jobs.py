@@ -55,7 +55,10 @@ class _Asked(BaseModel):
     # Who asked whom: this server has one model on one device.
     hive_id: str | None = None
     worker_id: str | None = None
-    job_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] | None = None
+    job_id: (
+        Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+        | None
+    ) = None
 
     def drawing(self) -> Drawing:
         """What is asked of the model."""
@@ -110,17 +113,16 @@ async def draw(asked: AsyncGenerator[dict[str, Any]], job: Running) -> None:
     """Tell a job's events: progress and previews, and the image at the end."""
     async with aclosing(asked) as answer:
         async for told in answer:
-            if "finish" in told:
-                seed, seconds = told["finish"]["seed"], told["finish"]["seconds"]
-                for image in told["images"]:
-                    job.say(
-                        type="complete",
-                        image=image,
-                        format="png",
-                        seed=seed,
-                        notes=told["finish"]["notes"],
-                        inference_time_ms=round(sum(seconds.values()) * 1e3),
-                    )
+            if "image" in told:
+                job.say(
+                    type="complete",
+                    image=told["image"],
+                    format="png",
+                    seed=told["seed"],
+                    notes=told["notes"],
+                    inference_time_ms=round(sum(told["seconds"].values()) * 1e3),
+                )
+            if "step" not in told:
                 continue
             step, steps = told["step"], told["steps"]
             percent = round(100 * step / steps)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import TypeVar
 
 from propolis.dtypes import parse_dtype
 from propolis_workers.sd.pipeline import StableDiffusion
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     Told = dict[str, Any]
     Watch = Callable[[AsyncGenerator[Told]], AsyncGenerator[Told]]
 
+T = TypeVar("T")
+
 _LORA_SUFFIX: Final = ".safetensors"
 
 
@@ -42,6 +47,7 @@ class ImageService:
         deadlines: of its answers.
         size: of an image in pixels where nobody says another.
         smallest: pixels along a side of an image, at least.
+        largest: at most; of much more than it was made for a model draws the same thing twice.
         factor: of which both sides are multiples.
         created: when it was made, in seconds since 1970.
     """
@@ -74,11 +80,13 @@ class ImageService:
         self.factor = parts.vae.config.scale
         self.size = (parts.unet.config.sample_size or 64) * self.factor
         self.smallest = min(256, self.size)
+        self.largest = min(LARGEST, 4 * self.size)
         self.name = self._twin.name
         self.engine = engine
         self.deadlines = Deadlines(deadline)
         self.created = int(time.time())
         self._loras = loras
+        self._pool = ThreadPoolExecutor(2, "images")
         self._watch: Watch | None = None
 
     def watch(self, watch: Watch) -> None:
@@ -106,10 +114,14 @@ class ImageService:
         Raises:
             PropolisError: it cannot be drawn; says what was given and what can.
         """
-        self.engine.expect_room(1)
-        loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
-        params = await threaded(until, self._sealed, drawing.params)
+        with self.engine.room(1):
+            loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
+            params = await self.beside(until, self._sealed, drawing.params)
         return {"params": params, "loras": loras, "preview": drawing.preview}
+
+    async def beside(self, until: float | None, work: Callable[..., T], *arguments: Any) -> T:
+        """As `threaded`, in threads that are for images alone: who writes waits for none."""
+        return await threaded(until, work, *arguments, pool=self._pool)
 
     def answer(self, asked: Told, until: float | None = None) -> AsyncGenerator[Told]:
         """Steps, previews and at last the images, as the painter tells them."""
@@ -138,31 +150,38 @@ class ImageService:
         """The names of the LoRA files that may be asked for."""
         if self._loras is None:
             return []
-        found = self._loras.glob("**/*" + _LORA_SUFFIX)
-        return sorted(path.relative_to(self._loras).as_posix() for path in found)
+        folder = self._loras.resolve()
+        found = (path for path in folder.glob("**/*" + _LORA_SUFFIX) if path.is_file())
+        # A link to elsewhere is not of this folder.
+        own = (path for path in found if path.resolve().is_relative_to(folder))
+        return sorted(path.relative_to(folder).as_posix() for path in own)
 
     def _sealed(self, given: dict[str, Any]) -> dict[str, Any]:
         for side in ("width", "height"):
             pixels = given.get(side)
-            if pixels is not None and not self.smallest <= pixels <= LARGEST:
-                msg = f"{side} is {pixels}; supported: {self.smallest} to {LARGEST} pixels"
+            if pixels is not None and not self.smallest <= pixels <= self.largest:
+                msg = f"{side} is {pixels}; supported: {self.smallest} to {self.largest} pixels"
                 raise ProblemError(400, msg, param=side)
         for name in ("image", "mask"):
             if given.get(name) is not None:
-                _expect_base64(name, given[name])
+                given = {**given, name: _base64(name, given[name])}
         params, _, _ = self._twin.planned(params_of(given))
-        if max(params.width or 0, params.height or 0) > LARGEST:
-            msg = f"the image is {params.width}x{params.height}; supported: up to {LARGEST} pixels"
-            raise ProblemError(400, f"{msg} a side: make it smaller", param="image")
+        if max(params.width or 0, params.height or 0) > self.largest:
+            most = f"up to {self.largest} pixels a side: make it smaller"
+            msg = f"the image is {params.width}x{params.height}; supported: {most}"
+            raise ProblemError(400, msg, param="image")
         return {**given, "seed": params.seed}
 
 
-def _expect_base64(name: str, data: str) -> None:
+def _base64(name: str, data: str) -> str:
+    """Plain base64, of that, of lines of it, or of a data URL."""
+    plain = re.sub(r"\s+", "", re.sub(r"^data:[\w/+.;-]*;base64,", "", data))
     try:
-        base64.b64decode(data, validate=True)
+        base64.b64decode(plain, validate=True)
     except (binascii.Error, ValueError):
         msg = f"{name} is not base64; supported: the bytes of a PNG, JPEG or WebP file in base64"
         raise ProblemError(400, msg, param=name) from None
+    return plain
 
 
 __all__ = ["ImageService"]

@@ -59,8 +59,9 @@ OPERATIONS: Final = ("infer", "image_generation", "image_transform", "image_inpa
 
 
 def _operation(asked: Any) -> str:
-    named = asked.get("operation") if isinstance(asked, dict) else asked.operation
-    return str(named or "infer")
+    if isinstance(asked, dict):
+        return str(asked.get("operation") or "infer")
+    return str(getattr(asked, "operation", ""))  # what is no object, is no operation
 
 
 Job = Annotated[
@@ -157,18 +158,30 @@ class Jobs:
         job = Running(name or uuid.uuid4().hex, named)
         self._jobs[job.name] = job
         job.task = asyncio.create_task(_told(job, run))
+        job.task.add_done_callback(lambda _: self._ended(job))
         return job.name
 
-    def cancel(self, name: str) -> None:
+    def _ended(self, job: Running) -> None:
+        if job.ended is None:  # it was cancelled before it began
+            job.say(type="error", code="CANCELLED", message="the job was cancelled")
+            job.end()
+        asyncio.get_running_loop().call_later(_KEPT + 1, self._forget)
+
+    def cancel(self, name: str) -> bool:
         """
         End a job where it is.
+
+        Returns:
+            Whether it had not ended before.
 
         Raises:
             ProblemError: there is none of that name.
         """
         job = self._found(name)
-        if job.task is not None:
-            job.task.cancel()
+        if job.task is None or job.ended is not None:
+            return False
+        job.task.cancel()
+        return True
 
     def events(self, name: str) -> AsyncIterator[bytes]:
         """
@@ -225,6 +238,10 @@ async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]
         if isinstance(exc, DeadlineError):
             code = "TIMEOUT"
         job.say(type="error", code=code, message=str(problem_of(exc)))
+    except Exception as exc:
+        message = f"the server failed: {type(exc).__name__}"
+        job.say(type="error", code="INFERENCE_FAILED", message=message)
+        raise
     finally:
         job.end()
 
@@ -261,8 +278,8 @@ def routes(service: Service | None, images: ImageService | None) -> APIRouter:
 
     @router.delete("/v1/jobs/{name}")
     async def cancel(name: str) -> dict[str, str]:
-        jobs.cancel(name)
-        return {"job_id": name, "status": "cancelled"}
+        status = "cancelled" if jobs.cancel(name) else "ended"
+        return {"job_id": name, "status": status}
 
     return router
 

@@ -95,6 +95,8 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as it is now."""
+        for gauge in (self._fallbacks, self._barred, self._memory):
+            gauge.clear()  # an engine that ended had others
         for kind, engine in self._engines.items():
             status = engine.status
             for key, gauge in self._now.items():
@@ -141,9 +143,10 @@ class Metrics:
         try:
             async with aclosing(answer):
                 async for one in answer:
+                    if "image" in one:
+                        self._images.inc()
                     if "finish" in one:
                         end = "done"
-                        self._images.inc(len(one["images"]))
                         self._draws.observe(time.perf_counter() - started)
                     yield one
         except Exception as exc:

@@ -34,7 +34,6 @@ from propolis_workers.serve.ollama_tools import Spoken
 from propolis_workers.serve.ollama_tools import Tool
 from propolis_workers.serve.ollama_tools import message
 from propolis_workers.serve.ollama_tools import spoken
-from propolis_workers.serve.openai_replies import Error
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.tool_use import MOST_TOOLS
@@ -114,6 +113,12 @@ class Show(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str = ""
+
+
+class Error(BaseModel):
+    """What went wrong, in a text as Ollama has it."""
+
+    error: str
 
 
 # A stream is of lines of JSON.

@@ -67,6 +67,8 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model=replies.Model)
     async def model(name: str) -> Told:
+        if service is not None and name in service.names:
+            return told(service.name)
         if name not in there:
             known = ", ".join(map(repr, there))
             msg = f"the model {name[:100]!r} is not served here; there is {known}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import io
 import json
 import re
 import time
@@ -27,6 +25,8 @@ from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import PropolisError
+from propolis_workers.sd.images import png
+from propolis_workers.sd.images import transparent
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.drawing import Drawing
@@ -113,7 +113,9 @@ class EditRequest(_Common):
     """The fields of ``POST /v1/images/edits`` beside its files."""
 
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
-    image: UploadFile
+    image: UploadFile | None = None
+    # What OpenAI's client calls a list of them.
+    several: Annotated[list[UploadFile], Field(alias="image[]", max_length=1)] = []
     mask: UploadFile | None = None
 
 
@@ -138,12 +140,15 @@ def routes(service: ImageService) -> APIRouter:
         until = service.deadlines.until(asked.timeout, within)
         service.expect_model(asked.model)
         params = asked.params()
-        image = await asked.image.read()
-        params["image"] = base64.b64encode(image).decode()
+        files = [*([asked.image] if asked.image is not None else []), *asked.several]
+        if len(files) != 1:
+            msg = f"these are {len(files)} images; supported: one, in the field image"
+            raise ProblemError(400, msg, param="image")
+        params["image"] = base64.b64encode(await files[0].read()).decode()
         if asked.strength is not None:
             params["strength"] = asked.strength
         if asked.mask is not None:
-            mask = await asyncio.to_thread(_mask, await asked.mask.read())
+            mask = await service.beside(until, _mask, await asked.mask.read())
             params["mask"] = base64.b64encode(mask).decode()
         return await _respond(service, http, asked, params, (), "edit", until)
 
@@ -152,18 +157,8 @@ def routes(service: ImageService) -> APIRouter:
 
 def _mask(data: bytes) -> bytes:
     """OpenAI's masks are transparent where the image is drawn anew; ours are white there."""
-    from PIL import Image  # noqa: PLC0415  (not for --help)
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            if not image.has_transparency_data:
-                return data
-            alpha = image.convert("RGBA").getchannel("A")
-    except Exception:  # noqa: BLE001  (the model's own reader says what is wrong with it)
-        return data
-    file = io.BytesIO()
-    alpha.point([255 if value < 128 else 0 for value in range(256)]).save(file, format="PNG")
-    return file.getvalue()
+    found = transparent("the mask", data)
+    return data if found is None else png(found)
 
 
 async def _respond(
@@ -182,15 +177,17 @@ async def _respond(
         events = _stream(service.answer(prepared, until), partial, what)
         return StreamingResponse(events, media_type="text/event-stream")
     last: Told = {}
+    images: list[str] = []
 
     async def collect() -> None:
         async with aclosing(service.answer(prepared, until)) as answer:
             async for told in answer:
                 last.update(told)
+                images.extend([told["image"]] if "image" in told else [])
 
     if not await unless_gone(http, collect()):
         return Response(status_code=499)  # nobody reads it
-    data = [{"b64_json": image} for image in last["images"]]
+    data = [{"b64_json": image} for image in images]
     return JSONResponse({"created": int(time.time()), "data": data, **_about(last)})
 
 
@@ -204,9 +201,8 @@ async def _stream(said: AsyncGenerator[Told], partial: int, what: str) -> AsyncI
     try:
         async with aclosing(said) as answer:
             async for told in answer:
-                if "finish" in told:
-                    for image in told["images"]:
-                        yield event(f"{kind}.completed", image, **_about(told))
+                if "image" in told:
+                    yield event(f"{kind}.completed", told["image"], **_about(told))
                 elif "preview" in told and sent < partial:
                     yield event(f"{kind}.partial_image", told["preview"], partial_image_index=sent)
                     sent += 1
@@ -216,8 +212,7 @@ async def _stream(said: AsyncGenerator[Told], partial: int, what: str) -> AsyncI
 
 def _about(told: Told) -> Told:
     """What is told beside the images: seeds make them repeatable."""
-    finish = told["finish"]
-    return {"seed": finish["seed"], "notes": finish["notes"]}
+    return {"seed": told["seed"], "notes": told["notes"]}
 
 
 __all__ = ["EditRequest", "ImageRequest", "routes"]

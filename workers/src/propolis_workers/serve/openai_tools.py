@@ -87,7 +87,9 @@ def spoken(messages: Sequence[Message]) -> list[Told]:
     names: dict[str, str] = {}
     told: list[Told] = []
     for message in messages:
-        one: Told = {"role": message.role, "content": message.text()}
+        # What OpenAI calls so now is what templates know as system.
+        role = "system" if message.role == "developer" else message.role
+        one: Told = {"role": role, "content": message.text()}
         if message.tool_calls:  # many templates ask whether it is there, not what is in it
             one["tool_calls"] = [call.told() for call in message.tool_calls]
             names |= {call.id: call.function.name for call in message.tool_calls}

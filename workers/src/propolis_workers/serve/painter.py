@@ -6,6 +6,7 @@ import base64
 import itertools
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -19,6 +20,7 @@ from propolis.runtime import Runtime
 from propolis_workers.sd.images import png
 from propolis_workers.sd.images import read_image
 from propolis_workers.sd.images import read_mask
+from propolis_workers.sd.images import resize
 from propolis_workers.sd.lora import LoRA
 from propolis_workers.sd.models import find_model
 from propolis_workers.sd.params import GenerateParams
@@ -60,9 +62,11 @@ class _Asked:
     loras: Loras
     every: int  # steps between previews; 0 for none
     gone: bool = field(default=False)
+    alone: bool = field(default=False)  # together they took too much memory
 
     def goes_with(self, other: _Asked) -> bool:
-        return self.loras == other.loras and alike(self.params, other.params)
+        apart = self.alone or other.alone or self.loras != other.loras
+        return not apart and alike(self.params, other.params)
 
 
 class Painter:
@@ -112,6 +116,12 @@ class Painter:
             PropolisError: it cannot be drawn; says why.
         """
         params, _, _ = self._model.planned(params_of(message["params"]))
+        width, height = params.width or 0, params.height or 0
+        for name in ("image", "mask"):  # no more of it than is drawn waits here
+            pixels = getattr(params, name)
+            if pixels is not None:
+                small: Any = resize(pixels, width, height)
+                params = replace(params, **{name: small})
         loras = tuple((str(path), float(strength)) for path, strength in message["loras"])
         for path, _ in loras:
             self._lora(path)
@@ -138,8 +148,9 @@ class Painter:
             if len(self._drawn) == 1:
                 self._fail(exc, tell)
                 return
-            self._most = max(1, self._most // 2)  # each alone then, and fewer from now on
             group = [one for one in self._drawn if not one.gone]
+            for one in group:
+                one.alone = True
             self._waiting = group + self._waiting
         except DeviceLostError:
             raise  # only a new process can use it again
@@ -183,8 +194,24 @@ class Painter:
         except _GoneError:
             return
         hear()
-        told = [_finished(one.key, images) for one, images in zip(group, drawn, strict=True)]
-        tell([said for said, one in zip(told, group, strict=True) if not one.gone])
+        for one, images in zip(group, drawn, strict=True):
+            if not one.gone:
+                self._tell_images(one.key, images, tell)
+
+    def _tell_images(self, key: int, images: Images, tell: Tell) -> None:
+        """Each image in a line of its own: they are large."""
+        about = {"seed": images.params.seed, "notes": images.notes}
+        seconds = {"seconds": images.seconds}
+        for n, pixels in enumerate(images):
+            metadata = images.metadata(n)
+            # Paths of this machine are nobody's business.
+            metadata["model"] = self._model.name
+            metadata["loras"] = [
+                {**lora, "file": Path(lora["file"]).name} for lora in metadata["loras"]
+            ]
+            image = base64.b64encode(png(pixels, metadata)).decode()
+            tell([{"key": key, "image": image, **about, **seconds}])
+        tell([{"key": key, "finish": {**about, **seconds, "cut": images.cut}}])
 
     def _seen(self, latents: Tensor, n: int) -> str:
         if self._preview is None:
@@ -194,12 +221,14 @@ class Painter:
     def _wear(self, wanted: Loras) -> None:
         """Have those LoRAs on the model, and no others."""
         active = self._model.adapters.active
-        if tuple((lora.path, strength) for lora, strength in active) == wanted:
+        files = [(self._lora(path), strength) for path, strength in wanted]
+        # By what they are: a file may have been replaced.
+        if [(id(lora), strength) for lora, strength in active] == [(id(f), s) for f, s in files]:
             return
         for lora, _ in list(active):
             self._model.remove_lora(lora)
-        for path, strength in wanted:
-            self._model.apply_lora(self._lora(path), strength)
+        for lora, strength in files:
+            self._model.apply_lora(lora, strength)
 
     def _lora(self, path: str) -> LoRA:
         try:
@@ -226,20 +255,6 @@ def params_of(told: Mapping[str, Any]) -> GenerateParams:
         if data is not None:
             given[name] = read(f"the {name}", base64.b64decode(data))
     return GenerateParams(**given)
-
-
-def _finished(key: int, images: Images) -> Told:
-    files = [png(pixels, images.metadata(n)) for n, pixels in enumerate(images)]
-    return {
-        "key": key,
-        "images": [base64.b64encode(file).decode() for file in files],
-        "finish": {
-            "seed": images.params.seed,
-            "seconds": images.seconds,
-            "notes": images.notes,
-            "cut": images.cut,
-        },
-    }
 
 
 __all__ = ["Painter", "params_of"]

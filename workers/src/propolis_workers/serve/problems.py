@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 from typing import Any
 from typing import Final
 
@@ -60,7 +61,13 @@ class ProblemError(PropolisError):
     @property
     def headers(self) -> dict[str, str]:
         """Of the response."""
+        if self.status == HTTPStatus.GATEWAY_TIMEOUT:
+            return {"X-Should-Retry": "false"}  # OpenAI's clients would ask twice more, as long
         return {} if self.retry is None else {"Retry-After": str(self.retry)}
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """As who asks there reads it: Ollama's clients want a text."""
+        return {"error": str(self)} if path.startswith("/api/") else self.body()
 
 
 def wrong_field(field: str, constraint: str, message: str, value: Any = None) -> dict[str, Any]:

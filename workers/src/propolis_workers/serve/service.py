@@ -38,6 +38,7 @@ class Service:
 
     Attributes:
         name: of the model, as clients call it.
+        names: all that it answers to.
         config: its numbers.
         prompts: text to tokens.
         kind: of the file.
@@ -78,7 +79,7 @@ class Service:
         self.deadlines = Deadlines(deadline)
         own = path.stem if path.suffix == ".gguf" else path.name
         self.name = name or own
-        self._names = {"", self.name, own, path.name}
+        self.names = {"", self.name, own, path.name}
         self.engine = engine
         self.created = int(time.time())
         self._watch: Watch | None = None
@@ -99,7 +100,7 @@ class Service:
         Raises:
             ProblemError: it is another one.
         """
-        if name not in self._names:
+        if name not in self.names:
             msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
             raise ProblemError(404, msg, code="model_not_found", param="model")
 

@@ -56,7 +56,10 @@ class Infer(BaseModel):
     hive_id: str | None = None
     worker_id: str | None = None
     device: str | int | None = None
-    job_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] | None = None
+    job_id: (
+        Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+        | None
+    ) = None
 
 
 async def prepare(service: Service, asked: Infer, until: float | None = None) -> Request:
