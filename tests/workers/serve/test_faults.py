@@ -83,5 +83,5 @@ def test_a_simulated_gpu_that_fails(server, hosting, hipsim, tiny_gguf, monkeypa
     assert all(status in (500, 503) and message for status, message in errors), errors
     if "HIPSIM_DEVICE_LOST" in fault:
         assert broken.engine.status.restarts >= 1
-        assert errors
+        assert any("hipErrorLaunchFailure" in message for _, message in errors)
     assert broken.http.get("/health").status_code == 200

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Protocol
 
+from propolis.errors import DeviceLostError
 from propolis.errors import PropolisError
 from propolis_workers.serve import messages
 
@@ -89,11 +90,15 @@ class Child:
         seconds = round(time.monotonic() - started, 3)
         self._say({"is": "ready", **ready, "seconds": seconds})
         threading.Thread(target=self._listen, daemon=True).start()
-        while self._take(worker):
-            worker.step(
-                lambda told: self._tell(worker, told),
-                lambda: self._hear(worker),
-            )
+        try:
+            while self._take(worker):
+                worker.step(
+                    lambda told: self._tell(worker, told),
+                    lambda: self._hear(worker),
+                )
+        except DeviceLostError as exc:
+            self._say({"is": "lost", "error": str(exc)})
+            sys.exit(1)
 
     def _progress(self) -> Callable[[int, int], None]:
         said = time.monotonic()

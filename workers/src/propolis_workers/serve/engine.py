@@ -129,6 +129,7 @@ class Engine:
         self._changed = asyncio.Condition()
         self._life: asyncio.Task[None] | None = None
         self._heard = time.monotonic()
+        self._why = ""  # what the process said of its end
         self._patience = _PATIENCE
         self._ready: float | None = None  # when this process was
 
@@ -281,6 +282,7 @@ class Engine:
         """One process from start to end; says how it ended."""
         self._ready = None
         ours, theirs = socket.socketpair()
+        self._why = ""
         with theirs:
             command = [sys.executable, "-P", "-m", "propolis_workers.serve.child"]
             path = os.pathsep.join(p or os.curdir for p in map(os.fspath, sys.path))
@@ -307,7 +309,7 @@ class Engine:
                 await self._enter("restarting", restarts=self.status.restarts)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _SOON)
-            self._answers.give_up(f"{_how(process) or 'the engine ended'}; try again")
+            self._answers.give_up(f"{self._why or _how(process) or 'the engine ended'}; try again")
             how = await self._ended(process)
         return how
 
@@ -355,6 +357,8 @@ class Engine:
                 events.ENGINE_READY.emit(
                     kind=self._kind, device=message["device"], seconds=message["seconds"]
                 )
+        elif what == "lost":
+            self._why = str(message["error"])
         else:
             await self._enter("failed", message["error"], restarts=self.status.restarts)
 
@@ -370,7 +374,7 @@ class Engine:
         except TimeoutError:
             self.kill()
             await process.wait()
-        return _how(process)
+        return self._why or _how(process)
 
     def kill(self) -> None:
         """End the process at once; what it computed is lost."""

@@ -13,6 +13,7 @@ From it::
     {"is": "ready", "device": "cpu", "context": 8192, ...}
     {"is": "step", "drawn": [...], "state": {...}}
     {"is": "failed", "error": "...", "kind": "ModelError"}
+    {"is": "lost", "error": "..."}
 """
 
 from __future__ import annotations
