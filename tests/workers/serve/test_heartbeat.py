@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 from contextlib import contextmanager
@@ -107,8 +108,10 @@ def beating(hive, engine, every=0.05):
 
 def test_what_it_says(hive, engine):
     """Who it is, how it is and when, as the protocol has it."""
+    state = random.getstate()
     with beating(hive, engine):
         until(lambda: len(hive.heard) > 1)
+    assert random.getstate() == state  # whoever seeded that has it to himself
     assert set(hive.asked) == {("POST", "/v1/worker-heartbeat")}
     told = hive.heard[0]
     assert set(told) == {"worker", "timestamp"}

@@ -85,6 +85,8 @@ class Heartbeat:
         self._worker = worker
         self._engines = engines
         self._every = every
+        # Its own: the module's is for whoever seeds it.
+        self._random = random.Random()  # noqa: S311  (no secret)
         self._stopped = threading.Event()
         self._failing = False
 
@@ -137,7 +139,7 @@ class Heartbeat:
             if 0 < failures <= len(_AGAIN):
                 pause = min(pause, _AGAIN[failures - 1])
             # Many workers that a hive lost at once do not come back at once.
-            self._wait(pause * random.uniform(0.9, 1.0), said)  # noqa: S311  (no secret)
+            self._wait(pause * self._random.uniform(0.9, 1.0), said)
 
     def _wait(self, seconds: float, said: str) -> None:
         """Until then, or until the engine is in another state than was said."""
