@@ -174,3 +174,17 @@ def test_scale():
     assert len(full) == len(small)
     assert max(max(c.sizes.values()) for c in full) == 2100
     assert max(max(c.sizes.values()) for c in small) == 210
+
+
+def test_lengths_of_a_cache_are_not_repeated() -> None:
+    """What is behind a length is drawn as NaN: the same length for all would see another's."""
+    judged = [
+        case
+        for case in cases.cases(OPS["attention"].recipes, seed=1)
+        if case.layout == "repeated" and "kv_len" in case.recipe.tensors
+    ]
+    assert judged
+    for case in judged:
+        assert not case.pattern("kv_len", 1, target=False).repeat
+    # What depends on nothing is.
+    assert all(case.pattern("q", 4, target=False).repeat for case in judged)

@@ -97,10 +97,11 @@ class Case:
         pattern = self.strides.get(name)
         if pattern is None:
             pattern = named(self.layout, rank)
-        # What depends on other tensors' rows cannot be the same in all of them.
-        if pattern.repeat and (
-            target or self.recipe.tensors[name].domain.partition(":")[0] in ("cache", "starts")
-        ):
+        # What depends on other tensors' rows cannot be the same in all of them, nor can the lengths
+        # that say what of a cache is drawn.
+        domains = {n: t.domain.partition(":")[0] for n, t in self.recipe.tensors.items()}
+        bound = {"cache", "starts", *["length"] * ("cache" in domains.values())}
+        if pattern.repeat and (target or domains[name] in bound):
             return replace(pattern, repeat=False)
         return pattern
 
