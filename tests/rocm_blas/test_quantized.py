@@ -95,7 +95,7 @@ def test_fewer_rows_are_for_the_kernels(device, weight) -> None:
     offers = [i for i in implementations(device) if i.op == "qmatmul" and "16-bit" in i.variant]
     assert ["16-bit", "few-rows-16-bit"] == [i.variant for i in offers]
     assert (
-        "127 rows are for kernels that dequantise on the way (in f16, 128 and more are not)"
+        "15 rows are for kernels that dequantise on the way (in f16, 16 and more are not)"
         == offers[0].supports(x, w)
     )
     assert offers[1].supports(x, w) is None

@@ -33,16 +33,21 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis_rocm_hip.device import RocmDevice
 
-MANY_ROWS: Final = {dtypes.f32: 512, dtypes.f16: 128, dtypes.bf16: 128}
+MANY_ROWS: Final = {dtypes.f32: 32, dtypes.f16: 16, dtypes.bf16: 16}
 """
 From so many rows of ``x`` on, weights are dequantised; with fewer, kernels that do so on the way
 go first.
 
-Dequantising writes each weight and reads it again: about 5 bytes of it in 16 bits, 9 in f32.
-In 16 bits rocm_kernels' product, without matrix instructions, took 22 times the time of the
-vendor's on an H200, in f32 1.45 times (docs/benchmarks/h200.md): by these the gain passes the cost
-at some 20 and 110 rows there, and at 90 and 360 with a Radeon's memory, which is 4 times slower.
-Nobody has measured it on an AMD card.
+Measured on an H200 by benches/gpu_rows.py (docs/benchmarks/h200.md), for Q4_K of 4096 x 4096 and
+14336 x 4096: f32 is ahead from 32 rows on, 1.1 to 2.7 times, f16 from 16 rows on, 3 to 19 times.
+"""
+
+MANY_ROWS_RADEON: Final = {dtypes.f32: 384, dtypes.f16: 32, dtypes.bf16: 32}
+"""
+The same for cards of the gfx10 family and later, whose memory is about five times slower.
+
+Dequantising writes each weight and reads it again, about 9 bytes of it in f32 and 5 in 16 bits:
+that time, on a Radeon, added to what the products took on the H200.  Nobody has measured it.
 """
 
 TILE_BYTES: Final = 64 << 20
@@ -80,6 +85,16 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
         run(by, out, x, tile, given, columns=columns)
 
 
+def many_rows(arch: str) -> dict[DType, int]:
+    """
+    From how many rows on weights are dequantised on an architecture, by the dtype of ``x``.
+
+    >>> many_rows("gfx942")[dtypes.f32], many_rows("gfx1100")[dtypes.f32]
+    (32, 384)
+    """
+    return MANY_ROWS_RADEON if arch.startswith("gfx1") else MANY_ROWS
+
+
 @lru_cache(maxsize=4096)
 def _of(x: Layout, w: tuple[int, int]) -> Plan | str | None:
     return of_linear(x, Layout.contiguous(w))
@@ -106,7 +121,7 @@ def _takes(few: bool, x: Tensor, w: Tensor, /) -> str | None:
     given = _of(x.layout, w.shape)
     if not isinstance(given, Plan):
         return given
-    least = MANY_ROWS[x.dtype]
+    least = many_rows(cast("RocmDevice", x.device).properties.arch)[x.dtype]
     if not few and given.m < least:
         return (
             f"{given.m} rows are for kernels that dequantise on the way (in {x.dtype}, {least} and "
@@ -132,4 +147,4 @@ OPS: Final = (
     ),
 )
 
-__all__ = ["MANY_ROWS", "OPS", "TILE_BYTES", "Weights", "qmatmul"]
+__all__ = ["MANY_ROWS", "MANY_ROWS_RADEON", "OPS", "TILE_BYTES", "Weights", "many_rows", "qmatmul"]

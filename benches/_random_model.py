@@ -1,0 +1,104 @@
+"""Llama files of real shapes with random weights in Q4_K: all that speed depends on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+import gguf
+import numpy as np
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Q4_K: Final = gguf.GGMLQuantizationType.Q4_K
+# Width, feed-forward width, layers, query heads, key heads, vocabulary: those of Llama 3.2 1B and
+# of Llama 3.1 8B, and one to try a bench with.
+SHAPES: Final = {
+    "tiny": (256, 512, 2, 4, 2, 1024),
+    "1b": (2048, 8192, 16, 32, 8, 128256),
+    "8b": (4096, 14336, 32, 32, 8, 128256),
+}
+
+
+def random_blocks(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """
+    A matrix of Q4_K blocks: random, of zero mean, no layer making more of its input.
+
+    Returns:
+        (rows, columns / 256 * 144) u8.
+    """
+    blocks = np.frombuffer(rng.bytes(rows * columns // 256 * 144), np.uint8).copy()
+    blocks = blocks.reshape(-1, 144)
+    # A quant is 7.5 on average, so 7.5 times as much of the minimum balances it.
+    step = 1 / (256 * columns**0.5)
+    blocks[:, 0:2] = np.array([step], np.float16).view(np.uint8)
+    blocks[:, 2:4] = np.array([7.5 * step], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def write_random_llama(path: Path, shape: str) -> Path:
+    """Write a Llama of one of :data:`SHAPES`; every layer has the same weights."""
+    width, inner, layers, heads, kv_heads, vocab = SHAPES[shape]
+    head = width // heads
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in _metadata(shape).items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            kinds = {str: "STRING", int: "UINT32", float: "FLOAT32"}
+            writer.add_key_value(name, value, gguf.GGUFValueType[kinds[type(value)]])
+    rng = np.random.default_rng(1)
+    layer = {
+        "attn_q": random_blocks(rng, width, width),
+        "attn_k": random_blocks(rng, kv_heads * head, width),
+        "attn_v": random_blocks(rng, kv_heads * head, width),
+        "attn_output": random_blocks(rng, width, width),
+        "ffn_gate": random_blocks(rng, inner, width),
+        "ffn_up": random_blocks(rng, inner, width),
+        "ffn_down": random_blocks(rng, width, inner),
+    }
+    ones = np.ones(width, np.float32)
+    for index in range(layers):
+        for name, blocks in layer.items():
+            writer.add_tensor(f"blk.{index}.{name}.weight", blocks, raw_dtype=Q4_K)
+        writer.add_tensor(f"blk.{index}.attn_norm.weight", ones)
+        writer.add_tensor(f"blk.{index}.ffn_norm.weight", ones)
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", random_blocks(rng, vocab, width), raw_dtype=Q4_K)
+    writer.add_tensor("output_norm.weight", ones)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _metadata(shape: str) -> dict[str, Any]:
+    width, inner, layers, heads, kv_heads, vocab = SHAPES[shape]
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = iter(range(256, 512))
+    tokens = [chr(byte if byte in own else next(rest)) for byte in range(256)]  # GPT-2's table
+    tokens += ["th", "an"]
+    tokens += [f"<{n}>" for n in range(vocab - len(tokens))]
+    return {
+        "llama.context_length": 4096,
+        "llama.embedding_length": width,
+        "llama.feed_forward_length": inner,
+        "llama.block_count": layers,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 500000.0,
+        "llama.rope.dimension_count": width // heads,
+        "llama.vocab_size": vocab,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["t h", "a n"],
+        "tokenizer.ggml.token_type": [1] * vocab,
+        "tokenizer.ggml.bos_token_id": vocab - 2,
+        "tokenizer.ggml.eos_token_id": vocab - 1,
+    }

@@ -1,0 +1,95 @@
+"""
+From how many rows on it pays to dequantise weights for a vendor's product.
+
+Times ``qmatmul`` of rocm_blas, which dequantises, and of rocm_kernels, which does so on the way, in
+turn, over numbers of rows: what ``propolis_rocm_blas.ops_quantized.MANY_ROWS`` says.
+
+    python benches/gpu_rows.py [--device rocm:0] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+from _random_model import random_blocks
+
+from propolis import Config
+from propolis import Runtime
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_rocm_blas import ops_quantized
+
+
+PLUGINS = ("rocm_kernels", "rocm_blas")
+ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SHAPES = ((4096, 4096), (14336, 4096))
+ROUNDS = 5
+REPEATS = 5
+
+
+def measure(device_id: str) -> list[dict[str, object]]:
+    """Microseconds of both, by dtype, shape and rows."""
+    ops_quantized.MANY_ROWS.update(dict.fromkeys(ops_quantized.MANY_ROWS, 1))
+    devices = {
+        plugin: Runtime.start(
+            Config(ops={"qmatmul": [plugin]}, numerics="fast", fallback="error")
+        ).device(device_id)
+        for plugin in PLUGINS
+    }
+    rng = np.random.default_rng(1)
+    found: list[dict[str, object]] = []
+    for n, k in SHAPES:
+        blocks = random_blocks(rng, n, k)
+        weights = {
+            p: Tensor.from_blocks(blocks.reshape(-1), dtypes.q4_k, (n, k), d)
+            for p, d in devices.items()
+        }
+        for dtype in ("f32", "f16"):
+            for rows in ROWS:
+                x = rng.standard_normal((rows, k), np.float32)
+                calls = {}
+                for plugin, device in devices.items():
+                    given = ops.cast(Tensor.from_numpy(x, device), getattr(dtypes, dtype))
+                    out = device.empty((rows, n), given.dtype)
+                    calls[plugin] = (out, given, weights[plugin])
+                times = turns(calls)
+                row = {"dtype": dtype, "n": n, "k": k, "rows": rows, **times}
+                found.append(row)
+                print(json.dumps(row), flush=True)
+    return found
+
+
+def turns(calls: dict[str, tuple[Tensor, Tensor, Tensor]]) -> dict[str, float]:
+    """Median microseconds of each plugin's call, taken in turn."""
+    rounds: dict[str, list[float]] = {plugin: [] for plugin in calls}
+    for turn in range(ROUNDS + 1):
+        for plugin, (out, x, w) in calls.items():
+            start, stop = out.device.event(timing=True), out.device.event(timing=True)
+            start.record()
+            for _ in range(REPEATS):
+                ops.qmatmul.into(out, x, w)
+            stop.record()
+            stop.synchronize()
+            if turn:
+                rounds[plugin].append(stop.elapsed(start) * 1e6 / REPEATS)
+    return {plugin: round(statistics.median(times), 1) for plugin, times in rounds.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="rocm:0")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    found = measure(asked.device)
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
