@@ -87,6 +87,16 @@ def test_many_rows(device, weight, dtype) -> None:
     judge(ops.qmatmul(x, w).numpy(), x, values)
 
 
+def test_the_bound_is_the_architectures(device, weight, monkeypatch) -> None:
+    """From how many rows on is asked of the device's own architecture: a Radeon's is higher."""
+    w, _ = weight
+    bounds = {device.properties.arch: {dtypes.f16: 21}}
+    monkeypatch.setattr(ops_quantized, "many_rows", bounds.__getitem__)
+    offer = next(i for i in implementations(device) if i.op == "qmatmul" and i.variant == "16-bit")
+    assert "20 rows" in offer.supports(activations(device, dtypes.f16, 20, K), w)
+    assert offer.supports(activations(device, dtypes.f16, 21, K), w) is None
+
+
 def test_fewer_rows_are_for_the_kernels(device, weight) -> None:
     """One row less goes to kernels that dequantise on the way, and the reason says from where."""
     w, _ = weight

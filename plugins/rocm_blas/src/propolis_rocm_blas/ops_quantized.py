@@ -39,7 +39,7 @@ From so many rows of ``x`` on, weights are dequantised; with fewer, kernels that
 go first.
 
 Measured on an H200 by benches/gpu_rows.py (docs/benchmarks/h200.md), for Q4_K of 4096 x 4096 and
-14336 x 4096: f32 is ahead from 32 rows on, 1.1 to 2.7 times, f16 from 16 rows on, 3 to 19 times.
+14336 x 4096: f32 is ahead from 32 rows on, 1.02 to 2.7 times, f16 from 16 rows on, 3 to 19 times.
 """
 
 MANY_ROWS_RADEON: Final = {dtypes.f32: 384, dtypes.f16: 32, dtypes.bf16: 32}
