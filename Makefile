@@ -38,6 +38,8 @@ MEASURED := OPENBLAS_NUM_THREADS=1 $(BIN)/python $(if $(COVERAGE),-m coverage ru
 unexport PYTHONDONTWRITEBYTECODE
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
+# Tests say themselves which ROCm they mean, mostly the simulator.
+unexport ROCM_PATH HIPSIM_WARP
 
 .DEFAULT_GOAL := help
 .PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles ray conformance \

@@ -62,7 +62,7 @@ def simulator(rocm):
     library = ctypes.CDLL(str(_ffi.library().path))
     library.hipsim_miopen_count.restype = ctypes.c_longlong
     yield library
-    for fault in (b"convolution", b"pooling"):
+    for fault in (b"convolution", b"pooling", b"compile", b"find"):
         library.hipsim_miopen_inject(fault, b"0")
 
 

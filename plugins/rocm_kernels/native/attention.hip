@@ -42,10 +42,12 @@ PROPOLIS_FN void merge_warp(Partial<C>& p) {
 template <int LANES, int AHEAD, bool packed, class T>
 PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
     typedef Compute<T> C;
-    constexpr int GROUPS = DECODE_THREADS / LANES;
-    constexpr int WARPS = DECODE_THREADS / PROPOLIS_WARP;
-    __shared__ C tops[WARPS], totals[WARPS];
-    __shared__ C values[WARPS][LANES * RUN];
+    constexpr int MOST_WARPS = DECODE_THREADS / PROPOLIS_WARP;
+    __shared__ C tops[MOST_WARPS], totals[MOST_WARPS];
+    __shared__ C values[MOST_WARPS][LANES * RUN];
+    const int threads = packed ? DECODE_THREADS : s.threads;
+    const int groups = threads / LANES;
+    const int warps = threads / PROPOLIS_WARP;
     const int element = (int)thread_x() % LANES * RUN;
     const int group = (int)thread_x() / LANES;
 
@@ -74,12 +76,12 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
     const C cap = (C)s.softcap;
 
     Partial<C> p{-(C)PROPOLIS_INF, 0, {}};
-    for (i32 next = keys.first; next < keys.end; next += GROUPS * AHEAD) {
+    for (i32 next = keys.first; next < keys.end; next += groups * AHEAD) {
         C key[AHEAD][RUN], value[AHEAD][RUN], score[AHEAD];
         const i32 first = next + group;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-            const i32 j = first + u * GROUPS;
+            const i32 j = first + u * groups;
             k.fetch(j < keys.end ? j : sequence.valid, element, key[u]);
             v.fetch(j < keys.end ? j : sequence.valid, element, value[u]);
         }
@@ -91,7 +93,7 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
 #pragma unroll
             for (int mask = LANES / 2; mask > 0; mask /= 2) score[u] += warp_shfl_xor(score[u], mask);
             if (cap != 0) score[u] = capped(score[u], cap);
-            const i32 j = first + u * GROUPS;
+            const i32 j = first + u * groups;
             if (a.bias) {
                 score[u] += bias_at(a, s, bias + (j < keys.end ? j : keys.first) * s.bias[3]);
             }
@@ -127,13 +129,13 @@ PROPOLIS_FN void decode(const Attention<T>& a, const AttentionShape& s) {
     }
     __syncthreads();
     C top = tops[0];
-    for (int w = 1; w < WARPS; ++w) top = tops[w] > top ? tops[w] : top;
+    for (int w = 1; w < warps; ++w) top = tops[w] > top ? tops[w] : top;
     C total = 0;
-    for (int w = 0; w < WARPS; ++w) total += totals[w] * share(tops[w], top);
+    for (int w = 0; w < warps; ++w) total += totals[w] * share(tops[w], top);
     T* out = a.out + (i64)block_x() * s.value_dim;
-    for (int e = (int)thread_x(); e < s.value_dim; e += DECODE_THREADS) {
+    for (int e = (int)thread_x(); e < s.value_dim; e += threads) {
         C sum = 0;
-        for (int w = 0; w < WARPS; ++w) sum += values[w][e] * share(tops[w], top);
+        for (int w = 0; w < warps; ++w) sum += values[w][e] * share(tops[w], top);
         out[e] = narrow<T>(total == 0 ? (C)0 : sum / total);
     }
     if (a.lse && thread_x() == 0) {

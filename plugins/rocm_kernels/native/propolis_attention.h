@@ -10,6 +10,7 @@ struct AttentionShape {
     i64 q[4], k[4], v[4], bias[4];  // strides; of pages: page, row, head, element
     i64 table[2];
     i64 kv_len, alibi, q_start;
+    i64 threads;  // of a block
     f64 scale, softcap;
     i32 batch;        // sequences
     i32 total;        // rows of q's token dimension

@@ -13,6 +13,7 @@ from propolis_conformance.images import IMAGE_SIZES
 from propolis_conformance.images import ROW_SIZES
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.op_info import NotValidError
 from propolis_conformance.op_info import OpInfo
 
 
@@ -73,6 +74,9 @@ def _rows(length: int, n: int, ratio: float, mode: str, aligned: bool, antialias
         reach = wider * (2 if mode == "bicubic" else 1)
         for i in range(n):
             centre = (i + 0.5) * ratio
+            if centre > length + wider / 2:  # weights of next to nothing, by their sum
+                msg = f"row {i} of {n} lies outside: the size was not rounded from the scale"
+                raise NotValidError(msg)
             first, end = max(0, int(centre - reach + 0.5)), int(centre + reach + 0.5)
             for j in range(first, min(length, end)):
                 y[i, j] = weight((j + 0.5 - centre) / wider)

@@ -37,14 +37,20 @@ FEW: Final = 4
 """Queries of a sequence, up to which each has a block of its own."""
 
 DECODE_THREADS: Final = MODULE.constant("DECODE_THREADS", 512)
-"""Threads of a block that has one query."""
+"""Threads of a block that has one query, where there are few such blocks."""
+
+LESS_THREADS: Final = 64
+"""The same where there are many, which fill a device with fewer threads each, or few keys."""
+
+FEW_KEYS: Final = 16
+"""Keys of a sequence, up to which more threads would have nothing to look at."""
 
 _SHAPE: Final = Structure(
     "AttentionShape",
     {
         **dict.fromkeys(("q", "k", "v", "bias"), "4q"),
         "table": "2q",
-        **dict.fromkeys(("kv_len", "alibi", "q_start"), "q"),
+        **dict.fromkeys(("kv_len", "alibi", "q_start", "threads"), "q"),
         **dict.fromkeys(("scale", "softcap"), "d"),
         **dict.fromkeys(("batch", "total", "heads", "group", "dim", "value_dim"), "i"),
         **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "wide_bias"), "i"),
@@ -156,11 +162,11 @@ def _attend(
     if out.numel == 0 and (lse is None or lse.numel == 0):
         return
     batch = rows if q_start is None else q_start.shape[0] - 1
-    kernel, blocks, threads = _choose(q, k, v, batch, ragged=q_start is not None)
-    if value_dim == 0:  # there is nothing to read of v
-        v = k
     pages, slots = (0, 0) if table is None else (k.shape[0], k.shape[1])
     capacity = k.shape[1] if table is None else slots * table.shape[1] * (pages > 0)
+    kernel, blocks, threads = _choose(q, k, v, batch, capacity, ragged=q_start is not None)
+    if value_dim == 0:  # there is nothing to read of v
+        v = k
     bias_strides: Shape = (0, 0, 0, 0)
     if bias is not None:
         shape = (batch, heads, total, k.shape[1])
@@ -174,6 +180,7 @@ def _attend(
         *(*q.strides, *k.strides, *v.strides, *bias_strides),
         *((0, 0) if table is None else table.strides),
         *steps,
+        threads,
         dim**-0.5 if options.scale is None else options.scale,
         options.softcap,
         *(batch, total, heads, heads // k.shape[2], dim, value_dim, capacity),
@@ -184,15 +191,17 @@ def _attend(
 
 
 def _choose(
-    q: Tensor, k: Tensor, v: Tensor, batch: int, *, ragged: bool
+    q: Tensor, k: Tensor, v: Tensor, batch: int, capacity: int, *, ragged: bool
 ) -> tuple[Kernel, int, int]:
     """The kernel, and its blocks and their threads: by shapes alone, never by lengths."""
     rows, total, heads, dim = q.shape
     value_dim, dtype = v.shape[3], q.dtype
     each = rows * total * heads
+    few = total <= FEW * (batch if ragged else 1)
     if dtype not in _TILED or not all(map(_in_packs, (q, k, v))):
-        return _ANY[dtype], each, DECODE_THREADS
-    if total <= FEW * (batch if ragged else 1):
+        wide = few and capacity > FEW_KEYS
+        return _ANY[dtype], each, DECODE_THREADS if wide else LESS_THREADS
+    if few:
         lanes = next(n for n in (8, 16, 32) if n * RUN >= max(dim, value_dim))
         return _DECODE[dtype, lanes], each, DECODE_THREADS
     columns = next(n for n in (1, 2, 4) if n * SIDE >= value_dim)

@@ -51,7 +51,8 @@ def copy(out: Tensor, x: Tensor, /) -> None:
     if x.layout.is_contiguous:
         _copy_bytes(out, x)
     elif x.dtype.is_block:
-        _copy_strided(out, x, _halves(out), _halves(x), 2)
+        size = 1 if x.dtype.block_bytes % 2 else 2
+        _copy_strided(out, x, _pieces(out, size), _pieces(x, size), size)
     else:
         _copy_strided(out, x, _view(out), _view(x), x.dtype.block_bytes)
 
@@ -92,11 +93,11 @@ def _view(tensor: Tensor) -> View:
     return tensor.layout.shape, tensor.layout.strides
 
 
-def _halves(tensor: Tensor) -> View:
-    """Shape and strides of blocks as 2-byte elements: every block has an even number of bytes."""
+def _pieces(tensor: Tensor, size: int) -> View:
+    """Shape and strides of blocks as elements of ``size`` bytes, which divide a block's."""
     layout: Layout = tensor.layout
-    in_halves = [tensor.dtype.nbytes(s) // 2 for s in (layout.shape[-1], *layout.strides[:-1])]
-    return (*layout.shape[:-1], in_halves[0]), (*in_halves[1:], 1)
+    counts = [tensor.dtype.nbytes(s) // size for s in (layout.shape[-1], *layout.strides[:-1])]
+    return (*layout.shape[:-1], counts[0]), (*counts[1:], 1)
 
 
 def fill(target: Tensor, /, value: float) -> None:
