@@ -17,7 +17,10 @@ from propolis_cpu_ref._blocks import LAYOUTS
 BLOCKS = [d for d in dtypes.ALL if d.is_block]
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
 # Those that the gguf library writes.
-BYTES = [dtypes.q4_0, dtypes.q4_1, dtypes.q5_0, dtypes.q5_1, dtypes.q8_0]
+BYTES = [
+    dtypes.q4_0, dtypes.q4_1, dtypes.q5_0, dtypes.q5_1, dtypes.q8_0,
+    dtypes.tq1_0, dtypes.tq2_0, dtypes.mxfp4,
+]  # fmt: skip
 every_block = pytest.mark.parametrize("block", BLOCKS, ids=repr)
 every_with_bytes = pytest.mark.parametrize("block", BYTES, ids=repr)
 
@@ -85,7 +88,7 @@ def test_bytes(run, block, kind):
 def test_bytes_of_ties(run, block):
     """Numbers half way between two quants go where the gguf library rounds them."""
     rng = np.random.default_rng(5)
-    x = (rng.integers(-64, 65, (500, 32)) / 4).astype(np.float32)
+    x = (rng.integers(-64, 65, (500, block.block_size)) / 4).astype(np.float32)
     x[:, 0], x[:, 1] = 16, -16
     expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType(block.ggml_type))
     actual = run(ops.quantize, Tensor.from_numpy(x), block)
@@ -96,10 +99,49 @@ def test_bytes_of_ties(run, block):
 @pytest.mark.parametrize("seed", [0, 2])
 def test_bytes_of_much(block, seed):
     """In two million numbers, of which some fall on a tie once rounded, no byte differs."""
-    x = np.random.default_rng(seed).normal(size=(65536, 32)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=((2 << 20) // block.block_size, block.block_size)).astype(np.float32)
     expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType(block.ggml_type))
     actual = ops.quantize(Tensor.from_numpy(x), block).numpy()
     np.testing.assert_array_equal(expected.reshape(-1), actual.reshape(-1).view(np.uint8))
+
+
+def test_exponents(run):
+    """
+    The exponent of mxfp4 is the gguf library's at both sides of every power of two.
+
+    It takes it of a logarithm in f32, which is rounded up to whole numbers from so many
+    places below them.
+    """
+    powers = np.arange(3, 255, dtype=np.uint32)[:, None] << 23
+    peaks = (powers + np.arange(-100, 100)).astype(np.uint32).view(np.float32).reshape(-1)
+    x = np.zeros((len(peaks), 32), np.float32)
+    x[:, 5] = np.where(np.arange(len(peaks)) % 2, peaks, -peaks)
+    x[:, 9] = peaks * np.float32(0.3)
+    with np.errstate(over="ignore"):  # the error of the farthest code may be infinite
+        expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType.MXFP4)
+    actual = run(ops.quantize, Tensor.from_numpy(x), dtypes.mxfp4)
+    np.testing.assert_array_equal(expected.reshape(-1), actual.reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize(("block", "size"), [(dtypes.iq4_nl, 32), (dtypes.iq4_xs, 256)], ids=repr)
+@every_kind
+def test_codes_of_a_table(block, size, kind):
+    """
+    Each element is within what the rounding of codes and scales allows.
+
+    The table reaches from -127 to 113, with gaps of up to 24: what is as far from 0 as the
+    peak, on its other side, is off by 14 steps.
+    """
+    x = rows(kind, block).astype(np.float64)
+    _, values = quantized(x.astype(np.float32), block)
+    blocks = x.reshape(-1, size // 32, 32)
+    peaks = np.abs(blocks).max(axis=2, keepdims=True)
+    reach = peaks.max(axis=1, keepdims=True)
+    # Half a step of the integer scale, of which the largest is 32; and the f16 factor's rounding.
+    scale = reach / 64 if size > 32 else 0
+    bound = peaks / 127 * 14.1 + scale + reach * 2.0**-9 + 127 * 32 * 2.0**-24
+    assert (np.abs(values.reshape(blocks.shape) - blocks) <= bound).all()
 
 
 @pytest.mark.parametrize("block", [dtypes.q8_1, dtypes.q8_k], ids=repr)
@@ -180,6 +222,8 @@ def test_error_shrinks_with_bits(block):
     _, values = quantized(rows("normal", block), block)
     error = float(np.sqrt(np.square(values - rows("normal", block)).mean()))
     bits = {"q2": 0.40, "q3": 0.20, "q4": 0.11, "q5": 0.055, "q6": 0.035, "q8": 0.012}
+    # The scale of ternary quants is the largest magnitude, as for weights that were trained so.
+    bits |= {"iq": 0.11, "mx": 0.13, "tq": 0.85}
     assert error <= bits[block.name[:2]]
 
 

@@ -34,9 +34,13 @@ def tame_blocks(block, rows, blocks, seed=0):
     if block is dtypes.q8_k:
         raw[:, :4] = rng.uniform(-0.1, 0.1, len(raw)).astype("<f4").view(np.uint8).reshape(-1, 4)
         return raw.reshape(rows, -1)
+    if block is dtypes.mxfp4:
+        raw[:, 0] = rng.integers(118, 124, len(raw))
+        return raw.reshape(rows, -1)
     # Where the halves are: at the start of a block, or at its end.
     ends = {dtypes.q2_k: (80, 84), dtypes.q3_k: (108, 110), dtypes.q6_k: (208, 210)}
-    starts = {dtypes.q4_0: 2, dtypes.q5_0: 2, dtypes.q8_0: 2}
+    ends |= {dtypes.tq1_0: (52, 54), dtypes.tq2_0: (64, 66)}
+    starts = dict.fromkeys((dtypes.q4_0, dtypes.q5_0, dtypes.q8_0, dtypes.iq4_nl, dtypes.iq4_xs), 2)
     first, last = ends.get(block, (0, starts.get(block, 4)))
     halves = rng.uniform(-0.1, 0.1, (len(raw), (last - first) // 2)).astype("<f2")
     raw[:, first:last] = halves.view(np.uint8)

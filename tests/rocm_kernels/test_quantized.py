@@ -40,7 +40,23 @@ def test_values_are_exact(blocks, dtype, to) -> None:
     assert expected.tobytes() == ops.dequantize(there, to).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", [dtypes.q4_1, dtypes.q8_0, dtypes.q4_k], ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_any_bytes(rocm, runtime, dtype) -> None:
+    """Of whatever bytes, infinite and NaN scales among them, values are those of the CPU."""
+    raw = np.random.default_rng(7).integers(0, 256, (40, 3 * dtype.block_bytes), np.uint8)
+    shape = (40, 3 * dtype.block_size)
+    there, here = (
+        ops.dequantize(Tensor.from_blocks(raw.reshape(-1), dtype, shape, device)).numpy()
+        for device in (rocm, runtime.cpu)
+    )
+    one = np.float32(np.nan)
+    there, here = (np.where(np.isnan(x), one, x) for x in (there, here))
+    assert here.tobytes() == there.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype", [dtypes.q4_1, dtypes.q8_0, dtypes.q4_k, dtypes.mxfp4, dtypes.tq1_0], ids=str
+)
 def test_rows_of_a_table(rocm, blocks, dtype) -> None:
     """Rows by id, of each dtype of ids; zeros for what is masked or outside."""
     table, here = blocks(dtype, 300, 512)
@@ -109,9 +125,26 @@ def test_blocks_are_those_of_the_cpu(rocm, runtime, dtype) -> None:
     assert expected.tobytes() == ops.quantize(apart, dtype).numpy().tobytes()
 
 
+def test_exponents_of_blocks(rocm, runtime) -> None:
+    """The exponent of mxfp4 is the CPU's at both sides of every power of two."""
+    powers = np.arange(2, 255, dtype=np.uint32)[:, None] << 23
+    peaks = (powers + np.arange(-100, 100)).astype(np.uint32).view(np.float32).reshape(-1)
+    x = np.zeros((len(peaks), 32), np.float32)
+    x[:, 31], x[:, 2] = -peaks, peaks * np.float32(0.3)
+    there, here = (
+        ops.quantize(Tensor.from_numpy(x, device), dtypes.mxfp4).numpy()
+        for device in (rocm, runtime.cpu)
+    )
+    assert here.tobytes() == there.tobytes()
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 @pytest.mark.parametrize("kind", [dtypes.f32, dtypes.bf16, dtypes.f64], ids=str)
-@pytest.mark.parametrize("dtype", [dtypes.q4_k, dtypes.q8_0, dtypes.q5_1], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [dtypes.q4_k, dtypes.q8_0, dtypes.q5_1, dtypes.mxfp4, dtypes.iq4_xs, dtypes.tq2_0],
+    ids=str,
+)
 def test_experts_in_blocks(rocm, blocks, dtype, kind, tokens) -> None:
     """Products with the weights of each token's experts: few tokens, many; zeros for no expert."""
     there, here = blocks(dtype, 6 * 70, 256)
@@ -132,15 +165,17 @@ def test_experts_in_blocks(rocm, blocks, dtype, kind, tokens) -> None:
     assert (actual[0] == 0).all()
 
 
-def test_rows_with_gaps(rocm, blocks) -> None:
-    """Every other row of a tensor of blocks, in products and as values."""
-    there, here = blocks(dtypes.q8_0, 12, 64)
+@pytest.mark.parametrize("dtype", [dtypes.q8_0, dtypes.mxfp4], ids=str)
+def test_rows_with_gaps(rocm, blocks, dtype) -> None:
+    """Every other row of a tensor of blocks, of odd bytes too, in products, values and copies."""
+    there, here = blocks(dtype, 12, 64)
 
     def thin(t):
         return Tensor(t.storage, Layout((6, 64), (128, 1), 64), t.dtype, t.device)
 
     values = ops.dequantize(here).numpy()[1::2]
     assert values.tobytes() == ops.dequantize(thin(there)).numpy().tobytes()
+    assert here.numpy()[1::2].tobytes() == ops.copy(thin(there)).numpy().tobytes()
     x = np.eye(64, dtype=np.float32)
     actual = ops.qmatmul(Tensor.from_numpy(x, rocm), thin(there)).numpy()
     assert (values.T == actual).all()

@@ -135,6 +135,34 @@ def _q6_k(b: Array) -> Array:
     return np.asarray(_f16(b, 208) * _signed(b, 192 + _I // 16) * (q - 32))
 
 
+# What a code of iq4_nl and iq4_xs stands for.
+_IQ4: Final = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int64
+)
+
+
+def _iq4_xs(b: Array) -> Array:
+    j = _I // 32
+    scale = _bits(b, 4 + j // 2, j % 2 * 4, 4) | _bits(b, 2 + j // 4, j % 4 * 2, 2) << 4
+    q = _bits(b, 8 + 16 * j + _I % 16, _I % 32 // 16 * 4, 4)
+    return np.asarray(_f16(b, 0) * (scale - 32) * _IQ4[q])
+
+
+def _tq1_0(b: Array) -> Array:
+    """Digit ``k`` of a number of base 3, which a byte has as a fraction in 256ths."""
+    at = np.where(_I < 160, _I % 32, np.where(_I < 240, 32 + _I % 16, 48 + _I % 4))
+    k = np.where(_I < 160, _I // 32, np.where(_I < 240, (_I - 160) // 16, (_I - 240) // 4))
+    fraction = b[:, at].astype(np.int64) * 3**k % 256
+    return np.asarray(_f16(b, 52) * (fraction * 3 // 256 - 1))
+
+
+def _e2m1(code: Array) -> Array:
+    """A float of 4 bits; no zero has a sign."""
+    exponent, mantissa = code >> 1 & 3, code & 1
+    size = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent - 1))
+    return np.asarray(np.where((code >= 8) & (size > 0), -size, size))
+
+
 _VALUES: Final[Mapping[str, Callable[[Array], Array]]] = {
     "q4_0": lambda b: _f16(b, 0) * (_low32(b, 2) - 8),
     "q4_1": lambda b: _f16(b, 0) * _low32(b, 4) + _f16(b, 2),
@@ -153,6 +181,11 @@ _VALUES: Final[Mapping[str, Callable[[Array], Array]]] = {
     "q8_k": lambda b: (
         np.ascontiguousarray(b[:, :4]).view("<f4").astype(np.float64) * _signed(b, 4 + _I)
     ),
+    "iq4_nl": lambda b: _f16(b, 0) * _IQ4[_low32(b, 2)],
+    "iq4_xs": _iq4_xs,
+    "tq1_0": _tq1_0,
+    "tq2_0": lambda b: _f16(b, 64) * (_two_bits(b, 0) - 1),
+    "mxfp4": lambda b: np.ldexp(_e2m1(_low32(b, 1)), b[:, :1].astype(np.int64) - 127),
 }
 
 
@@ -228,6 +261,42 @@ def _q8_1(x: Array) -> list[Array]:
     return [_half(d), _half(q.sum(1, dtype=np.int64, keepdims=True).astype(np.float32) * d), q]
 
 
+def _thirds(x: Array) -> tuple[Array, Array]:
+    """``d * (q - 1)``: the element farthest from 0 is quant 0 or 2."""
+    d = np.abs(x).max(1, keepdims=True)
+    scaled = (x * _inverse(d)).astype(np.float64)
+    away = np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)
+    return d, np.clip(away, -1, 1).astype(np.int64) + 1
+
+
+def _tq1_0_of(x: Array) -> list[Array]:
+    d, q = _thirds(x)
+    bytes_of = []
+    for first, last, digits in ((0, 160, 5), (160, 240, 5), (240, 256, 4)):
+        whole = np.zeros((len(x), (last - first) // digits), np.int64)
+        for k, part in enumerate(np.split(q[:, first:last], digits, 1)):
+            whole += part * 3 ** (4 - k)
+        bytes_of.append(-(-whole * 256 // 243))
+    return [np.concatenate(bytes_of, 1).astype(np.uint8), _half(d)]
+
+
+def _tq2_0_of(x: Array) -> list[Array]:
+    d, q = _thirds(x)
+    runs = q.reshape(-1, 2, 4, 32)
+    packed = (runs << np.array([0, 2, 4, 6])[:, None]).sum(2)
+    return [packed.reshape(-1, 64).astype(np.uint8), _half(d)]
+
+
+def _mxfp4_of(x: Array) -> list[Array]:
+    """The first of the nearest codes, under an exponent that comes of a logarithm in f32."""
+    peak = np.abs(x).max(1, keepdims=True).astype(np.float64)
+    whole = np.floor(np.log2(peak).astype(np.float32)).astype(np.float64)
+    e = np.clip(np.where(peak > 0, whole + 125, 0), 0, 254).astype(np.int64)
+    values = np.ldexp(_e2m1(np.arange(16)), e - 127).astype(np.float32)
+    q = np.abs(values[:, None] - x[..., None]).argmin(2)
+    return [e.astype(np.uint8), _pack(q)]
+
+
 _QUANTS: Final[Mapping[str, Callable[[Array], list[Array]]]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
@@ -235,6 +304,9 @@ _QUANTS: Final[Mapping[str, Callable[[Array], list[Array]]]] = {
     "q5_1": _q5_1,
     "q8_0": _q8_0,
     "q8_1": _q8_1,
+    "tq1_0": _tq1_0_of,
+    "tq2_0": _tq2_0_of,
+    "mxfp4": _mxfp4_of,
 }
 
 
@@ -253,6 +325,10 @@ _SCALES: Final = {
     "q4_k": (0, 2),
     "q5_k": (0, 2),
     "q6_k": (208,),
+    "iq4_nl": (0,),
+    "iq4_xs": (0,),
+    "tq1_0": (52,),
+    "tq2_0": (64,),
 }
 
 
@@ -264,6 +340,10 @@ def random_blocks(shape: Shape, dtype: DType, rng: np.random.Generator) -> Array
         raw[:, :4] = rng.normal(0, 0.1, (count, 1)).astype(np.float32).view(np.uint8)
         sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).sum(2, dtype=np.int16)
         raw[:, 260:] = sums.view(np.uint8).reshape(count, 32)
+    if dtype is dtypes.mxfp4:
+        # One in eight of the few exponents whose scale is below f32's normal numbers.
+        rare = rng.integers(0, 8, count) == 0
+        raw[:, 0] = np.where(rare, rng.integers(0, 4, count), rng.integers(118, 127, count))
     for start in _SCALES.get(dtype.name, ()):
         scale = rng.normal(0, 0.1, (count, 1)).astype(np.float16)
         raw[:, start : start + 2] = scale.view(np.uint8)

@@ -36,6 +36,7 @@ from propolis_conformance.arena import Placed
 from propolis_conformance.arena import place
 from propolis_conformance.arena import repeat
 from propolis_conformance.compare import difference
+from propolis_conformance.op_info import NotValidError
 from propolis_conformance.truth import Truth
 from propolis_conformance.truth import arranged
 from propolis_conformance.truth import truth
@@ -67,10 +68,6 @@ class CheckFailedError(Exception):
         super().__init__(f"{check}: {message}")
         self.check = check
         self.message = message
-
-
-class NotValidError(Exception):
-    """The op refuses these arguments: no case."""
 
 
 class DeclinedError(Exception):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+class NotValidError(Exception):
+    """No case: the op refuses these arguments, or its spec says nothing of their result."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpInfo:
     """

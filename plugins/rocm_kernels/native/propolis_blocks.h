@@ -1,9 +1,10 @@
 // The GGUF block formats: eight neighbouring weights of a block at a time, exactly as ggml's
-// dequantize_row_* gives them.  Layouts of the blocks: plugins/cpu_ref's _blocks.py and
-// _blocks_k.py.  Products of a scale, a group's scale and a quant are exact in f32 in every
+// dequantize_row_* gives them.  Layouts of the blocks: plugins/cpu_ref's _blocks.py, _blocks_k.py
+// and _blocks_coded.py.  Products of a scale, a group's scale and a quant are exact in f32 in every
 // format, so it does not matter whether the minimum is added in the same instruction.
 #pragma once
 
+#include "propolis_e8m0.h"
 #include "propolis_runs.h"
 
 // -- what lies at an address ---------------------------------------------------------------------
@@ -17,6 +18,16 @@ PROPOLIS_FN u32 halves_at(const u8* at) {
     return *(const Word*)at;
 #else
     return ((const u16*)at)[0] | (u32)((const u16*)at)[1] << 16;
+#endif
+}
+
+// Of any alignment: likewise.
+PROPOLIS_FN u32 bytes_at(const u8* at) {
+#if defined(PROPOLIS_AMD)
+    typedef u32 Word __attribute__((aligned(1)));
+    return *(const Word*)at;
+#else
+    return at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24;
 #endif
 }
 
@@ -228,6 +239,109 @@ struct Q8_K {
     }
 };
 
+// -- formats whose quants are codes ---------------------------------------------------------------
+
+// Of eight bytes the one that each byte of `at` (0 to 7) tells.
+PROPOLIS_FN u32 of_eight(u32 low, u32 high, u32 at) {
+#if defined(PROPOLIS_AMD)
+    return __builtin_amdgcn_perm(high, low, at);
+#elif defined(__CUDACC__)
+    const u32 halves = (at | at >> 4) & 0x00ff00ff;  // it is told by half bytes
+    return __byte_perm(low, high, halves | halves >> 8);
+#else
+    const u64 all = (u64)high << 32 | low;
+    u32 found = 0;
+    for (int i = 0; i < 32; i += 8) found |= (u32)(all >> (at >> i & 7) * 8 & 0xff) << i;
+    return found;
+#endif
+}
+
+// Of a table of sixteen bytes the one that each byte of `codes` (0 to 15) tells.
+template <u32 first, u32 second, u32 third, u32 fourth>
+PROPOLIS_FN u32 of_sixteen(u32 codes) {
+    const u32 at = codes & 0x07070707;
+    const u32 upper = (codes >> 3 & 0x01010101) * 0xff;
+    return (of_eight(first, second, at) & ~upper) | (of_eight(third, fourth, at) & upper);
+}
+
+// The tables, made unsigned by 128 more, and by 12.
+PROPOLIS_FN void set_iq4(u32 low, u32 high, Weights<f32>& w) {
+    set_quants(of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(low),
+               of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(high), 128.0f, w);
+}
+PROPOLIS_FN void set_mxfp4(u32 low, u32 high, Weights<f32>& w) {
+    set_quants(of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(low),
+               of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(high), 12.0f, w);
+}
+
+struct IQ4_NL {
+    static constexpr int SIZE = IQ4_NL_SIZE, BYTES = IQ4_NL_BYTES, NUMBER = IQ4_NL_NUMBER;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 2 + run % 2 * 8;
+        set_iq4(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), w);
+        w.scale = f16_at(block);
+    }
+};
+
+struct IQ4_XS {
+    static constexpr int SIZE = IQ4_XS_SIZE, BYTES = IQ4_XS_BYTES, NUMBER = IQ4_XS_NUMBER;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const int group = run / 4, inner = run % 4;
+        const u8* qs = block + 8 + group * 16 + inner % 2 * 8;
+        set_iq4(nibbles(word_at(qs), inner), nibbles(word_at(qs + 4), inner), w);
+        const u32 both = word_at(block);
+        const u32 low = block[4 + group / 2] >> group % 2 * 4 & 15;
+        const u32 high = both >> (16 + group * 2) & 3;
+        w.scale = to_f32(f16{(u16)both}) * ((f32)(low | high << 4) - 32.0f);
+    }
+};
+
+struct MXFP4 {
+    static constexpr int SIZE = MXFP4_SIZE, BYTES = MXFP4_BYTES, NUMBER = MXFP4_NUMBER;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + 1 + run % 2 * 8;
+        set_mxfp4(nibbles(bytes_at(qs), run), nibbles(bytes_at(qs + 4), run), w);
+        w.scale = half_of_e8m0(block[0]);
+    }
+};
+
+// A digit of 3 of four bytes, each the fraction (in 256ths) that the digits after the point are:
+// of the fractions that are left after multiplying by a power of 3 the first one.
+PROPOLIS_FN u32 digits(u32 word, u32 power) {
+    const u32 even = (word & 0x00ff00ff) * power & 0x00ff00ff;
+    const u32 odd = (word >> 8 & 0x00ff00ff) * power & 0x00ff00ff;
+    return (even * 3 >> 8 & 0x00030003) | (odd * 3 & 0x03000300);
+}
+
+// Weights 32 k + l are digit k of byte l, for k up to 4; 160 + 16 k + l digit k of byte 32 + l; and
+// the last sixteen, 240 + 4 k + l, digit k of byte 48 + l, for k up to 3.
+struct TQ1_0 {
+    static constexpr int SIZE = TQ1_0_SIZE, BYTES = TQ1_0_BYTES, NUMBER = TQ1_0_NUMBER;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const bool wide = run < 20, last = run >= 30;
+        const u8* qs = block + (wide ? run % 4 * 8 : last ? 48 : 32 + run % 2 * 8);
+        const int digit = wide ? run / 4 : last ? (run - 30) * 2 : (run - 20) / 2;
+        const u32 power = digit < 4 ? 0x1b090301u >> digit * 8 & 0xff : 81;
+        const u32 low = halves_at(qs), high = last ? low : halves_at(qs + 4);
+        set_quants(digits(low, power), digits(high, last ? power * 3 : power), 1.0f, w);
+        w.scale = f16_at(block + 52);
+    }
+};
+
+struct TQ2_0 {
+    static constexpr int SIZE = TQ2_0_SIZE, BYTES = TQ2_0_BYTES, NUMBER = TQ2_0_NUMBER;
+    static constexpr bool shifted = false;
+    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+        const u8* qs = block + pairs_byte(run);
+        set_quants(pairs(halves_at(qs), run), pairs(halves_at(qs + 4), run), 1.0f, w);
+        w.scale = f16_at(block + 64);
+    }
+};
+
 #define PROPOLIS_EACH_FORMAT(DO) \
     DO(q4_0, Q4_0)               \
     DO(q4_1, Q4_1)               \
@@ -240,7 +354,12 @@ struct Q8_K {
     DO(q4_k, Q4_K)               \
     DO(q5_k, Q5_K)               \
     DO(q6_k, Q6_K)               \
-    DO(q8_k, Q8_K)
+    DO(q8_k, Q8_K)               \
+    DO(iq4_nl, IQ4_NL)           \
+    DO(iq4_xs, IQ4_XS)           \
+    DO(tq1_0, TQ1_0)             \
+    DO(tq2_0, TQ2_0)             \
+    DO(mxfp4, MXFP4)
 
 // The value of each weight, in f32.
 template <class Format>

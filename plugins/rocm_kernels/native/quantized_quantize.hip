@@ -1,92 +1,12 @@
 // Numbers to the GGUF block formats.  Semantics: core's propolis/ops/quantized.py; the bytes are those
-// of plugins/cpu_ref's _quantize.py and _quantize_k.py, operation by operation.  LANES threads take a
-// block, each as many neighbouring elements of it; quants meet in shared memory, where they are packed.
+// of plugins/cpu_ref's _quantize.py, _quantize_k.py and _quantize_coded.py, operation by operation.
+// LANES threads take a block, each as many neighbouring elements of it.
+#include "propolis_e8m0.h"
 #include "propolis_elementwise.h"
 #include "propolis_kinds.h"
-#include "propolis_reduce.h"
-#include "propolis_rounded.h"
+#include "propolis_quantize.h"
 
 constexpr int GROUPS = BLOCK / LANES;
-
-// What the threads of a block share, beside what each of them knows.
-struct Shared {
-    u8 quants[256];  // signed ones as their bits
-    u8 scales[16];
-    u8 mins[16];
-};
-struct Found {
-    f32 d;
-    f32 m;  // what else the format has: its minimum, or the scale of minima, or a sum
-};
-
-// -- rounding ------------------------------------------------------------------------------------
-
-PROPOLIS_FN f32 inverse(f32 d) { return d == 0 ? 0.0f : 1.0f / d; }
-PROPOLIS_FN f32 over(f32 a, f32 b) { return b == 0 ? 0.0f : a / b; }
-PROPOLIS_FN f32 as_half(f32 x) { return to_f32(f16{f16_bits(x)}); }
-PROPOLIS_FN f32 clipped(f32 x, f32 low, f32 high) { return x < low ? low : x > high ? high : x; }
-
-// The nearest whole number, ties away from zero.
-PROPOLIS_FN f32 half_away(f32 x) {
-    const f32 size = math::fabs(x);
-    const f32 below = math::floor(size);
-    const f32 whole = below + math::floor(2.0f * (size - below));
-    return x < 0 ? -whole : whole;
-}
-
-// -- what neighbours have in common, the same bits in each ---------------------------------------
-
-template <int lanes, class T, class F>
-PROPOLIS_FN T across(T value, F f) {
-#pragma unroll
-    for (int mask = lanes / 2; mask > 0; mask >>= 1) value = f(value, warp_shfl_xor(value, mask));
-    return value;
-}
-template <int lanes>
-PROPOLIS_FN f32 most_of(f32 x) {
-    return across<lanes>(x, [](f32 a, f32 b) { return a > b ? a : b; });
-}
-template <int lanes>
-PROPOLIS_FN f32 least_of(f32 x) {
-    return across<lanes>(x, [](f32 a, f32 b) { return a < b ? a : b; });
-}
-
-// An element and its place as a number that is largest for the first one of the largest magnitude.
-PROPOLIS_FN u64 peak_code(f32 x, int place) {
-    const u32 bits = bits_as<u32>(x);
-    return (u64)(bits & 0x7fffffff) << 32 | (u32)(255 - place) << 1 | bits >> 31;
-}
-PROPOLIS_FN f32 peak_value(u64 code) {
-    return bits_as<f32>((u32)(code >> 32) | (u32)(code & 1) << 31);
-}
-template <int lanes>
-PROPOLIS_FN u64 peak_of(u64 code) {
-    return across<lanes>(code, [](u64 a, u64 b) { return a > b ? a : b; });
-}
-
-// -- bytes ---------------------------------------------------------------------------------------
-
-// Byte b of quants of `bits` bits that share bytes with those `rows` further on.
-template <int rows, int bits>
-PROPOLIS_FN u8 spread(const u8* q, int b, int shift = 0) {
-    constexpr int parts = 8 / bits;
-    const u8* from = q + b / rows * parts * rows + b % rows;
-    u32 byte = 0;
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-        byte |= (from[part * rows] >> shift & ((1 << bits) - 1)) << part * bits;
-    }
-    return (u8)byte;
-}
-
-// f(b) for each of `count` bytes, shared by the threads of the block.
-template <int count, class F>
-PROPOLIS_FN void bytes(u8* to, int lane, F f) {
-#pragma unroll 1
-    for (int b = lane; b < count; b += LANES) to[b] = f(b);
-}
-
-PROPOLIS_FN void put_half(u8* to, f32 x) { *(u16*)to = f16_bits(x); }
 
 // -- formats of 32: a thread has one element -----------------------------------------------------
 
@@ -363,6 +283,141 @@ struct Q8_K {
     }
 };
 
+// -- formats whose quants are codes ---------------------------------------------------------------
+
+// The code of the nearest number of the table: how many of what lies half way between are below.
+PROPOLIS_FN u8 iq4_code(f32 x) {
+    constexpr f32 between[15] = {-115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
+                                 7.0f,    19.0f,  31.5f,  45.5f,  61.0f,  79.0f,  101.0f};
+    u32 code = 0;
+#pragma unroll
+    for (int i = 0; i < 15; ++i) code += x <= between[i] ? 0 : 1;  // of NaN the last, as numpy
+    return (u8)code;
+}
+
+struct IQ4_NL {
+    static constexpr int SIZE = IQ4_NL_SIZE, BYTES = IQ4_NL_BYTES;
+    PROPOLIS_FN Found find(const f32 (&x)[1], int lane, Shared& s) {
+        const f32 d = as_half(peak_value(peak_of<LANES>(peak_code(x[0], lane))) / -127.0f);
+        s.quants[lane] = iq4_code(over(x[0], d));
+        return Found{d, 0.0f};
+    }
+    PROPOLIS_FN void pack(u8* to, int lane, const Shared& s, Found f) {
+        if (lane == 0) put_half(to, f.d);
+        bytes<16>(to + 2, lane, [&](int b) { return spread<16, 4>(s.quants, b); });
+    }
+};
+
+struct IQ4_XS {
+    static constexpr int SIZE = IQ4_XS_SIZE, BYTES = IQ4_XS_BYTES;
+    PROPOLIS_FN Found find(const f32 (&x)[8], int lane, Shared& s) {
+        const u64 code = peak_of<4>(own_peak(x, lane));
+        const f32 span = peak_value(code) / -127.0f;
+        const f32 d = as_half(peak_value(peak_of<LANES>(code)) / -127.0f / -32.0f);
+        const f32 scale = clipped(math::rint(over(span, d)), -32.0f, 31.0f);
+        const f32 step = d * scale;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) s.quants[lane * 8 + e] = iq4_code(over(x[e], step));
+        if (lane % 4 == 0) s.scales[lane / 4] = (u8)(scale + 32.0f);
+        return Found{d, 0.0f};
+    }
+    PROPOLIS_FN void pack(u8* to, int lane, const Shared& s, Found f) {
+        if (lane == 0) put_half(to, f.d);
+        if (lane == 1) {
+            u32 high = 0;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) high |= (u32)(s.scales[j] >> 4) << 2 * j;
+            *(u16*)(to + 2) = (u16)high;
+        }
+        bytes<4>(to + 4, lane, [&](int b) {
+            return (u8)((s.scales[2 * b] & 15) | (s.scales[2 * b + 1] & 15) << 4);
+        });
+        bytes<128>(to + 8, lane, [&](int b) { return spread<16, 4>(s.quants, b); });
+    }
+};
+
+// d * (q - 1): the largest magnitude is 1.
+PROPOLIS_FN Found ternary(const f32 (&x)[8], int lane, Shared& s) {
+    f32 most = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const f32 size = math::fabs(x[e]);
+        most = size > most ? size : most;
+    }
+    const f32 d = most_of<LANES>(most);
+    const f32 per = inverse(d);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const f32 q = clipped(half_away(rounded_product(x[e], per)), -1.0f, 1.0f);
+        s.quants[lane * 8 + e] = (u8)(q + 1.0f);
+    }
+    return Found{d, 0.0f};
+}
+
+struct TQ1_0 {
+    static constexpr int SIZE = TQ1_0_SIZE, BYTES = TQ1_0_BYTES;
+    PROPOLIS_FN Found find(const f32 (&x)[8], int lane, Shared& s) { return ternary(x, lane, s); }
+    PROPOLIS_FN void pack(u8* to, int lane, const Shared& s, Found f) {
+        bytes<52>(to, lane, [&](int b) {
+            const bool wide = b < 32, last = b >= 48;
+            const u8* from = s.quants + (wide ? b : last ? 240 + b - 48 : 160 + b - 32);
+            const int apart = wide ? 32 : last ? 4 : 16;
+            u32 whole = 0;
+#pragma unroll
+            for (int k = 0; k < 5; ++k) whole = whole * 3 + (k < 4 || !last ? from[k * apart] : 0);
+            return (u8)((whole * 256 + 242) / 243);
+        });
+        if (lane == 0) put_half(to + 52, f.d);
+    }
+};
+
+struct TQ2_0 {
+    static constexpr int SIZE = TQ2_0_SIZE, BYTES = TQ2_0_BYTES;
+    PROPOLIS_FN Found find(const f32 (&x)[8], int lane, Shared& s) { return ternary(x, lane, s); }
+    PROPOLIS_FN void pack(u8* to, int lane, const Shared& s, Found f) {
+        bytes<64>(to, lane, [&](int b) { return spread<32, 2>(s.quants, b); });
+        if (lane == 0) put_half(to + 64, f.d);
+    }
+};
+
+// The whole part of a normal number's logarithm to the base of 2, which is rounded to f32 first:
+// what is just below 2**n counts as 2**n if no f32 lies between.  Where n is larger, more does.
+PROPOLIS_FN i32 log2_floor(f32 x) {
+    const u32 bits = bits_as<u32>(x);
+    const i32 below = (i32)(bits >> 23) - 127;
+    const f32 next = (f32)(below + 1);
+    const u32 code = bits_as<u32>(next);
+    const f32 gap = below == -1 ? 0.0f : next - bits_as<f32>(next > 0 ? code - 1 : code + 1);
+    // What lacks is so many 2**-24 of it, and 1 / ln(2) times that of its logarithm.
+    const f32 lacks = (f32)(0x00800000 - (bits & 0x007fffff));
+    return lacks <= gap * 5814540.0f ? below + 1 : below;
+}
+
+struct MXFP4 {
+    static constexpr int SIZE = MXFP4_SIZE, BYTES = MXFP4_BYTES;
+    PROPOLIS_FN Found find(const f32 (&x)[1], int lane, Shared& s) {
+        constexpr f32 values[16] = {0.0f, 1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
+                                    0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
+        const i32 found = log2_floor(most_of<LANES>(math::fabs(x[0]))) - 2 + 127;
+        const i32 e = found < 0 ? 0 : found > 254 ? 254 : found;
+        const f32 d = half_of_e8m0((u32)e);
+        f32 least = math::fabs(x[0]);
+        u32 code = 0;
+#pragma unroll
+        for (int i = 1; i < 16; ++i) {
+            const f32 error = math::fabs(d * values[i] - x[0]);  // the product is exact
+            code = error < least ? i : code;
+            least = error < least ? error : least;
+        }
+        s.quants[lane] = (u8)code;
+        return Found{(f32)e, 0.0f};
+    }
+    PROPOLIS_FN void pack(u8* to, int lane, const Shared& s, Found f) {
+        if (lane == 0) to[0] = (u8)f.d;
+        bytes<16>(to + 1, lane, [&](int b) { return spread<16, 4>(s.quants, b); });
+    }
+};
+
 // -- the kernels ---------------------------------------------------------------------------------
 
 // `s` walks elements; blocks follow each other in the output.
@@ -405,3 +460,8 @@ QUANTIZE(q4_k, Q4_K)
 QUANTIZE(q5_k, Q5_K)
 QUANTIZE(q6_k, Q6_K)
 QUANTIZE(q8_k, Q8_K)
+QUANTIZE(iq4_nl, IQ4_NL)
+QUANTIZE(iq4_xs, IQ4_XS)
+QUANTIZE(tq1_0, TQ1_0)
+QUANTIZE(tq2_0, TQ2_0)
+QUANTIZE(mxfp4, MXFP4)

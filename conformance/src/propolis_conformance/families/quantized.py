@@ -38,7 +38,7 @@ OPS["dequantize"] = OpInfo(_dequantize, (Recipe({"x": T("r c")}, _OUT), Recipe({
 def _quantize_to(
     _: Mapping[str, Value], attributes: Mapping[str, Any]
 ) -> Callable[..., Array] | None:
-    """The bits of the K formats are what the CPU reference says."""
+    """The bits of the K and IQ formats are what the CPU reference says."""
     return blocks.quantize if blocks.quantizes(attributes["dtype"]) else None
 
 

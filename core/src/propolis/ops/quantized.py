@@ -51,9 +51,9 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
     """
     A tensor in a GGUF block format, rounded to the nearest quants.
 
-    q4_0 q4_1 q5_0 q5_1 q8_0 are byte for byte what the gguf library writes; q8_1 and
-    q8_k follow ggml's reference; the other K formats choose each group's scale from its
-    range, where ggml searches further.
+    q4_0 q4_1 q5_0 q5_1 q8_0 tq1_0 tq2_0 mxfp4 are byte for byte what the gguf library
+    writes; q8_1 and q8_k follow ggml's reference; the other K formats, iq4_nl and iq4_xs
+    choose each group's scale from its range, where ggml searches further.
 
     Args:
         x: (..., width), a float dtype, width a multiple of the block size.
@@ -61,7 +61,8 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
 
     Returns:
         Shape of ``x``, the wanted dtype.  Infinities and NaN have no quants: what their
-        block becomes is not defined.
+        block becomes is not defined.  Nor is it where a scale has no inverse in f32, or of
+        mxfp4 no exponent: a block whose largest magnitude is below 2**-125, but not 0.
 
     Raises:
         DTypeError: ``x`` is not a float, ``dtype`` not a block format, or a row is not

@@ -8,8 +8,8 @@ IEEE; which NaN comes out (sign and payload) is not defined.
 
 The layouts are those of the structs in ggml's ``ggml-common.h``: packed and
 little-endian.  The function of each format states its own as lines of
-``field: dtype[count]``, with bit 0 the least significant.  Here are the formats
-of 32 elements a block; ``_blocks_k`` has those of 256.
+``field: dtype[count]``, with bit 0 the least significant.  Here are q4_0 to q8_1;
+``_blocks_k`` has the K formats, ``_blocks_coded`` those whose quants are codes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from propolis import dtypes
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
+from propolis_cpu_ref._blocks_coded import CODED_FORMATS
 from propolis_cpu_ref._blocks_k import K_FORMATS
 from propolis_cpu_ref._blocks_k import column
 from propolis_cpu_ref._blocks_k import layout_of
@@ -210,6 +211,7 @@ _FORMATS: Final[dict[DType, Format]] = {
     dtypes.q8_0: (layout_of(d="f2", qs="32i1"), _q8_0),
     dtypes.q8_1: (layout_of(d="f2", s="f2", qs="32i1"), _q8_1),
     **K_FORMATS,
+    **CODED_FORMATS,
 }
 
 LAYOUTS: Final[dict[DType, np.dtype]] = {dtype: layout for dtype, (layout, _) in _FORMATS.items()}

@@ -1,8 +1,7 @@
 """
-Exact dequantisation of the GGUF block formats of 256 elements a block.
+Exact dequantisation of the K formats of GGUF, of 256 elements a block.
 
-Also what these share with the formats of 32 in ``_blocks``, which says what is
-common to all.
+Also what these share with the others; ``_blocks`` says what is common to all.
 """
 
 from __future__ import annotations

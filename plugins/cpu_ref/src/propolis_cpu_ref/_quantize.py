@@ -1,9 +1,10 @@
 """
-Quantisation to the GGUF block formats of 32 elements a block.
+Quantisation to the GGUF block formats q4_0 to q8_1.
 
 The bytes are those that the ``gguf`` library writes, which are those of ggml's
 ``quantize_row_*_ref`` compiled without fused multiply-adds.  The layouts are documented
-in ``_blocks``; the formats of 256 elements are in ``_quantize_k``.
+in ``_blocks``; the K formats are in ``_quantize_k``, those whose quants are codes in
+``_quantize_coded``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import numpy as np
 
 from propolis import dtypes
 from propolis_cpu_ref._blocks import LAYOUTS
+from propolis_cpu_ref._quantize_coded import CODED_QUANTIZERS
 from propolis_cpu_ref._quantize_k import K_QUANTIZERS
+from propolis_cpu_ref._quantize_k import half_away
+from propolis_cpu_ref._quantize_k import inverse
+from propolis_cpu_ref._quantize_k import signed_peak
 
 
 if TYPE_CHECKING:
@@ -47,22 +52,6 @@ def quantize_blocks(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
             quantize(rows[some], blocks[some])
 
 
-def inverse(d: np.ndarray) -> np.ndarray:
-    """``1 / d``, and 0 where d is 0."""
-    return np.where(d == 0, np.float32(0), np.float32(1) / d)
-
-
-def half_away(x: np.ndarray) -> np.ndarray:
-    """The nearest whole number, ties away from zero, as C's roundf."""
-    whole = np.floor(np.abs(x))
-    return np.asarray(np.sign(x) * (whole + np.floor(2 * (np.abs(x) - whole))))
-
-
-def _signed_peak(x: np.ndarray) -> np.ndarray:
-    """The element of each row that is largest in magnitude, with its sign, as a column."""
-    return np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-
-
 def _nibbles(q: np.ndarray) -> np.ndarray:
     """32 quants of 4 bits as 16 bytes: element i low, element i + 16 high."""
     return q[:, :16] & 15 | q[:, 16:] << 4
@@ -75,7 +64,7 @@ def _fifth_bits(q: np.ndarray) -> np.ndarray:
 
 def _symmetric(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Scale and quants of ``d * (q - levels)``: the peak maps to quant 0."""
-    d = _signed_peak(x) / np.float32(-levels)
+    d = signed_peak(x) / np.float32(-levels)
     # In f32, as gguf: ggml's own rounding depends on whether a compiler fused these two.
     q = np.trunc(x * inverse(d) + np.float32(levels + 0.5)).clip(0, 2 * levels - 1).astype(np.uint8)
     return d, q
@@ -131,4 +120,5 @@ _QUANTIZERS: Final[dict[DType, Callable[[np.ndarray, np.ndarray], None]]] = {
     dtypes.q8_0: _q8_0,
     dtypes.q8_1: _q8_1,
     **K_QUANTIZERS,
+    **CODED_QUANTIZERS,
 }
