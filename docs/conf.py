@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NAVIGATION: Final = {
     "Start": [
         "docs/llm",
+        "docs/models",
         "docs/sd",
         "docs/serving",
         "docs/rocm",

@@ -22,8 +22,10 @@ SERVER = "workers/src/propolis_workers/serve/"
 LISTENS = {"asyncio", "fastapi", "http", "socket", "starlette", "uvicorn"}
 # Ray's own cluster is asked by Ray: what it runs listens, and may ask nobody else.
 RAY = "workers/src/propolis_workers/ray.py"
-# The one file that connects: to the URL of --hive-url, which it takes apart.
+# Of the server one file connects: to the URL of --hive-url, which it takes apart.
 ASKS = SERVER + "heartbeat.py"
+# And of all others one: to the hub, when `propolis models pull` is told to.
+HUB = "workers/src/propolis_workers/models/hub.py"
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -82,6 +84,8 @@ def test_nothing_talks_to_other_machines(trees) -> None:
             barred = NETWORK - {"http", "urllib"}
         if file == RAY:
             barred = NETWORK - {"ray"}
+        if file == HUB:
+            barred = NETWORK - {"huggingface_hub", "httpx2"}
         found[file] = imports(tree) & barred
     assert not {file: names for file, names in found.items() if names}
 
@@ -98,6 +102,22 @@ def test_the_server_asks_nobody(trees) -> None:
             for call in calls(tree):
                 if ast.unparse(call.func).rpartition(".")[2] in connects:
                     assert {"sock"} <= {word.arg for word in call.keywords}, file  # a pair's end
+
+
+def test_a_hub_is_asked_by_pull_alone(trees) -> None:
+    """What talks to the hub is imported by what pulls, and that by the command, when it runs."""
+    pulls = HUB.replace("hub.py", "pull.py")
+    command = HUB.replace("hub.py", "cli.py")
+    for asked, allowed in (("hub", {pulls}), ("pull", {command})):
+        name = f"propolis_workers.models.{asked}"
+        assert allowed == {file for file, tree in trees.items() if name in modules(tree)}
+    top = {
+        name
+        for node in trees[command].body
+        if "import" in type(node).__name__.lower()
+        for name in modules(node)
+    }
+    assert "propolis_workers.models.pull" not in top
 
 
 def test_the_page_names_what_is_refused() -> None:

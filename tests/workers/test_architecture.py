@@ -7,9 +7,8 @@ import pytest
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
-from propolis_workers.llm.architecture import ModelConfig
-from propolis_workers.llm.architecture import config_from_folder
-from propolis_workers.llm.architecture import config_from_gguf
+from propolis_workers.llm.config import ModelConfig
+from propolis_workers.llm.models import read_config
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
 
@@ -20,28 +19,28 @@ BIG = 10**400
 def from_folder(tiny, **config) -> ModelConfig:
     """The numbers of a folder with this config.json; None removes a key."""
     config = tiny.config | {"vocab_size": 266} | config
-    return config_from_folder(SimpleNamespace(config=config))
+    return read_config(SimpleNamespace(config=config))
 
 
 def from_gguf(tiny, tmp_path, **changes) -> ModelConfig:
     """The numbers of a GGUF file, whose ``llama.*`` keys are changed."""
     metadata = {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
     with GGUFFile.open(tiny.gguf(tmp_path / "m.gguf", metadata=metadata)) as file:
-        return config_from_gguf(file)
+        return read_config(file)
 
 
 def test_both_files_agree(tiny_gguf, tiny_folder):
     """Both kinds of files give the same numbers, all but how rope pairs."""
-    gguf = config_from_gguf(GGUFFile.open(tiny_gguf))
-    folder = config_from_folder(SafetensorsFolder.open(tiny_folder))
-    assert gguf.rope_interleaved
-    assert not folder.rope_interleaved
-    fields = set(ModelConfig.__slots__) - {"rope_interleaved", "norm_eps", "tied"}
+    gguf = read_config(GGUFFile.open(tiny_gguf))
+    folder = read_config(SafetensorsFolder.open(tiny_folder))
+    assert gguf.ropes[0].interleaved
+    assert not folder.ropes[0].interleaved
+    fields = set(ModelConfig.__slots__) - {"ropes", "norm_eps", "tied", "value_dim"}
     assert {f: getattr(gguf, f) for f in fields} == {f: getattr(folder, f) for f in fields}
     assert math.isclose(gguf.norm_eps, folder.norm_eps, rel_tol=1e-6)
     assert (266, 32, 64, 2) == (gguf.vocab_size, gguf.width, gguf.ffn_width, gguf.layers)
     assert (4, 2, 8, 8, 96) == (
-        *(gguf.heads, gguf.kv_heads, gguf.head_dim, gguf.rope_dim, gguf.context_length),
+        *(gguf.heads, gguf.kv_heads, gguf.head_dim, gguf.ropes[0].dim, gguf.context_length),
     )
 
 
@@ -79,29 +78,31 @@ def test_gguf_defaults(tiny, tmp_path):
     """What the specification makes optional has its defaults; key_length is the head's size."""
     left_out = dict.fromkeys(("attention__head_count_kv", "rope__freq_base"))
     config = from_gguf(tiny, tmp_path, **left_out, attention__key_length=16)
-    assert (4, 16, 16) == (config.kv_heads, config.head_dim, config.rope_dim)
-    assert config.rope_base == 10_000.0
+    assert (4, 16, 16) == (config.kv_heads, config.head_dim, config.ropes[0].dim)
+    assert config.ropes[0].base == 10_000.0
 
 
 def test_gguf_embedding(tiny, tmp_path):
     """A file without an embedding table is no language model."""
     path = tiny.gguf(tmp_path / "m.gguf", tensors={"token_embd.weight": None})
     with pytest.raises(ModelError, match=r"tensor token_embd.weight .* is missing"):
-        config_from_gguf(GGUFFile.open(path))
+        read_config(GGUFFile.open(path))
 
 
 def test_gguf_experts(tiny, tmp_path):
-    """A mixture of experts, which calls itself llama too, is refused as what it is."""
-    with pytest.raises(UnsupportedModelError, match="8 experts; supported"):
-        from_gguf(tiny, tmp_path, expert_count=8)
-    assert from_gguf(tiny, tmp_path, expert_count=0)
+    """A mixture of experts calls itself llama too; more used than there are make no sense."""
+    mixed = from_gguf(tiny, tmp_path, expert_count=8, expert_used_count=2)
+    assert ("mixtral", 8, 2) == (mixed.architecture, mixed.experts.count, mixed.experts.used)
+    with pytest.raises(ModelError, match="do not describe a transformer"):
+        from_gguf(tiny, tmp_path, expert_count=8, expert_used_count=9)
+    assert from_gguf(tiny, tmp_path, expert_count=0).experts is None
 
 
 def test_unknown_architecture(tiny, tmp_path):
     """An architecture without a worker is named, and those there are."""
     path = tiny.gguf(tmp_path / "m.gguf", architecture="gpt-x")
-    with pytest.raises(UnsupportedModelError, match=r"m.gguf: architecture 'gpt-x' .*: llama"):
-        config_from_gguf(GGUFFile.open(path))
+    with pytest.raises(UnsupportedModelError, match=r"'gpt-x' is not supported.* llama, "):
+        read_config(GGUFFile.open(path))
     with pytest.raises(UnsupportedModelError, match=r"config.json: architecture 'gpt-x'"):
         from_folder(tiny, model_type="gpt-x")
 
@@ -123,8 +124,8 @@ def test_folder_defaults(tiny):
     """Optional settings may be null, as old checkpoints write them."""
     names = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling")
     config = from_folder(tiny, **dict.fromkeys(names), quantization_config=None)
-    assert (4, 8, 10_000.0) == (config.kv_heads, config.head_dim, config.rope_base)
-    assert config.rope_scaling == {"rope_type": "default"}
+    assert (4, 8, 10_000.0) == (config.kv_heads, config.head_dim, config.ropes[0].base)
+    assert config.ropes[0].scaling == {"rope_type": "default"}
 
 
 @pytest.mark.parametrize(
@@ -148,10 +149,13 @@ def test_folder_types(tiny, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
-        ({"mlp_bias": True}, "attention_bias and mlp_bias are not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; supported: silu"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised by 'fp8'; supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq'; supported: plain"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'; supported"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}},
+            "quantised by 'fp8' in 'e5m2'; supported",
+        ),
         ({"quantization_config": 1}, "quantised by an unknown method; supported"),
     ],
 )
@@ -164,12 +168,11 @@ def test_folder_unsupported(tiny, changes, message):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({key: 0} for key in ("hidden_size", "num_hidden_layers", "vocab_size")),
+        *({key: 0} for key in ("hidden_size", "vocab_size")),
         *({key: -4} for key in ("num_attention_heads", "num_key_value_heads", "head_dim")),
         {"num_attention_heads": 0},
         {"num_key_value_heads": 3},
         {"head_dim": 7},
-        {"num_hidden_layers": 5000},
         {"hidden_size": BIG},
         {"max_position_embeddings": 1 << 40},
         {"rms_norm_eps": math.nan},
@@ -182,3 +185,10 @@ def test_nonsense(tiny, changes):
     """Numbers that describe no transformer are refused before anything is computed."""
     with pytest.raises(ModelError, match="do not describe a transformer"):
         from_folder(tiny, **changes)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 5000, BIG])
+def test_number_of_layers(tiny, layers):
+    """No list is made for each of more layers than any model has."""
+    with pytest.raises(ModelError, match=r"num_hidden_layers is .*, supported: 1 to 4096"):
+        from_folder(tiny, num_hidden_layers=layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from propolis import Tensor
 from propolis.errors import DeviceError
 from propolis.errors import ModelError
 from propolis.errors import PropolisError
@@ -288,6 +289,13 @@ class Damaged:
         found = zip(wanted, self._rows.best(wanted), strict=True)
         return [(token, np.nan if row in self._bad else logit) for row, (token, logit) in found]
 
+    def top(self, wanted, count):
+        """As of Rows."""
+        found = zip(wanted, self._rows.top(wanted, count), strict=True)
+        return [
+            (logits * np.nan if row in self._bad else logits, ids) for row, (logits, ids) in found
+        ]
+
     def all(self, wanted):
         """As of Rows."""
         found = np.array(self._rows.all(wanted))
@@ -295,7 +303,12 @@ class Damaged:
         return found
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.5, "seed": 1}], ids=["greedy", "drawn"])
+DRAWN = {"temperature": 0.5, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, DRAWN, DRAWN | {"top_k": 5}], ids=["greedy", "drawn", "of the likeliest"]
+)
 def test_an_answer_that_fails_fails_alone(llm, monkeypatch, how):
     """Logits without a token end that answer with the reason; the others are not touched."""
     engine = BatchEngine(llm, context=96)
@@ -326,6 +339,31 @@ def test_greedy_answers_copy_no_logits(llm, monkeypatch):
     monkeypatch.setattr(Rows, "all", lambda *_: pytest.fail("logits were copied"))
     got = answers(BatchEngine(llm, context=96), wanted)
     assert all(map(same, got, expected))
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_p": 0.7, "min_p": 0.1}])
+def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
+    """Where tokens are drawn from the likeliest, the host reads these, and draws as from all."""
+    from propolis_workers.llm.batch.rows import Rows
+
+    how = {"temperature": 0.9, "seed": 3, **more}
+    wanted = [request([n, 5, 6], 12, **how, top_k=10 * n) for n in range(1, 4)]
+    wanted.append(request([9, 9], 12))
+    expected = [alone(llm, one) for one in wanted]
+    monkeypatch.setattr(Rows, "all", lambda *_: pytest.fail("logits were copied"))
+    got = answers(BatchEngine(llm, context=96), wanted)
+    assert all(map(same, got, expected))
+
+
+def test_a_nan_is_found_among_unlikely_tokens():
+    """A NaN that is not among the likeliest is an error as it is where all are read."""
+    from propolis_workers.llm.batch.rows import Rows
+
+    logits = np.zeros((1, 2, 50), np.float32)
+    logits[0, 1, 40] = np.nan
+    fine, bad = Rows(Tensor.from_numpy(logits), 50).top([0, 1], 5)
+    assert not np.isnan(fine[0]).any()
+    assert np.isnan(bad[0]).all()
 
 
 def repeating(count: int) -> list[Request]:

@@ -225,7 +225,7 @@ HOSTILE = {
         "tensors 'x' and 'y' overlap",
     ),
     "overlap, exact": (gguf([], [tensor(b"x"), tensor(b"y")], bytes(64)), BAD, "'y' overlap"),
-    "split": (kv(U32, u32(3), b"split.count"), NO, "one of the 3 parts of a split model; merge"),
+    "split": (kv(U32, u32(3), b"split.count"), NO, "part 1 of 3 of a split model, under another"),
     "zip": (b"PK\3\4" + bytes(99), NO, "a Python pickle"),
     "pickle": (b"\x80\2}q\0." + bytes(99), NO, "runs whatever code its author"),
     "pickle, 2 bytes": (b"\x80\4", NO, "convert it to safetensors"),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from types import SimpleNamespace
 
 import gguf
 import pytest
 from structlog.testing import capture_logs
+from tiny_families import FAMILIES
+from tiny_families import Truth
+from tiny_families import write_gguf
 
 from propolis import Config
 from propolis import Runtime
+from propolis import default_runtime
 from propolis.cli import main
 from propolis.cpu import CpuMemory
 from propolis.errors import OutOfMemoryError
@@ -20,6 +25,7 @@ from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
+from propolis_workers.weights import GGUFFile
 
 
 @pytest.fixture
@@ -140,3 +146,19 @@ def test_usual_contexts(llm):
         llm.engine()
         Conversation(llm)
     assert [] == logs
+
+
+def test_experts_stay_as_they_are(tmp_path):
+    """Experts in a block format are counted as the file holds them, on a CPU too."""
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        FAMILIES["mixtral"],
+        Truth.read("mixtral"),
+        stored=gguf.GGMLQuantizationType.Q8_0,
+    )
+    with GGUFFile.open(path) as file:
+        experts = sum(i.nbytes for name, i in file.tensors.items() if "_exps" in name)
+        others = {name: i for name, i in file.tensors.items() if "_exps" not in name}
+        plain = SimpleNamespace(tensors=others)
+        names = ("token_embd.weight", "output.weight", default_runtime().cpu)
+        assert weight_bytes(file, *names) == weight_bytes(plain, *names) + experts

@@ -153,7 +153,7 @@ def test_rope(oracle, saved, rope):
     theirs = model.model.rotary_emb.inv_freq.numpy()  # of the sequence that they saw
     config = llm.config
     ours, amplitude = rope_frequencies(
-        config.rope_dim, config.rope_base, config.rope_scaling, len(IDS)
+        config.ropes[0].dim, config.ropes[0].base, config.ropes[0].scaling, len(IDS)
     )
     np.testing.assert_allclose(ours, theirs, rtol=2e-6)
     assert amplitude == pytest.approx(model.model.rotary_emb.attention_scaling)

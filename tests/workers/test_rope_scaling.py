@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,13 +13,15 @@ from propolis import default_runtime
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm import LLM
-from propolis_workers.llm.architecture import ModelConfig
-from propolis_workers.llm.architecture import config_from_folder
-from propolis_workers.llm.architecture import config_from_gguf
-from propolis_workers.llm.llama import RopeTables
+from propolis_workers.llm.models import read_config
+from propolis_workers.llm.network.rotation import RopeTables
 from propolis_workers.llm.rope import ROPE_TYPES
 from propolis_workers.llm.rope import rope_frequencies
 from propolis_workers.weights import GGUFFile
+
+
+if TYPE_CHECKING:
+    from propolis_workers.llm.config import ModelConfig
 
 
 PLAIN = [1, 0.1, 0.01, 0.001]  # of the tiny model: 8 elements, a base of 10,000
@@ -43,7 +46,7 @@ BIG = 10**400
 
 def from_folder(tiny, **config) -> ModelConfig:
     """The numbers of a folder with this config.json."""
-    return config_from_folder(SimpleNamespace(config=tiny.config | {"vocab_size": 266} | config))
+    return read_config(SimpleNamespace(config=tiny.config | {"vocab_size": 266} | config))
 
 
 def gguf_keys(changes: dict) -> dict:
@@ -55,12 +58,14 @@ def from_gguf(tiny, path, changes=None, tensors=None, **keys) -> ModelConfig:
     """The numbers of a GGUF file with these keys of the scaling, and other keys of llama."""
     metadata = gguf_keys(changes or {}) | {f"llama.{key}": value for key, value in keys.items()}
     with GGUFFile.open(tiny.gguf(path / "m.gguf", metadata=metadata, tensors=tensors)) as file:
-        return config_from_gguf(file)
+        return read_config(file)
 
 
 def computed(config: ModelConfig, length: int | None = None) -> tuple[np.ndarray, float]:
     """Frequencies and amplitude of a sequence of that length."""
-    return rope_frequencies(config.rope_dim, config.rope_base, config.rope_scaling, length)
+    return rope_frequencies(
+        config.ropes[0].dim, config.ropes[0].base, config.ropes[0].scaling, length
+    )
 
 
 def logits_of(path, length: int | None = None) -> np.ndarray:
@@ -94,34 +99,37 @@ def test_config(tiny, scaling, spelling):
     five = from_folder(tiny, rope_theta=None, rope_parameters=written | {"rope_theta": 5e5})
     assert four == five
     assert hash(four) == hash(five)
-    assert four.rope_base == 5e5
+    assert four.ropes[0].base == 5e5
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in scaling.items()}
-    assert four.rope_scaling == frozen | ({TRAINED: 96} if scaling is DYNAMIC else {})
+    assert four.ropes[0].scaling == frozen | ({TRAINED: 96} if scaling is DYNAMIC else {})
     with pytest.raises(TypeError):
-        four.rope_scaling["factor"] = 1.0
+        four.ropes[0].scaling["factor"] = 1.0
 
 
 def test_plain_config(tiny):
     """A file that scales nothing has the type default, whatever else it says."""
     five = {"rope_type": "default", "rope_theta": 7.0, "factor": 3.0}
     for config in ({}, {"rope_scaling": {}}, {"rope_scaling": None}, {"rope_parameters": five}):
-        assert from_folder(tiny, **config).rope_scaling == {"rope_type": "default"}
-    assert from_folder(tiny, rope_parameters=five).rope_base == 7.0
+        assert from_folder(tiny, **config).ropes[0].scaling == {"rope_type": "default"}
+    assert from_folder(tiny, rope_parameters=five).ropes[0].base == 7.0
     np.testing.assert_allclose(computed(from_folder(tiny))[0], PLAIN, rtol=1e-12)
 
 
 def test_what_config_leaves_out(tiny):
     """As in transformers: trained length and factor follow from the context, or the other."""
     yarn = {"rope_type": "yarn"}
-    assert from_folder(tiny, rope_scaling=yarn).rope_scaling == yarn | {TRAINED: 96, "factor": 1}
+    assert from_folder(tiny, rope_scaling=yarn).ropes[0].scaling == yarn | {
+        TRAINED: 96,
+        "factor": 1,
+    }
     given = from_folder(tiny, rope_scaling=yarn | {TRAINED: 24, "factor": None})
-    assert given.rope_scaling == yarn | {TRAINED: 24, "factor": 4}
+    assert given.ropes[0].scaling == yarn | {TRAINED: 24, "factor": 4}
     # As Phi-3 has it: beside rope_scaling, and heard first.
     phi = from_folder(tiny, rope_scaling={**LONGROPE, "factor": None}, **{TRAINED: 48})
-    assert (phi.rope_scaling["factor"], phi.rope_scaling[TRAINED]) == (2, 48)
+    assert (phi.ropes[0].scaling["factor"], phi.ropes[0].scaling[TRAINED]) == (2, 48)
     # Of dynamic, transformers asks for no trained length but the context.
     other = from_folder(tiny, rope_scaling={**DYNAMIC, TRAINED: 24}, **{TRAINED: 48})
-    assert other.rope_scaling[TRAINED] == 96
+    assert other.ropes[0].scaling[TRAINED] == 96
 
 
 def test_extended_context(tiny, tmp_path):
@@ -146,9 +154,9 @@ def test_extended_context(tiny, tmp_path):
         ({"rope_scaling": [1]}, ModelError, "rope_scaling is .*, not an object"),
         ({"rope_scaling": "linear"}, ModelError, "rope_scaling is .*, not an object"),
         (
-            {"rope_scaling": {"rope_type": "su"}},
+            {"rope_scaling": {"rope_type": "sg"}},
             UnsupportedModelError,
-            "config.json: rope scaling 'su'; supported: default, linear, dynamic, yarn, llama3, ",
+            "config.json: rope scaling 'sg'; supported: default, linear, dynamic, yarn, llama3, ",
         ),
         (
             {"rope_scaling": {"rope_type": [1]}},
@@ -256,14 +264,14 @@ def test_llama3_frequencies(tiny, dim, factors):
 )
 def test_linear_in_gguf(tiny, tmp_path, changes, scale):
     """Linear scaling is read as llama.cpp reads it."""
-    scaling = from_gguf(tiny, tmp_path, changes).rope_scaling
+    scaling = from_gguf(tiny, tmp_path, changes).ropes[0].scaling
     linear = {"rope_type": "linear", "factor": scale}
     assert scaling == (linear if scale != 1 else {"rope_type": "default"})
 
 
 def test_old_linear_in_gguf(tiny, tmp_path):
     """So is the older key of the factor."""
-    scaling = from_gguf(tiny, tmp_path, **{"rope.scale_linear": 2.0}).rope_scaling
+    scaling = from_gguf(tiny, tmp_path, **{"rope.scale_linear": 2.0}).ropes[0].scaling
     assert scaling == {"rope_type": "linear", "factor": 2.0}
 
 
@@ -282,13 +290,16 @@ def test_old_linear_in_gguf(tiny, tmp_path):
 def test_yarn_in_gguf(tiny, tmp_path, changes, words):
     """YaRN's keys are those that llama.cpp's converter writes for Hugging Face's."""
     given = {"type": "yarn", "factor": 4.0, "original_context_length": 24, **changes}
-    assert from_gguf(tiny, tmp_path, given).rope_scaling == YARN | words
+    assert from_gguf(tiny, tmp_path, given).ropes[0].scaling == YARN | words
     short = {key: value for key, value in given.items() if key != "original_context_length"}
-    assert from_gguf(tiny, tmp_path, short).rope_scaling == YARN | words | {TRAINED: 96}
+    assert from_gguf(tiny, tmp_path, short).ropes[0].scaling == YARN | words | {TRAINED: 96}
 
 
 def test_longrope_in_gguf(tiny, tmp_path):
     """The tensors are the lists; without attn_factor the amplitude is 1, as in llama.cpp."""
+    # Phi 3's converter writes no type.
+    silent = from_gguf(tiny, tmp_path, {"original_context_length": 24}, TENSORS)
+    np.testing.assert_allclose(computed(silent, 25)[0], PLAIN / LONG, rtol=1e-12)
     given = {"type": "longrope", "original_context_length": 24}
     # What divides the frequencies of other types is not looked for beside them.
     config = from_gguf(tiny, tmp_path, given, TENSORS | FREQS)
@@ -416,4 +427,4 @@ def test_sequences_that_begin_at_once(tiny):
     racing = Racing(config, cpu)
     for length, got in ((60, racing.reserve(60)), (10, racing.other)):
         alone = RopeTables(config, cpu).reserve(length)
-        np.testing.assert_array_equal(got.cos.numpy()[:length], alone.cos.numpy()[:length])
+        np.testing.assert_array_equal(got[0].cos.numpy()[:length], alone[0].cos.numpy()[:length])

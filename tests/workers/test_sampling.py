@@ -114,6 +114,44 @@ def test_large_vocabulary(top_p):
         assert abs(len(truth(logits, [], params)) - order.size) <= 1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_among_the_likeliest(seed):
+    """From the likeliest that another found, or from all: the same tokens, with ties and inf."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, 400).astype(np.float32).round(seed % 3)
+    if seed % 5 == 0:
+        logits[rng.integers(0, 400, 3)] = np.inf
+    top_k = int(rng.integers(1, 60))
+    params = SamplingParams(
+        temperature=float(rng.uniform(0.1, 2)),
+        top_k=top_k,
+        top_p=float(rng.choice([1.0, 0.9, 0.4])),
+        min_p=float(rng.choice([0.0, 0.05, 0.3])),
+        seed=seed,
+    )
+    one, other = Sampler(params), Sampler(params)
+    assert one.among == top_k
+    ids = np.argsort(-logits, kind="stable")[: top_k + seed % 7]
+    for _ in range(20):
+        assert one.sample(logits, ()) == other.sample_among(logits[ids], ids)
+
+
+@pytest.mark.parametrize(
+    ("params", "among"),
+    [
+        ({}, 1),
+        ({"temperature": 1.0}, 0),
+        ({"temperature": 1.0, "top_k": 7}, 7),
+        ({"temperature": 1.0, "top_k": 7, "repetition_penalty": 1.1}, 0),
+        ({"temperature": 1.0, "top_k": 7, "presence_penalty": 1.0}, 0),
+        ({"logit_bias": {1: 2.0}}, 0),
+    ],
+)
+def test_among(params, among):
+    """What moves other tokens among the likeliest needs all logits."""
+    assert Sampler(SamplingParams(**params)).among == among
+
+
 def test_greedy():
     """Temperature 0 takes the highest logit, the lowest index of equals, and no more."""
     logits = np.array([0, 2, -1, 2], np.float32)

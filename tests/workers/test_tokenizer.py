@@ -17,8 +17,9 @@ from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
-from propolis_workers.llm._vocab import CHAR_TO_BYTE
 from propolis_workers.llm.tokenizer import Tokenizer
+from propolis_workers.llm.vocab.parts import CHAR_TO_BYTE
+from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
 
 
 DATA = Path(__file__).parents[1] / "data/smollm2/tokenize_llamacpp.json"
@@ -88,7 +89,7 @@ def test_model_properties():
     assert time.process_time() - start < 1  # 0.1 s on an idle machine
     assert tokenizer.vocab_size == 49152
     assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
-    assert tokenizer.eos_ids == {0, 2}
+    assert tokenizer.eos_ids == {0, 2, 4}
     assert tokenizer.special_ids == frozenset(range(17))
     assert "<|im_start|>" in tokenizer.chat_template
     assert tokenizer.decode([1, 19556, 2], skip_special=True) == "Hello"
@@ -143,11 +144,37 @@ def pieces(text: str, pre: str, **options) -> list[str]:
         ("gpt-2", "abc abc", ["abc", " ", "abc"]),
         ("gpt-2", "\n\nab", ["\n", "\n", "ab"]),
         ("llama-bpe", "\n\nab", ["\n\n", "ab"]),
+        ("falcon", "a`b1212", ["a", "`", "b", "12", "1", "2"]),
+        ("command-r", "12 abc", ["1", "2", " ", "abc"]),
+        ("deepseek-coder", "\n\nab12", ["\n", "\n", "ab", "1", "2"]),
+        ("deepseek-llm", "ab!!12", ["ab", "!!", "12"]),
+        ("deepseek-v3", "!ab!!", ["!", "ab", "!!"]),
+        ("qwen35", "12\n\nab", ["1", "2", "\n\n", "ab"]),
+        ("tekken", "aBab12'S", ["a", "B", "ab", "1", "2", "'S"]),
+        ("gpt-4o", "ab'S12", ["ab", "'S", "12"]),
+        ("bloom", "ab!! ab", ["ab", "!!", " ab"]),
+        ("viking", "ab12", ["ab", "1", "2"]),
+        ("laguna", "ab\n\nab", ["ab", "\n\n", "ab"]),
+        ("chameleon", "ab!!", ["ab", "!", "!"]),
+        ("jais-2", "ab\n\n", ["ab", "\n\n"]),
     ],
 )
 def test_pre_tokenizers(pre, text, expected):
     """Each pre-tokenizer splits where its expressions say, so that merges stop there."""
     assert expected == pieces(text, pre)
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_all_pre_tokenizers_lose_nothing(pre):
+    """Whatever the expressions, text comes back, of any length without white space too."""
+    tokenizer = Tokenizer.from_gguf(small(pre=pre))
+    for text in (
+        "",
+        "Don't 'S \u00c0B'll\u00a0\u2003x\r\n\n  \t\uff11\uff123 4567 e\u0301\u093f\u017fK",
+        "\u2014\u2026中文かな한글\u3002\u3001🙂\U0001f468\u200d\U0001f469\u0085\u1680\U00010400",
+        "aB" * 5_000 + "A" * 5_000 + "1" * 5_000 + " " * 5_000 + "!",
+    ):
+        assert text == tokenizer.decode(tokenizer.encode(text))
 
 
 def test_specials_are_cut_longest_first():
@@ -176,9 +203,9 @@ def test_added_tokens():
     ("changes", "error", "match"),
     [
         ({"model": None}, ModelError, "no tokenizer"),
-        ({"model": "llama"}, UnsupportedModelError, "'llama' is not supported; supported: 'gpt2'"),
+        ({"model": "bert"}, UnsupportedModelError, "'bert' is not supported; .*'gpt2'"),
         ({"model": 5}, FileFormatError, "type int, not str"),
-        ({"pre": "tekken"}, UnsupportedModelError, "'tekken' is not supported; .*smollm"),
+        ({"pre": "kimi-k2"}, UnsupportedModelError, "'kimi-k2' is not supported; .*smollm"),
         ({"tokens": None}, ModelError, "tokens is missing"),
         ({"tokens": []}, FileFormatError, "tokens is empty"),
         ({"tokens": ["a", 1]}, FileFormatError, "not a list of strings"),

@@ -64,6 +64,16 @@ def state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "propolis"
 
 
+def data_home() -> Path:
+    """
+    The folder of what was got for a user to keep: ``propolis`` in the user's folder of data.
+
+    Raises:
+        ConfigError: this user has no home folder.
+    """
+    return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local" / "share") / "propolis"
+
+
 def _home() -> Path:
     try:
         return Path.home()
@@ -163,10 +173,17 @@ class Config(BaseSettings):
         "is wrong.",
     )
     model: str | None = Field(
-        None, description="The model that `propolis llm` runs: a GGUF file or a safetensors folder."
+        None,
+        description="The model that `propolis llm` runs: a GGUF file, a safetensors folder, or the "
+        "name of a pulled model.",
     )
     sd_model: str | None = Field(
         None, description="The model that `propolis sd` runs: a folder in the layout of diffusers."
+    )
+    models_dir: Annotated[Path, pydantic.AfterValidator(Path.expanduser)] | None = Field(
+        None,
+        description="Folder of pulled models. None: `propolis/models` in the user's folder of "
+        "data (`$XDG_DATA_HOME`, or `~/.local/share`).",
     )
     chat_history: int = Field(
         1000,

@@ -49,7 +49,7 @@ def ask(program, pool):
 
 def test_a_taken_port(tiny_gguf, monkeypatch):
     """It is said in one line before a model is looked for."""
-    monkeypatch.setattr("propolis_workers.llm.models.find_model", pytest.fail)
+    monkeypatch.setattr("propolis_workers.llm.default_model.find_model", pytest.fail)
     with closing(listen("127.0.0.1", 0)[0]) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(cli, ["serve", "-m", str(tiny_gguf), "--port", str(port)])

@@ -10,7 +10,7 @@ import pytest
 from tool_templates import TEMPLATES
 
 from propolis import Config
-from propolis_workers.llm.models import find_model
+from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.serve.openai_replies import ChatCompletion
 from propolis_workers.serve.openai_replies import ChatCompletionChunk

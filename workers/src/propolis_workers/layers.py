@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from propolis import DType
     from propolis import Tensor
-    from propolis_workers.weights import WeightSource
+    from propolis_workers.weights import Weights
 
 
 class Linear:
@@ -45,9 +45,7 @@ class Embedding:
         return ops.embedding(ids, self.table, self.dtype)
 
 
-def read_weight(
-    source: WeightSource, name: str, shape: tuple[int, ...]
-) -> tuple[np.ndarray, DType]:
+def read_weight(source: Weights, name: str, shape: tuple[int, ...]) -> tuple[np.ndarray, DType]:
     """
     The bytes of a tensor, which must have that shape, and its dtype.
 

@@ -61,6 +61,13 @@ class FileSettings:
             msg = f"{self.source}: {key} is {str(self.values[key])[:60]!r}, outside all floats"
             raise ModelError(msg) from None
 
+    def reciprocal(self, key: str) -> float:
+        """One over a number, which is 1 where it is missing."""
+        value = self.number(key, 1.0)
+        if value == 0:
+            raise self.wrong(key, "which nothing is divided by")
+        return 1 / value
+
     def wrong(self, key: str, wanted: str) -> ModelError:
         """The error for a value that does not fit."""
         msg = f"{self.source}: {key} is {str(self.values.get(key))[:60]!r}, {wanted}"

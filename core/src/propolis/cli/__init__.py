@@ -5,7 +5,8 @@ Exit codes:
 
 - 0: done.
 - 1: done, and what was checked is not in order (``cache verify``, ``conformance``,
-  ``doctor``, ``drift``, ``lock --check``, ``op-matrix --check``, ``replay``).
+  ``doctor``, ``drift``, ``lock --check``, ``op-matrix --check``, ``replay``); or the network, the
+  hub or the disk refused (``models pull``).
 - 2: what was given cannot be used: an option, a setting, a file, a model.
 - 3: a plugin, a device or the dispatch refused.
 - 70: a bug in Propolis; ``--debug`` shows where.

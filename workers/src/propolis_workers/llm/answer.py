@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.grammar import Constraint
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.tokenizer import Tokenizer
@@ -139,7 +139,12 @@ class Answer:
     @property
     def greedy(self) -> bool:
         """Whether the next token is the likeliest, whatever the others are."""
-        return self._constraint is None and self._sampler.greedy
+        return self.among == 1 and self._sampler.greedy
+
+    @property
+    def among(self) -> int:
+        """How many of the likeliest tokens are enough to draw from; 0 where it may be any."""
+        return 0 if self._constraint is not None else self._sampler.among
 
     @property
     def left(self) -> int:
@@ -166,6 +171,20 @@ class Answer:
             logits = self._constraint.allowed(logits)
         with self._blaming():
             return self._sampler.sample(logits, self.tokens)
+
+    def draw_among(self, logits: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
+        """
+        The next token, where somebody else found the likeliest.
+
+        Args:
+            logits: of at least :attr:`among` tokens, likeliest first.
+            ids: of the same tokens.
+
+        Raises:
+            ModelError: as for :meth:`draw`.
+        """
+        with self._blaming():
+            return self._sampler.sample_among(logits, ids)
 
     def take(self, token: int, logit: float) -> int:
         """

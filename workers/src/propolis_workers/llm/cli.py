@@ -40,7 +40,9 @@ def llm() -> None:
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder."),
+        click.option(
+            "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
+        ),
         click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0."),
         click.option(
             "--fallback",
@@ -50,6 +52,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores."),
         click.option("--metrics", is_flag=True, default=None, help="End with what each op cost."),
         click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens in all."),
+        click.option(
+            "--kv-type",
+            type=click.Choice(["f32", "f16", "bf16"]),
+            default="f32",
+            show_default=True,
+            help="What keys and values are kept in.",
+        ),
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
         click.option("-t", "--temperature", type=float, default=0.0, show_default=True),
         click.option("--top-k", type=int, default=0, show_default=True),
@@ -168,12 +177,13 @@ def load(
 
     names = ("model", "device", "fallback", "threads", "metrics", "chat_history")
     own = {name: options.pop(name, None) for name in names}
+    kept = options.pop("kv_type", "f32")
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
     if placement:
         sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
-        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens)
+        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens, kv_type=kept)
     if not quiet:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis_conformance.drift import Drift
-    from propolis_workers.llm.llama import Llama
+    from propolis_workers.llm.network.decoder import Decoder
     from propolis_workers.llm.session import LLM
 
 
@@ -52,7 +52,7 @@ def run(llm: LLM, ids: Sequence[int], drift: Drift, *, tokens: int) -> list[int]
 
 
 @contextmanager
-def labelled(model: Llama, drift: Drift) -> Iterator[None]:
+def labelled(model: Decoder, drift: Drift) -> Iterator[None]:
     """
     Let the model say where it is, inside the ``with`` block.
 

@@ -26,7 +26,9 @@ _COLUMNS = ("max abs", "max rel", "NMSE", "of limit")
 
 @click.command()
 @click.argument("prompt", default=PROMPT)
-@click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder.")
+@click.option(
+    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
+)
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
 @click.option(
@@ -96,7 +98,7 @@ def drift(
                 "model": model.path.name,
                 "device": watch.device.id,
                 "prompt_tokens": len(ids),
-                "text": model.tokenizer.decode(drawn),
+                "text": model.tokenizer.decode(drawn, continues=True),
                 "seconds": seconds,
                 "sample": sample,
                 "seed": seed,

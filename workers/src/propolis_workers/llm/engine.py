@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.dispatch.capture import Graph
-    from propolis_workers.llm.llama import Llama
+    from propolis_workers.llm.network.decoder import Decoder
 
 SHORTER = "give a smaller --context, or ask for fewer tokens"
 
@@ -39,7 +39,7 @@ class Engine:
         rope: what turns its queries and keys.
     """
 
-    def __init__(self, model: Llama, capacity: int | None = None) -> None:
+    def __init__(self, model: Decoder, capacity: int | None = None) -> None:
         """
         Begin an empty sequence.
 
@@ -68,6 +68,11 @@ class Engine:
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
         self._step: tuple[Graph, Tensor] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values at full length."""
+        return self._cache.nbytes
 
     def prefill(self, ids: Sequence[int]) -> np.ndarray:
         """

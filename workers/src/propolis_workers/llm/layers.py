@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable  # noqa: TC003  (fields of a NamedTuple)
 from typing import TYPE_CHECKING
+from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,20 +14,21 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import DispatchTable
+from propolis.errors import ModelError
 from propolis_workers.layers import Embedding
 from propolis_workers.layers import Linear
 from propolis_workers.layers import read_weight
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Iterable
     from collections.abc import Mapping
     from collections.abc import Sequence
 
     from propolis import Device
     from propolis import DType
-    from propolis_workers.weights import WeightSource
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.weights import Weights
 
 
 class MergedLinear:
@@ -69,6 +74,78 @@ class RMSNorm:
         return ops.rms_norm(x, self.weight, self.eps)
 
 
+class LayerNorm:
+    """Normalisation to mean 0 and variance 1."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., width) -> the same."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class HeadNorms:
+    """Layer normalisation of each head, whose weights are its own."""
+
+    def __init__(self, weight: Tensor, config: ModelConfig) -> None:
+        """
+        Hold the weights.
+
+        Args:
+            weight: (heads, head_dim), f32.
+            config: the model's numbers.
+        """
+        ones = np.ones(weight.shape[-1], np.float32)
+        self.plain = LayerNorm(Tensor.from_numpy(ones, weight.device), None, config.norm_eps)
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., heads, head_dim) -> the same."""
+        return ops.mul(self.plain(x), self.weight.broadcast_to(*x.shape))
+
+
+Norm = RMSNorm | LayerNorm | HeadNorms
+
+
+class ExpertsLinear:
+    """``x @ weight[expert].T + bias[expert]``, of the experts of each token."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """(tokens, k or 1, in), (tokens, k) i64 -> (tokens, k, out)."""
+        product = ops.moe_qmatmul if self.weight.dtype.is_block else ops.moe_linear
+        y = product(x, self.weight, chosen)
+        return y if self.bias is None else ops.add(y, ops.embedding(chosen, self.bias))
+
+
+class Activation(NamedTuple):
+    """A function between the products of a feed-forward network."""
+
+    plain: Callable[[Tensor], Tensor]
+    gated: Callable[[Tensor, Tensor], Tensor]  # of the first, times the second
+
+
+def clamped_swish_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gpt-oss's: a steeper swish of a clamped gate, times one more than what is clamped too."""
+    gate = ops.clamp(gate, -math.inf, 7.0)
+    swish = ops.mul(gate, ops.sigmoid(ops.affine(gate, 1.702, 0.0)))
+    return ops.mul(swish, ops.affine(ops.clamp(up, -7.0, 7.0), 1.0, 1.0))
+
+
+ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "silu": Activation(ops.silu, ops.silu_mul),
+    "gelu_tanh": Activation(ops.gelu, ops.gelu_mul),
+    "gelu_erf": Activation(ops.gelu_erf, ops.gelu_erf_mul),
+    "clamped_swish": Activation(ops.silu, clamped_swish_mul),
+}
+
+
 class Layers:
     """
     Makes layers from the weights of a file, on a device.
@@ -82,7 +159,7 @@ class Layers:
 
     def __init__(
         self,
-        source: WeightSource,
+        source: Weights,
         names: Mapping[str, str],
         device: Device,
         progress: Callable[[int], None] | None = None,
@@ -106,14 +183,28 @@ class Layers:
         """A linear layer; where the file has none of that name, the one it is ``tied`` to."""
         if tied and self._name(name) + ".weight" not in self._source.tensors:
             name = tied
-        weight = self._tensor(name, (width_out, width_in))
+        flat = width_out == 1 and self.has(name) and len(self.shape(name)) == 1
+        weight = self._tensor(name, (width_in,) if flat else (width_out, width_in))
+        weight = weight.unsqueeze(0) if flat else weight
         bias = None
         if self._has_bias(name):
             bias = _as_f32(self._tensor(name, (width_out,), ".bias"))
         return Linear(self._prepared(weight), bias)
 
-    def merged_linear(self, names: Mapping[str, int], width_in: int) -> MergedLinear:
-        """Linear layers of one input: name -> elements of its output."""
+    def merged_linear(
+        self, names: Mapping[str, int], width_in: int, *, merged: str = ""
+    ) -> MergedLinear:
+        """
+        Linear layers of one input.
+
+        Args:
+            names: name -> elements of its output.
+            width_in: elements of the input.
+            merged: the name of all of them as one, which a file may have instead.
+        """
+        if self.has(merged) or not all(map(self.knows, names)):
+            whole = self.linear(merged, width_in, sum(names.values()))
+            return MergedLinear([whole], list(names.values()))
         same = len({self._source.tensors[n].dtype for n in self._present(names)}) == 1
         if not same or any(map(self._has_bias, names)):
             layers = [self.linear(name, width_in, width) for name, width in names.items()]
@@ -129,9 +220,66 @@ class Layers:
         """An embedding table, in the file's dtype."""
         return Embedding(self._tensor(name, (rows, width)))
 
-    def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
-        """A norm."""
-        return RMSNorm(_as_f32(self._tensor(name, (width,))), eps)
+    def norm(self, name: str, width: int, config: ModelConfig, heads: int = 0) -> Norm:
+        """
+        A norm, of the kind that the model has.
+
+        Args:
+            name: of its weight.
+            width: elements that are normalised together.
+            config: the model's numbers.
+            heads: how many of them there are, which differ in their weights; 0 for one.
+        """
+        if heads:
+            return HeadNorms(_as_f32(self._stacked(name, heads, (width,))), config)
+        weight = self.vector(name, width)
+        if config.norm_offset:
+            weight = ops.affine(weight, 1.0, config.norm_offset)
+        if config.norm == "rms":
+            return RMSNorm(weight, config.norm_eps)
+        return LayerNorm(weight, self.bias(name, width), config.norm_eps)
+
+    def vector(self, name: str, width: int, suffix: str = ".weight") -> Tensor:
+        """Numbers as f32."""
+        return _as_f32(self._tensor(name, (width,), suffix))
+
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers that are arranged anew on the host, f32."""
+        return _as_f32(self._tensor(name, shape)).numpy()
+
+    def taps(self, name: str, width: int, count: int) -> Tensor:
+        """(width, taps) of a convolution of each channel by itself, f32."""
+        shape = self.shape(name) if self.has(name) else (width, count)
+        middle = (1,) * (len(shape) == 3)  # checkpoints have the channels of a group, which are 1
+        return _as_f32(self._tensor(name, (width, *middle, count))).reshape(width, count)
+
+    def bias(self, name: str, width: int) -> Tensor | None:
+        """What a layer adds, as f32; None where the file has nothing of that name."""
+        return self.vector(name, width, ".bias") if self._has_bias(name) else None
+
+    def experts(self, name: str, count: int, width_out: int, width_in: int) -> ExpertsLinear:
+        """The linear layers of all experts, which a file has as one tensor or each by itself."""
+        weight = self._stacked(name, count, (width_out, width_in))
+        bias = None
+        if self.has(name, ".bias"):
+            bias = _as_f32(self._tensor(name, (count, width_out), ".bias"))
+        return ExpertsLinear(weight if weight.dtype.is_block else _as_f32(weight), bias)
+
+    def knows(self, name: str) -> bool:
+        """Whether models of the architecture have such a weight."""
+        return self._pattern(name) in self._names
+
+    def has(self, name: str, suffix: str = ".weight") -> bool:
+        """Whether the file has one."""
+        return self.knows(name) and self._first(name, suffix) in self._source.tensors
+
+    def several(self, name: str) -> bool:
+        """Whether the file has the parts of one each by itself."""
+        return "{}" in self._name(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one that the file has; of each, where it has several."""
+        return self._source.tensors[self._first(name)].shape
 
     def _prepared(self, weight: Tensor) -> Tensor:
         if not weight.dtype.is_block:
@@ -149,20 +297,42 @@ class Layers:
 
     def _name(self, name: str) -> str:
         """The file's name of a weight, without its suffix."""
+        theirs = self._names[self._pattern(name)]
+        layer = name.split(".")[1] if name.startswith("layers.") else ""
+        return theirs.replace("{}", layer, 1)
+
+    def _first(self, name: str, suffix: str = ".weight") -> str:
+        """The file's name of a weight, or of the first of several."""
+        return self._name(name).replace("{}", "0") + suffix
+
+    @staticmethod
+    def _pattern(name: str) -> str:
+        """Our name of a weight, for all layers."""
         parts = name.split(".")
-        layer = parts[1] if parts[0] == "layers" else ""
-        template = ".".join(("layers", "{}", *parts[2:])) if layer else name
-        return self._names[template].format(layer)
+        return ".".join(("layers", "{}", *parts[2:])) if parts[0] == "layers" else name
+
+    def _stacked(self, name: str, count: int, shape: tuple[int, ...]) -> Tensor:
+        """Tensors of one shape, which a file has as one or each by itself."""
+        if not self.several(name):
+            return self._tensor(name, (count, *shape))
+        parts = [self._raw(name, shape, number=number) for number in range(count)]
+        dtype = parts[0][1]
+        if any(other is not dtype for _, other in parts):
+            found = ", ".join(sorted({str(other) for _, other in parts}))
+            msg = f"tensors {self._name(name)} are of several dtypes: {found}; supported: one"
+            raise ModelError(msg)
+        raw = np.concatenate([part for part, _ in parts])
+        return Tensor.from_blocks(raw, dtype, (count, *shape), self.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], suffix: str = ".weight") -> Tensor:
         raw, dtype = self._raw(name, shape, suffix)
         return Tensor.from_blocks(raw, dtype, shape, self.device)
 
     def _raw(
-        self, name: str, shape: tuple[int, ...], suffix: str = ".weight"
+        self, name: str, shape: tuple[int, ...], suffix: str = ".weight", number: int = 0
     ) -> tuple[np.ndarray, DType]:
         """The bytes of a tensor, which must have that shape, and its dtype."""
-        name = self._name(name) + suffix
+        name = self._name(name).replace("{}", str(number)) + suffix
         raw, dtype = read_weight(self._source, name, shape)
         self._progress(raw.nbytes)
         return raw, dtype

@@ -14,7 +14,7 @@ from propolis.dispatch import DispatchTable
 if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
-    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.config import ModelConfig
     from propolis_workers.weights import WeightSource
 
 # Tokens of a prompt at a time: matrices large enough for BLAS, activations small
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 512
 
 _F32: Final = 4
+_EXPERTS: Final = 3  # dimensions of the tensor that holds all
 # Queries whose scores an implementation on the CPU holds at once, in each thread.
 _SCORED: Final = 128
 
@@ -48,6 +49,9 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
         if not info.dtype.is_block:
             total += numel * _F32
             continue
+        if len(info.shape) == _EXPERTS:  # experts stay in their format: few are read at a time
+            total += info.nbytes
+            continue
         if info.dtype not in each:
             key = ops.qmatmul.key(dtypes.f32, info.dtype)
             weights = DispatchTable.of(device).weights
@@ -61,14 +65,14 @@ def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
     Bytes that a sequence takes beside the weights.
 
     Keys and values of all its tokens, the tables of rotations, and what a chunk of the prompt
-    needs in between; all in f32.
+    needs in between, in f32.
 
     Args:
         config: the model's numbers.
         capacity: tokens that the sequence may have.
         threads: that compute attention at once.
     """
-    return _F32 * (_cached(config, capacity) + _passing(config, capacity, CHUNK, 1, threads))
+    return _cached(config, capacity) + _F32 * _passing(config, capacity, CHUNK, 1, threads)
 
 
 def batch_bytes(
@@ -85,20 +89,22 @@ def batch_bytes(
         threads: that compute attention at once.
     """
     rows = CHUNK + 2 * sequences  # each size of a ladder has what passes to itself
-    return _F32 * (_cached(config, tokens) + _passing(config, context, rows, sequences, threads))
+    return _cached(config, tokens) + _F32 * _passing(config, context, rows, sequences, threads)
 
 
 def _cached(config: ModelConfig, tokens: int) -> int:
-    """Numbers of all keys and values."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * tokens
+    """Bytes of all keys and values."""
+    each = (heads * dim for layer in range(config.layers) for heads, dim in config.kept(layer))
+    return config.kv_dtype.nbytes(sum(each) * tokens)
 
 
 def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads: int) -> int:
     """Numbers of the rotations' tables, and of what a step needs in between."""
     kv_width = config.kv_heads * config.head_dim
-    rope = config.rope_dim * min(2 * capacity, config.context_length)
+    turned = sum(rope.dim for rope in config.ropes)
+    rope = turned * min(2 * capacity, config.context_length)
     heads = config.heads * config.head_dim
-    widest = max(3 * config.ffn_width, 2 * (heads + 2 * kv_width) + 2 * heads)
+    widest = max(3 * config.inner_width, 2 * (heads + 2 * kv_width) + 2 * heads)
     rows = min(rows, capacity) if wanted == 1 else rows
     scores = threads * min(_SCORED, rows) * (config.heads // config.kv_heads) * capacity
     return rope + rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size + scores

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
-from propolis_workers.llm.architecture import config_from_folder
-from propolis_workers.llm.architecture import config_from_gguf
 from propolis_workers.llm.chat_template import ChatTemplate
+from propolis_workers.llm.models import read_config
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.families import FAMILIES
 from propolis_workers.llm.tools.families import family_of
@@ -23,10 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.tools.families import Family
 
 Message = Mapping[str, object]
+
+# Arguments of their own say these.
+_OWN = {"messages", "tools", "add_generation_prompt"}
 
 
 def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, Tokenizer]:
@@ -39,13 +41,40 @@ def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, T
     Raises:
         ModelError: the model cannot be used; the message says why and what to do.
     """
+    source = open_weights(path)
+    return source, read_config(source), open_tokenizer(path, source)
+
+
+def open_weights(path: Path) -> GGUFFile | SafetensorsFolder:
+    """
+    A model's weights, which are not read yet.
+
+    Args:
+        path: a GGUF file or a safetensors folder.
+
+    Raises:
+        ModelError: it is neither, or is damaged.
+    """
     in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
     if path.suffix == ".gguf" or (path.is_file() and not in_folder):
-        file = GGUFFile.open(path)
-        return file, config_from_gguf(file), Tokenizer.from_gguf(file.metadata)
-    folder = SafetensorsFolder.open(path)
-    where = path if path.is_dir() else path.parent
-    return folder, config_from_folder(folder), Tokenizer.from_folder(where)
+        return GGUFFile.open(path)
+    return SafetensorsFolder.open(path)
+
+
+def open_tokenizer(path: Path, source: GGUFFile | SafetensorsFolder) -> Tokenizer:
+    """
+    A model's vocabulary.
+
+    Args:
+        path: of the model.
+        source: its weights, as :func:`open_weights` opened them.
+
+    Raises:
+        ModelError: it is missing, damaged, or of a kind that is not supported.
+    """
+    if isinstance(source, GGUFFile):
+        return Tokenizer.from_gguf(source.metadata)
+    return Tokenizer.from_folder(path if path.is_dir() else path.parent)
 
 
 class Prompts:
@@ -99,7 +128,11 @@ class Prompts:
         return family
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """
         The prompt for a conversation, by the model's own chat template.
@@ -107,19 +140,27 @@ class Prompts:
         Args:
             messages: each with its role and its content.
             tools: what the model may call, as OpenAI's API describes it.
+            variables: of the template, beside these: ``documents``, ``enable_thinking`` and what
+                else it reads; what it does not read changes nothing.
 
         Raises:
             ModelError: the model has no template, or it fails on these messages.
-            UsageError: the messages are not of the types or roles that it takes.
+            UsageError: the messages are not of the types or roles that it takes, or a variable is
+                one that the model decides, or no JSON value.
         """
+        given = dict(variables or {})
+        for name in _OWN & given.keys():
+            msg = f"the chat template's {name} is not given as a variable; supported: others"
+            raise UsageError(msg)
         template = self._template(tools=tools is not None)
-        return template.render(messages, add_generation_prompt=True, tools=tools)
+        return template.render(messages, add_generation_prompt=True, **given, tools=tools)
 
     def chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
         begun: str = "",
         most: int | None = None,
     ) -> list[int]:
@@ -129,10 +170,11 @@ class Prompts:
         Args:
             messages: as for :meth:`render`, whose errors it raises too.
             tools: likewise.
+            variables: likewise.
             begun: what the answer begins with.
             most: as for :meth:`text`.
         """
-        text = self.render(messages, tools=tools) + begun
+        text = self.render(messages, tools=tools, variables=variables) + begun
         self._expect_short(text, most)
         return self.tokenizer.encode(text)
 
@@ -184,4 +226,4 @@ class Prompts:
         return self._templates[source]
 
 
-__all__ = ["Message", "Prompts", "open_model"]
+__all__ = ["Message", "Prompts", "open_model", "open_tokenizer", "open_weights"]

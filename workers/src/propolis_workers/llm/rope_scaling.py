@@ -34,25 +34,33 @@ _TRAINED: Final = "original_max_position_embeddings"
 _IN_GGUF: Final = ("none", "linear", "yarn", "longrope")
 
 
-def rope_from_config(read: FileSettings, context: int) -> tuple[float, Mapping[str, Any]]:
+def rope_from_config(
+    read: FileSettings, context: int, layers: str = ""
+) -> tuple[float, Mapping[str, Any]]:
     """
     Base and scaling, from a ``config.json`` as transformers 4 or 5 wrote it.
 
     Args:
         read: the whole file.
         context: its ``max_position_embeddings``.
+        layers: the kind of layers whose parameters are wanted, where each kind has its own.
 
     Raises:
         UnsupportedModelError: no formula here is for its type.
         ModelError: a value is of another type.
     """
     given = read.values.get("rope_scaling") or read.values.get("rope_parameters") or {}
+    if isinstance(given, dict):
+        given = given.get(layers, given)
     if not isinstance(given, dict):
         msg = f"{read.source}: rope_scaling is {str(given)[:60]!r}, not an object"
         raise ModelError(msg)
     inner = FileSettings(f"{read.source} rope_scaling", given, "language model")
     base = inner.number("rope_theta", read.number("rope_theta", 10_000.0))
     kind = given.get("rope_type") or given.get("type") or "default"
+    # First configs of Phi 3 named longrope so; its factors tell it from YaRN.
+    if kind == "su" or (kind == "yarn" and given.get("short_factor") is not None):
+        kind = "longrope"
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         msg = f"{read.source}: rope scaling {kind!r:.60}; supported: {', '.join(ROPE_TYPES)}"
         raise UnsupportedModelError(msg)
@@ -86,6 +94,9 @@ def rope_from_gguf(read: FileSettings, file: GGUFFile, pairs: int) -> Mapping[st
     key = f"{arch}.rope.scaling."
     # As llama.cpp: a factor without a type is linear; older files have another key for it.
     kind = read.values.get(f"{key}type", "linear")
+    # Phi 3's converter writes longrope's tensors alone, and llama.cpp reads them whatever the type.
+    if all(f"rope_factors_{which}.weight" in file.tensors for which in ("short", "long")):
+        kind = "longrope"
     if kind not in _IN_GGUF:
         msg = f"{read.source}: rope scaling {kind!r:.60}; supported: {', '.join(_IN_GGUF)}"
         raise UnsupportedModelError(msg)
@@ -175,9 +186,12 @@ def extended(context: int, scaling: Mapping[str, Any]) -> int:
     Files of dynamic and YaRN models may give the trained length alone as the context, which
     these are there to exceed by their factor.
     """
-    if scaling["rope_type"] not in ("dynamic", "yarn"):
+    if scaling["rope_type"] not in ("dynamic", "yarn") or context <= 0:
         return context
-    return max(context, int(min(scaling["factor"] * scaling[_TRAINED], LONGEST)))
+    try:
+        return max(context, int(min(scaling["factor"] * scaling[_TRAINED], LONGEST)))
+    except (OverflowError, TypeError, ValueError):
+        return context  # the scaling is refused for what it is
 
 
 def _amplitude(read: FileSettings) -> float:

@@ -116,6 +116,16 @@ class Sampler:
         changed = penalised or self._counts or bool(params.logit_bias)
         return params.temperature == 0.0 and not changed
 
+    @property
+    def among(self) -> int:
+        """How many of the likeliest tokens are enough to draw from; 0 where it may be any."""
+        params = self._params
+        if self.greedy:
+            return 1
+        penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
+        changed = penalised or self._counts or bool(params.logit_bias)
+        return 0 if changed or params.temperature == 0.0 else params.top_k
+
     def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         """
         Choose the next token.
@@ -139,6 +149,26 @@ class Sampler:
             self._drawn[token] += 1
         return token
 
+    def sample_among(self, logits: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
+        """
+        Choose the next token as :meth:`sample` does, where others have found the likeliest.
+
+        Args:
+            logits: those of at least :attr:`among` likeliest tokens, likeliest first, which must
+                not be 0; of equal ones the lower id first.
+            ids: of the same tokens.
+
+        Raises:
+            NoTokenError: as for :meth:`sample`.
+        """
+        expect_likely(math.nan if np.isnan(logits).any() else float(logits[0]))
+        params, logits = self._params, logits[: self.among]
+        if params.temperature == 0.0:
+            return int(ids[0])
+        weights = self._weights(_finite(logits))
+        place = self._drawn_from(self._cut(weights, weights.sum()))
+        return int(ids[place])
+
     def _sampled(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         # argmax stops at a NaN, and takes the lowest index on ties.
         best = int(np.argmax(logits))
@@ -152,14 +182,16 @@ class Sampler:
         expect_likely(float(peak))
         if params.temperature == 0.0:
             return best
-        if peak == math.inf:  # infinitely likelier than the rest, and as likely as each other
-            logits = np.where(logits == math.inf, np.float32(0), np.float32(-math.inf))
-        order, weights = self._candidates(logits)
+        order, weights = self._candidates(_finite(logits))
+        place = self._drawn_from(weights)
+        return place if order is None else int(order[place])
+
+    def _drawn_from(self, weights: NDArray[np.float64]) -> int:
+        """Draw a place by the weights."""
         total = np.cumsum(weights)
         # side="right" passes over tokens of no weight; rounding must not reach the end.
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
-        place = min(int(drawn), int(np.flatnonzero(weights)[-1]))
-        return place if order is None else int(order[place])
+        return min(int(drawn), int(np.flatnonzero(weights)[-1]))
 
     def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""
@@ -198,43 +230,58 @@ class Sampler:
     ) -> tuple[NDArray[np.intp] | None, NDArray[np.float64]]:
         """Return the ids left to draw from (None for all, in order) and their weights."""
         params = self._params
-        scaled = logits.astype(np.float64)
-        with np.errstate(over="ignore", under="ignore"):
-            scaled -= scaled.max()
-            scaled /= params.temperature
-            weights = np.exp(scaled)
-        # The likeliest token now has weight 1, so that min_p is a bound on the weights.
+        weights = self._weights(logits)
         count = min(params.top_k or logits.size, logits.size)
         if count == logits.size and params.top_p == 1.0:
             weights[weights < params.min_p] = 0.0
             return None, weights
         if count == logits.size:
-            order, ordered = _likeliest(scaled, weights, min(_FIRST_SORTED, count))
+            order, ordered = _likeliest(logits, weights, min(_FIRST_SORTED, count))
             mass = weights.sum()
             if ordered.sum() < params.top_p * mass:
-                order, ordered = _likeliest(scaled, weights, count)
+                order, ordered = _likeliest(logits, weights, count)
         else:
-            order, ordered = _likeliest(scaled, weights, count)
+            order, ordered = _likeliest(logits, weights, count)
             mass = ordered.sum()
+        ordered = self._cut(ordered, mass)
+        return order[: ordered.size], ordered
+
+    def _weights(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """How likely each is; the likeliest is 1, so that min_p is a bound on them."""
+        scaled = logits.astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            scaled -= scaled.max()
+            scaled /= self._params.temperature
+            return np.asarray(np.exp(scaled))
+
+    def _cut(self, ordered: NDArray[np.float64], mass: float) -> NDArray[np.float64]:
+        """The weights of those that top_p and min_p leave, likeliest first."""
+        params = self._params
         if params.top_p < 1.0:
             reached = np.searchsorted(np.cumsum(ordered), params.top_p * mass, side="left")
-            order, ordered = order[: reached + 1], ordered[: reached + 1]
-        kept = ordered >= params.min_p
-        return order[kept], ordered[kept]
+            ordered = ordered[: reached + 1]
+        return ordered[ordered >= params.min_p]
+
+
+def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """The same, save where some are infinitely likelier than the rest, and alike."""
+    if logits.max() < math.inf:
+        return logits
+    return np.where(logits == math.inf, np.float32(0), np.float32(-math.inf))
 
 
 def _likeliest(
-    scaled: NDArray[np.float64], weights: NDArray[np.float64], count: int
+    logits: NDArray[np.floating[Any]], weights: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the `count` likeliest ids, likeliest first, and their weights."""
-    if count < scaled.size:
-        bound = np.partition(scaled, scaled.size - count)[scaled.size - count]
-        above = np.flatnonzero(scaled > bound)
-        equal = np.flatnonzero(scaled == bound)[: count - above.size]
+    if count < logits.size:
+        bound = np.partition(logits, logits.size - count)[logits.size - count]
+        above = np.flatnonzero(logits > bound)
+        equal = np.flatnonzero(logits == bound)[: count - above.size]
         chosen = np.sort(np.concatenate([above, equal]))
     else:
-        chosen = np.arange(scaled.size)
-    order = chosen[np.argsort(-scaled[chosen], kind="stable")]
+        chosen = np.arange(logits.size)
+    order = chosen[np.argsort(-logits[chosen], kind="stable")]
     return order, weights[order]
 
 

@@ -10,43 +10,51 @@ from propolis_workers.llm import LLM, SamplingParams
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from propolis import default_runtime
+from propolis import dtypes
+from propolis.dtypes import parse_dtype
+from propolis.errors import UsageError
 from propolis_workers import events
 from propolis_workers.llm.answer import expect_max_tokens
-from propolis_workers.llm.architecture import ARCHITECTURES
+from propolis_workers.llm.default_model import find_model
+from propolis_workers.llm.default_model import located
 from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
-from propolis_workers.llm.layers import Layers
-from propolis_workers.llm.llama import Llama
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
-from propolis_workers.llm.models import find_model
+from propolis_workers.llm.models import build
+from propolis_workers.llm.models import names_in
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.stopping import StopStrings
-from propolis_workers.weights import GGUFFile
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Mapping
     from collections.abc import Sequence
+    from pathlib import Path
 
     from propolis import Device
+    from propolis import DType
     from propolis import Runtime
-    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.network.decoder import Decoder
     from propolis_workers.llm.prompts import Message
     from propolis_workers.llm.tokenizer import Tokenizer
+    from propolis_workers.weights import GGUFFile
     from propolis_workers.weights import SafetensorsFolder
 
 GREEDY = SamplingParams()
+KV_DTYPES = (dtypes.f32, dtypes.f16, dtypes.bf16)
 
 
 class LLM:
@@ -71,7 +79,7 @@ class LLM:
         source: GGUFFile | SafetensorsFolder,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        model: Llama,
+        model: Decoder,
         load_seconds: float = 0.0,
     ) -> None:
         self.path = path
@@ -93,18 +101,22 @@ class LLM:
         device: Device | str | None = None,
         progress: Callable[[int, int], None] | None = None,
         tokens: int = 1,
+        kv_type: str | DType = "f32",
     ) -> LLM:
         """
         Read a model and put its weights on a device.
 
         Args:
-            path: a GGUF file or a safetensors folder; the default model when None.
+            path: a GGUF file or a safetensors folder, or what a pulled model is called; the
+                default model when None.
             runtime: whose plugins serve it; the process's own when None.
             device: where it runs, open or by its id (``"cpu"``, ``"rocm:0"``); the configured one
                 when None.
             progress: called with (bytes loaded, bytes in all) after each tensor.
             tokens: what a sequence on it will have at least: that they fit is checked with
                 the weights, before these are read.
+            kv_type: what keys and values are kept in: f32, f16 or bf16, at half of the memory;
+                attention is computed in f32 of numbers that were rounded to it.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -114,16 +126,12 @@ class LLM:
         start = time.perf_counter()
         runtime = runtime or default_runtime()
         device = runtime.device(device)
-        path = Path(path) if path else find_model(runtime.config)
+        path = located(os.fspath(path), runtime.config) if path else find_model(runtime.config)
+        kept = _kv_dtype(kv_type)
         source, config, tokenizer = open_model(path)
-        column = 0 if isinstance(source, GGUFFile) else 1
-        names = {
-            ours: theirs[column]
-            for ours, theirs in ARCHITECTURES[config.architecture].names.items()
-        }
-        _expect_room(path.name, source, names, config, device, tokens)
-        layers = Layers(source, names, device, _counter(source, progress))
-        model = Llama(config, layers)
+        config = replace(config, kv_dtype=kept)
+        _expect_room(path.name, source, config, device, tokens)
+        model = build(source, config, device, _counter(source, progress))
         seconds = time.perf_counter() - start
         events.MODEL_LOADED.emit(model=path.name, device=device.id, seconds=round(seconds, 3))
         return cls(path, source, config, tokenizer, model, seconds)
@@ -136,6 +144,7 @@ class LLM:
         self,
         messages: Sequence[Message],
         *,
+        variables: Mapping[str, object] | None = None,
         params: SamplingParams = GREEDY,
         max_tokens: int = 512,
         stops: Sequence[str] = (),
@@ -147,6 +156,7 @@ class LLM:
         Args:
             messages: one conversation: each with ``role`` (system, user, assistant, and what else
                 the model's template has a case for, such as tool) and ``content``.
+            variables: of the model's template beside these, such as ``enable_thinking``.
             params: how tokens are drawn.
             max_tokens: the most tokens to draw.
             stops: strings that end the answer.
@@ -161,7 +171,9 @@ class LLM:
                 cannot be used.
             ModelError: the model has no template, or it fails on these messages.
         """
-        return self._generate(self.prompts.chat(messages), params, max_tokens, stops, context)
+        return self._generate(
+            self.prompts.chat(messages, variables=variables), params, max_tokens, stops, context
+        )
 
     def complete(
         self,
@@ -226,15 +238,24 @@ class LLM:
         return engine if engine.begin(capacity) else None
 
 
+def _kv_dtype(name: str | DType) -> DType:
+    dtype = parse_dtype(name)
+    if dtype not in KV_DTYPES:
+        supported = ", ".join(one.name for one in KV_DTYPES)
+        msg = f"keys and values in {dtype}; supported: {supported}"
+        raise UsageError(msg)
+    return dtype
+
+
 def _expect_room(
     name: str,
     source: GGUFFile | SafetensorsFolder,
-    names: Mapping[str, str],
     config: ModelConfig,
     device: Device,
     tokens: int,
 ) -> None:
     """Check that weights and a sequence of so many tokens fit, before any are read."""
+    names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
     weights = weight_bytes(source, embedding, output, device)
     device.expect_room(weights, name, "take a smaller model, or one with fewer bits a weight")

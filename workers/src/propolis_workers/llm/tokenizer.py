@@ -1,11 +1,12 @@
 """
-Text to token ids and back, for byte-level BPE vocabularies.
+Text to token ids and back.
 
-The merging is the ``tokenizers`` library's; what surrounds it follows llama.cpp, whose
-ids are the truth for a GGUF file: the split expressions, which token texts are matched
-in the input, and which tokens end a generation.  What differs from llama.cpp, on
-purpose: decoding never "cleans up" spaces, so that decode(encode(text)) is the text, and
-an id that is outside the vocabulary is an error, not a default.
+For a GGUF file llama.cpp's ids are the truth: the split expressions, how pieces are merged,
+which token texts are matched in the input, and which tokens end a generation.  For a folder
+it is the ``tokenizers`` library.  What differs from llama.cpp, on purpose: decoding never
+"cleans up" spaces, so that decode(encode(text)) is the text, an id that is outside the
+vocabulary is an error, not a default, text never becomes a control token or the token of a
+byte by merging, and ``</s>`` ends a generation only where the file calls it special.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
-from propolis_workers.llm._folder_vocab import folder_parts
-from propolis_workers.llm._gguf_vocab import gguf_parts
-from propolis_workers.llm._vocab import CHAR_TO_BYTE
+from propolis_workers.llm.vocab.folder import folder_parts
+from propolis_workers.llm.vocab.gguf import gguf_parts
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from propolis_workers.llm._vocab import Parts
+    from propolis_workers.llm.vocab.parts import Parts
 
 
 class Tokenizer:
@@ -42,7 +42,8 @@ class Tokenizer:
         Build the tokenizer that a GGUF file describes.
 
         Args:
-            metadata: The file's key-value pairs; ``tokenizer.*`` is read.
+            metadata: The file's key-value pairs; ``tokenizer.*``, the name and the
+                architecture are read.
 
         Returns:
             A tokenizer that gives llama.cpp's ids.
@@ -139,13 +140,18 @@ class Tokenizer:
             raise UsageError(msg) from None
         return self._parts.encode(text, parse_special, add_special)
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = False, continues: bool = False
+    ) -> str:
         """
         Turn ids into text; bytes that are no UTF-8 become U+FFFD.
 
         Args:
             ids: The ids.
             skip_special: Whether control and unknown tokens are left out.
+            continues: Whether the ids follow others: then a space at their start is text.
+                Else it is taken off where `encode` puts one, as of many SentencePiece
+                vocabularies.
 
         Returns:
             The text.
@@ -154,7 +160,17 @@ class Tokenizer:
             UsageError: An id is not in the vocabulary.
         """
         skipped = self.special_ids if skip_special else frozenset[int]()
-        pieces = [self.token_bytes(index) for index in ids if index not in skipped]
+        prefix = self._parts.prefix
+        pieces = []
+        starts = prefix != "never" and not continues  # whether what follows has a space before it
+        for index in ids:
+            piece = b"" if index in skipped else self.token_bytes(index)
+            if index in self._parts.cut_ids or index in skipped:
+                starts = prefix == "each" or (prefix == "first" and starts and not piece)
+            elif starts:
+                piece = piece.removeprefix(b" ")
+                starts = False
+            pieces.append(piece)
         return b"".join(pieces).decode(errors="replace")
 
     def token_bytes(self, index: int) -> bytes:
@@ -180,9 +196,6 @@ class Tokenizer:
         # A checkpoint's vocabulary may have holes, which stand for nothing.
         holes = isinstance(parts.texts, Mapping)
         text = parts.texts.get(index, "") if holes else parts.texts[index]  # type: ignore[union-attr]
-        if index in parts.verbatim_ids or any(ord(char) not in CHAR_TO_BYTE for char in text):
-            piece = text.encode()
-        else:
-            piece = bytes(CHAR_TO_BYTE[ord(char)] for char in text)
+        piece = text.encode() if index in parts.verbatim_ids else parts.read(text)
         parts.pieces[index] = piece
         return piece

@@ -34,7 +34,9 @@ _FILES = 65536
 
 
 @click.command()
-@click.option("-m", "--model", metavar="PATH", help="A GGUF file or safetensors folder.")
+@click.option(
+    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
+)
 @click.option(
     "--images", metavar="PATH", help="Draw with this model: a folder in the layout of diffusers."
 )
@@ -104,6 +106,13 @@ _FILES = 65536
     "--cache-tokens",
     type=click.IntRange(1),
     help="Tokens that the cache holds for all together; four contexts if not given.",
+)
+@click.option(
+    "--kv-type",
+    type=click.Choice(["f32", "f16", "bf16"]),
+    default="f32",
+    show_default=True,
+    help="What keys and values are kept in.",
 )
 @click.option(
     "--speculate",
@@ -245,7 +254,7 @@ def _named(config: Config) -> str:
 
 def _writer(config: Config, options: dict[str, Any]) -> Service:
     from propolis_workers.files import read_text  # noqa: PLC0415
-    from propolis_workers.llm.models import find_model  # noqa: PLC0415
+    from propolis_workers.llm.default_model import find_model  # noqa: PLC0415
     from propolis_workers.serve.engine import Engine  # noqa: PLC0415
     from propolis_workers.serve.service import Service  # noqa: PLC0415
 
@@ -254,7 +263,7 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
     told["speculate"] = options["speculate"]
     engine = Engine(
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
-        {**told, "tokens": options["cache_tokens"]},
+        {**told, "tokens": options["cache_tokens"], "kv_type": options["kv_type"]},
         most_waiting=options["queue"],
     )
     chosen = options["chat_template"]

@@ -85,6 +85,11 @@ class _Asked(BaseModel):
     think: Any = None
     timeout: Seconds | None = None
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told of thinking, which some models do unless asked not to."""
+        return {"enable_thinking": False} if self.think is False else {}
+
     def expect_served(self) -> None:
         """Refuse what is not served, by name."""
         for name in ("images", "suffix", "template", "think"):
@@ -245,7 +250,7 @@ def _generated(service: Service, asked: Generate) -> Request:
         spoken = [{"role": "user", "content": asked.prompt}]
         if asked.system:
             spoken.insert(0, {"role": "system", "content": asked.system})
-        ids = service.prompts.chat(spoken, most=most)
+        ids = service.prompts.chat(spoken, variables=asked.variables, most=most)
     return _request(service, asked.options or Options(), ids, _grammar(asked))
 
 
@@ -253,13 +258,13 @@ def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
     """What is asked of the engine for a conversation, and its tools."""
     told, options, most = spoken(asked.messages), asked.options or Options(), service.context
     if not asked.tools:
-        ids = service.prompts.chat(told, most=most)
+        ids = service.prompts.chat(told, variables=asked.variables, most=most)
         return _request(service, options, ids, _grammar(asked)), None
     if asked.format:
         msg = "an answer follows format or calls tools: give one of them"
         raise ProblemError(400, msg, param="format")
     tools = tool_use(service.prompts, [tool.function.checked() for tool in asked.tools])
-    ids = service.prompts.chat(told, tools=tools.told, most=most)
+    ids = service.prompts.chat(told, tools=tools.told, variables=asked.variables, most=most)
     return _request(service, options, ids, None, tools.shown), tools
 
 

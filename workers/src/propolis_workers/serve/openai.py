@@ -134,8 +134,15 @@ def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, 
     spoken = openai_tools.spoken(asked.messages)
     most = service.context
     if tools is None:
-        return service.prompts.chat(spoken, most=most), _grammar(asked), None
-    ids = service.prompts.chat(spoken, tools=tools.told, begun=tools.begun, most=most)
+        ids = service.prompts.chat(spoken, variables=asked.template_variables, most=most)
+        return ids, _grammar(asked), None
+    ids = service.prompts.chat(
+        spoken,
+        tools=tools.told,
+        variables=asked.template_variables,
+        begun=tools.begun,
+        most=most,
+    )
     return ids, tools.grammar, tools
 
 

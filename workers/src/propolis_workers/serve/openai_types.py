@@ -151,6 +151,15 @@ class ChatRequest(_Common):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
+    # As vLLM and llama.cpp's server have them: variables of the model's chat template.
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is given beside messages and tools."""
+        documents = {} if self.documents is None else {"documents": self.documents}
+        return {**documents, **(self.chat_template_kwargs or {})}
 
 
 class CompletionRequest(_Common):

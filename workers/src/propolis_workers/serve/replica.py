@@ -18,7 +18,7 @@ from typing import Final
 
 from propolis.config import Config
 from propolis.errors import PropolisError
-from propolis_workers.llm.models import find_model
+from propolis_workers.llm.default_model import find_model
 from propolis_workers.serve import TOKENS
 from propolis_workers.serve.app import application
 from propolis_workers.serve.engine import Engine

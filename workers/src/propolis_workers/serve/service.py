@@ -124,8 +124,8 @@ class Service:
         return answer if self._watch is None else self._watch(request, answer)
 
     def text(self, ids: Sequence[int]) -> str:
-        """What tokens say."""
-        return self.prompts.tokenizer.decode(ids)
+        """What tokens say that follow others."""
+        return self.prompts.tokenizer.decode(ids, continues=True)
 
     def ends(self, token: int) -> bool:
         """Whether a token ends an answer."""

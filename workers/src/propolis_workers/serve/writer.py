@@ -43,8 +43,10 @@ class Writer:
             PropolisError: it cannot be; says why.
         """
         runtime = Runtime.start(Config(**config))
-        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"])
-        self._engine = engine = BatchEngine(llm, **options)
+        told = dict(options)
+        kept = told.pop("kv_type", "f32")
+        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], kv_type=kept)
+        self._engine = engine = BatchEngine(llm, **told)
         device = llm.model.device
         self._resources = Resources(device)
         return {

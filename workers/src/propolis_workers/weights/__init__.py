@@ -9,10 +9,18 @@ wrong, a :class:`~propolis.errors.ModelError` or one of its subclasses.
 from __future__ import annotations
 
 from propolis_workers.weights._file import TensorInfo
+from propolis_workers.weights._file import Weights
 from propolis_workers.weights._file import WeightSource
 from propolis_workers.weights.gguf import GGUFFile
 from propolis_workers.weights.gguf import MetadataValue
 from propolis_workers.weights.safetensors import SafetensorsFolder
 
 
-__all__ = ["GGUFFile", "MetadataValue", "SafetensorsFolder", "TensorInfo", "WeightSource"]
+__all__ = [
+    "GGUFFile",
+    "MetadataValue",
+    "SafetensorsFolder",
+    "TensorInfo",
+    "WeightSource",
+    "Weights",
+]

@@ -77,24 +77,28 @@ class TensorInfo:
     nbytes: int
 
 
-@runtime_checkable
-class WeightSource(Protocol):
+class Weights(Protocol):
     """
-    Named tensors in memory-mapped files; also a context manager.
+    Named tensors.
 
     Attributes:
-        tensors: what the source holds, by name.
+        tensors: what there is, by name.
     """
 
     tensors: Mapping[str, TensorInfo]
 
     def data(self, name: str) -> Bytes:
         """
-        The bytes of a tensor: a read-only 1-D view of the map, never a copy.
+        The bytes of a tensor: a read-only 1-D view of a file's map, or of what was made of one.
 
         Raises:
-            ModelError: there is no such tensor, or the source is closed.
+            ModelError: there is no such tensor, or its file is closed.
         """
+
+
+@runtime_checkable
+class WeightSource(Weights, Protocol):
+    """Named tensors in memory-mapped files, never copied; also a context manager."""
 
     def close(self) -> None:
         """Let go of the map; it is freed with the last view that ``data`` gave out."""

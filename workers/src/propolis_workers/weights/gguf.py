@@ -21,6 +21,7 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from typing import Final
+from typing import NamedTuple
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +36,8 @@ from propolis_workers.weights._file import TensorInfo
 from propolis_workers.weights._file import damaged
 from propolis_workers.weights._file import show
 from propolis_workers.weights._file import unsupported
+from propolis_workers.weights._gguf_parts import check_parts
+from propolis_workers.weights._gguf_parts import parts_of
 
 
 if TYPE_CHECKING:
@@ -70,14 +73,15 @@ _MIN_TENSOR: Final = 8 + 1 + 4 + 4 + 8  # name length, name, dimensions, type, o
 
 _SUPPORTED: Final = ", ".join(d.name for d in dtypes.ALL if d.ggml_type is not None)
 # Names for messages alone: what people meet that no worker reads.
-_IQ_TYPES: Final = ("2_xxs", "2_xs", "3_xxs", "1_s", "4_nl", "3_s", "2_s", "4_xs")
 _OTHER_TYPES: Final = {
-    **{16 + index: f"iq{name}" for index, name in enumerate(_IQ_TYPES)},
     **dict.fromkeys((4, 5, 31, 32, 33, 36, 37, 38), "removed from ggml"),
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    21: "iq3_s",
+    22: "iq2_s",
     29: "iq1_m",
-    34: "tq1_0",
-    35: "tq2_0",
-    39: "mxfp4",
     40: "nvfp4",
     41: "q1_0",
 }
@@ -106,9 +110,9 @@ class GGUFFile(MappedSource):
         version: int,
         metadata: Mapping[str, MetadataValue],
         alignment: int,
-        tensors: Mapping[str, TensorInfo],
+        tensors: Mapping[str, tuple[TensorInfo, MappedFile]],
     ) -> None:
-        super().__init__(file.path, {name: (info, file) for name, info in tensors.items()})
+        super().__init__(file.path, tensors)
         self.version: int = version
         self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(metadata))
         self.alignment: int = alignment
@@ -116,37 +120,64 @@ class GGUFFile(MappedSource):
     @classmethod
     def open(cls, path: StrPath) -> GGUFFile:
         """
-        Map a GGUF file and check its whole header.
+        Map a GGUF file and check its whole header; of a split model, all parts.
 
         Args:
-            path: the file.
+            path: the file, or any part, beside which the others lie.
 
         Raises:
             ModelError: the file is missing or may not be read.
             FileFormatError: it is damaged, hostile or not a GGUF file.
             UnsupportedModelError: it is sound, but of a version, byte order or
-                tensor type that is not supported, or one part of a split model.
+                tensor type that is not supported.
         """
-        file = MappedFile.open(path)
-        file.refuse_foreign(magic=MAGIC, suffixes=PICKLE_SUFFIXES)
-        cursor = _Cursor(file)
-        version = _read_version(cursor)
-        tensor_count = cursor.u64("the number of tensors")
-        pair_count = cursor.u64("the number of metadata pairs")
-        # Both before either is read: the pairs may not eat the tensors' bytes.
-        cursor.check_count(tensor_count, _MIN_TENSOR, "tensors", COUNT_LIMIT)
-        cursor.check_count(pair_count, _MIN_PAIR, "metadata pairs", COUNT_LIMIT)
-        metadata = _read_metadata(cursor, pair_count)
-        _refuse_parts(cursor, metadata)
-        alignment = _alignment(cursor, metadata)
-        tensors = _read_tensors(cursor, tensor_count, alignment)
+        asked = _read_header(path)
+        paths = parts_of(asked.file.path, asked.metadata)
+        headers = [asked if one == asked.file.path else _read_header(one) for one in paths]
+        if len(headers) > 1:
+            held = sum(len(header.tensors) for header in headers)
+            check_parts(paths, [header.metadata for header in headers], held)
+        tensors: dict[str, tuple[TensorInfo, MappedFile]] = {}
+        for header in headers:
+            for name, info in header.tensors.items():
+                if name in tensors:
+                    raise damaged(header.file.path, f"tensor {show(name)} is in another part too")
+                tensors[name] = info, header.file
+        first = headers[0]
         return cls(
-            file,
-            version=version,
-            metadata=metadata,
-            alignment=alignment,
+            first.file,
+            version=first.version,
+            metadata=first.metadata,
+            alignment=first.alignment,
             tensors=tensors,
         )
+
+
+class _Header(NamedTuple):
+    """What a file says of itself."""
+
+    file: MappedFile
+    version: int
+    metadata: dict[str, MetadataValue]
+    alignment: int
+    tensors: dict[str, TensorInfo]
+
+
+def _read_header(path: StrPath) -> _Header:
+    """Map a file and check its header."""
+    file = MappedFile.open(path)
+    file.refuse_foreign(magic=MAGIC, suffixes=PICKLE_SUFFIXES)
+    cursor = _Cursor(file)
+    version = _read_version(cursor)
+    tensor_count = cursor.u64("the number of tensors")
+    pair_count = cursor.u64("the number of metadata pairs")
+    # Both before either is read: the pairs may not eat the tensors' bytes.
+    cursor.check_count(tensor_count, _MIN_TENSOR, "tensors", COUNT_LIMIT)
+    cursor.check_count(pair_count, _MIN_PAIR, "metadata pairs", COUNT_LIMIT)
+    metadata = _read_metadata(cursor, pair_count)
+    alignment = _alignment(cursor, metadata)
+    tensors = _read_tensors(cursor, tensor_count, alignment)
+    return _Header(file, version, metadata, alignment, tensors)
 
 
 class _Cursor:
@@ -318,14 +349,6 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, MetadataValue]:
         what = f"the value of {show(key)}"
         metadata[key] = cursor.value(cursor.u32(f"the type of {show(key)}"), what)
     return metadata
-
-
-def _refuse_parts(cursor: _Cursor, metadata: Mapping[str, MetadataValue]) -> None:
-    """Refuse one part of a split model: its other tensors would seem to be missing."""
-    parts = metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        remedy = "merge the parts into one file (`llama-gguf-split --merge`)"
-        raise unsupported(cursor.path, f"one of the {parts} parts of a split model", remedy)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, MetadataValue]) -> int:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 # Tokens of a block: what is shared and kept is whole blocks.
 BLOCK: Final = 16
+# Of more candidates than these the host reads whole rows of logits.
+_AMONG: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +119,23 @@ class Draw(NamedTuple):
     What a token is drawn from: logits, or where it is greedy, the likeliest.
 
     Attributes:
-        logits: (at least the vocabulary,); None where nobody needs them.
+        logits: (at least the vocabulary,), or those of ``ids``; None where nobody needs them.
         token: the likeliest.
         logit: its own.
+        ids: the likeliest tokens, where others cannot be drawn.
     """
 
     logits: NDArray[np.floating] | None
     token: int = -1
     logit: float = 0.0
+    ids: NDArray[np.int64] | None = None
 
     def of(self, answer: Answer) -> int:
         """The next token of an answer."""
         if self.logits is None:
             return answer.take(self.token, self.logit)
+        if self.ids is not None:
+            return answer.draw_among(self.logits, self.ids)
         return answer.draw(self.logits)
 
 
@@ -306,6 +312,11 @@ class BatchEngine:
         if all(answer.greedy and top is None for _, answer, top in answers):
             for token, logit in rows.best(every) if every else ():
                 yield Draw(None, token, logit)
+            return
+        among = [answer.among for _, answer, top in answers if top is None]
+        if len(among) == len(answers) and min(among) > 0 and max(among) <= _AMONG:
+            for logits, ids in rows.top(every, max(among)) if every else ():
+                yield Draw(logits, ids=ids)
             return
         for logits in rows.all(every):
             yield Draw(logits)

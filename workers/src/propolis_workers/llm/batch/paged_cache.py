@@ -8,15 +8,17 @@ from typing import Final
 import numpy as np
 
 from propolis import Tensor
-from propolis import dtypes
 from propolis import ops
+from propolis_workers.llm.network.attending import as_kept
+from propolis_workers.llm.network.attending import attend
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis import Device
-    from propolis_workers.llm.architecture import ModelConfig
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.network.attending import Rules
 
 # Block 0 is nobody's: rows that only fill a step up are written there.
 NOBODYS: Final = 0
@@ -31,17 +33,21 @@ class PagedCache:
     Attributes:
         blocks: how many there are, nobody's included.
         size: tokens of a block.
+        taps: tokens that a short convolution reads, its own included; 0 where no layer has one.
     """
 
     def __init__(self, config: ModelConfig, device: Device, blocks: int, size: int) -> None:
         self.blocks = blocks
         self.size = size
         self.device = device
-        shape = (config.kv_heads, blocks * size, config.head_dim)
         self.layers = [
-            tuple(device.empty(shape, dtypes.f32).permute(1, 0, 2) for _ in range(2))
-            for _ in range(config.layers)
+            tuple(
+                device.empty((heads, blocks * size, dim), config.kv_dtype).permute(1, 0, 2)
+                for heads, dim in config.kept(layer)
+            )
+            for layer in range(config.layers)
         ]
+        self.taps = config.conv_taps
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Write the first tokens of one block into another."""
@@ -91,6 +97,7 @@ class Step:
         self._lengths = self._numbers((sequences,), np.int32)
         self._table = self._numbers((sequences, blocks), np.int32)
         self._starts = None if self._decodes else self._numbers((sequences + 1,), np.int32)
+        self._earlier = [self._numbers((rows,), np.int32) for _ in range(1, cache.taps)]
         self._wanted = None if wanted is None else self._numbers((wanted,), np.int32)
         self._pages = [
             tuple(rows.unflatten(0, cache.size) for rows in pair) for pair in cache.layers
@@ -110,6 +117,7 @@ class Step:
         positions, slots = (np.zeros(len(ids), np.int32) for _ in range(2))
         lengths = np.ones(self._lengths.shape, np.int32)
         table = np.full(self._table.shape, NOBODYS, np.int32)
+        before = np.full((len(self._earlier), len(ids)), np.iinfo(np.int32).max, np.int32)
         starts, row = [0], 0
         for number, (tokens, first, blocks) in enumerate(parts):
             end = row + len(tokens)
@@ -117,6 +125,10 @@ class Step:
             own = np.asarray(blocks, np.int32)
             ids[row:end], positions[row:end] = tokens, at
             slots[row:end] = own[at // size] * size + at % size
+            for back, slots_before in enumerate(before, 1):
+                there = np.maximum(at - back, 0)
+                found = own[there // size] * size + there % size
+                slots_before[row:end] = np.where(at >= back, found, slots_before[row:end])
             lengths[number] = first + len(tokens)
             table[number, : len(own)] = own
             starts.append(end)
@@ -129,6 +141,8 @@ class Step:
             (self._table, table),
         ):
             tensor.assign(array)
+        for tensor, array in zip(self._earlier, before, strict=True):
+            tensor.assign(array)
         if self._starts is not None:
             self._starts.assign(np.asarray(starts, np.int32))
 
@@ -137,31 +151,47 @@ class Step:
         if self._wanted is not None:
             self._wanted.assign(np.asarray(rows, np.int32))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002  (slots say where)
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,  # noqa: ARG002  (slots say where)
+        rules: Rules,
+    ) -> Tensor:
         """As :meth:`KVCache.attend`."""
         for rows, new in zip(self._rows[layer], (k, v), strict=True):
-            ops.kv_append(rows, new, self._slots)
+            ops.kv_append(rows, as_kept(new, rows), self._slots)
         keys, values = self._pages[layer]
         if not self._decodes:
-            return ops.attention(
+            return attend(
                 q,
                 keys,
                 values,
                 self._lengths,
-                causal=True,
+                rules,
                 q_start=self._starts,
                 block_table=self._table,
             )
-        _, rows_, heads, dim = q.shape
-        y = ops.attention(
-            q.reshape(rows_, 1, heads, dim),
-            keys,
-            values,
-            self._lengths,
-            causal=True,
-            block_table=self._table,
-        )
-        return y.reshape(1, rows_, heads, dim)
+        _, count, heads, dim = q.shape
+        each = q.reshape(count, 1, heads, dim)
+        y = attend(each, keys, values, self._lengths, rules, block_table=self._table)
+        return y.reshape(1, count, heads, y.shape[3])
+
+    def before(
+        self,
+        layer: int,
+        x: Tensor,
+        positions: Tensor,  # noqa: ARG002  (slots say where)
+        count: int,
+    ) -> list[Tensor]:
+        """As :meth:`KVCache.before`."""
+        (rows,) = self._rows[layer]
+        ops.kv_append(rows, as_kept(x, rows).unsqueeze(2), self._slots)
+        own = rows.squeeze(2).squeeze(0)
+        ids = self._earlier[count - 1 :: -1]
+        return [as_kept(ops.index_select(own, slots), x).unsqueeze(0) for slots in ids]
 
     def wanted(self, x: Tensor) -> Tensor:
         """As :meth:`KVCache.wanted`."""

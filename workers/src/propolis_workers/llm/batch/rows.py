@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from propolis import ops
 
@@ -10,10 +13,11 @@ from propolis import ops
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from propolis import Tensor
+
+    Logits = NDArray[np.floating]
 
 
 class Rows:
@@ -33,13 +37,22 @@ class Rows:
         """
         self._logits = logits
         whole = logits.shape[2] <= vocabulary
-        known = logits if whole else logits.narrow(2, 0, vocabulary)
+        self._known = known = logits if whole else logits.narrow(2, 0, vocabulary)
         self._best = ops.argmax(known, 2)
         self._peak = ops.max(known, 2)
 
     def all(self, wanted: Sequence[int]) -> NDArray[np.floating]:
         """(wanted, at least the vocabulary): copies all to the host."""
         return self._logits.numpy()[0, list(wanted)]
+
+    def top(self, wanted: Sequence[int], count: int) -> list[tuple[Logits, NDArray[np.int64]]]:
+        """Of each wanted row the likeliest tokens' logits, likeliest first, and their ids."""
+        count = min(count, self._known.shape[2])
+        logits, ids = (found.numpy()[0] for found in ops.topk(self._known, count, 2))
+        peaks = self._peak.numpy()[0]
+        # A NaN anywhere makes the peak one, but need not be among the likeliest.
+        logits = np.where(np.isnan(peaks)[:, None], np.float32(math.nan), logits)
+        return [(logits[row], ids[row]) for row in wanted]
 
     def best(self, wanted: Sequence[int]) -> list[tuple[int, float]]:
         """The likeliest token of each wanted row, and its logit: copies nothing else."""

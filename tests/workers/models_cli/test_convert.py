@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+from small_vocabularies import BYTES
+from small_vocabularies import CHARACTERS
+from small_vocabularies import MERGES
+from small_vocabularies import SPACE
+from small_vocabularies import UNIONS
+from tiny_families import FAMILIES
+from tiny_families import IDS
+from tiny_families import PROMPT
+from tiny_families import Truth
+from tiny_families import gguf_tensors
+from tiny_families import write_folder
+from tokenizers import decoders
+from tokenizers import models as library
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+
+from propolis import default_runtime
+from propolis import dtypes
+from propolis_workers.llm import LLM
+from propolis_workers.llm.engine import Engine
+from propolis_workers.llm.models import build
+from propolis_workers.llm.models import read_config
+from propolis_workers.llm.tokenizer import Tokenizer
+from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
+from propolis_workers.models import convert
+from propolis_workers.models import vocab_out
+from propolis_workers.weights import GGUFFile
+from propolis_workers.weights import SafetensorsFolder
+
+
+CONVERTED = (
+    *("command_r", "command_r-plus", "falcon", "falcon-grouped", "gemma", "gemma2", "gemma3"),
+    *("glm4", "granite", "llama", "llama-biased", "mistral", "mixtral", "olmo2", "phi2", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
+TEXTS = ("Hello there, it's 12345!  \n\n x", "\u00fc\u4f60\u597d \U0001f600", "<|im_end|>a")
+
+
+@pytest.fixture
+def _no_vocabulary(monkeypatch):
+    """The tiny families have none."""
+    none = {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [1]}
+    monkeypatch.setattr(convert, "vocabulary_of", lambda _: none)
+
+
+def made(folder, out, kind="f32"):
+    """The file that a folder becomes, opened."""
+    convert.convert(folder, out, kind, default_runtime().cpu)
+    return GGUFFile.open(out)
+
+
+def logits(source) -> np.ndarray:
+    """Of a prompt's last token, from a file of either kind."""
+    network = build(source, read_config(source), default_runtime().cpu)
+    return Engine(network, 128).logits_of(IDS[:PROMPT])[-1]
+
+
+@pytest.mark.usefixtures("_no_vocabulary")
+@pytest.mark.parametrize("name", CONVERTED)
+def test_families(tmp_path, name):
+    """Tensors are named and arranged as the gguf library and llama.cpp's converter do."""
+    truth = Truth.read(name)
+    file = made(write_folder(tmp_path / "m", truth), tmp_path / "o.gguf")
+    said = FAMILIES[name].gguf or FAMILIES[name.split("-")[0]].gguf
+    assert file.metadata["general.architecture"] == said
+    if FAMILIES[name].gguf:
+        wanted = gguf_tensors(FAMILIES[name], truth)
+        assert wanted.keys() == file.tensors.keys()
+        for key, values in wanted.items():
+            found = file.data(key).view(np.float32).reshape(file.tensors[key].shape)
+            np.testing.assert_array_equal(found, values, err_msg=key)
+    assert logits(file) == pytest.approx(
+        logits(SafetensorsFolder.open(tmp_path / "m")), rel=1e-4, abs=1e-4
+    )
+
+
+@pytest.mark.usefixtures("_no_vocabulary")
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {*CONVERTED}))
+def test_refused(tmp_path, name):
+    """What GGUF metadata cannot say, or is not written, is refused before a file is."""
+    folder = write_folder(tmp_path / "m", Truth.read(name))
+    with pytest.raises(convert.UnsupportedModelError, match="is not converted here"):
+        made(folder, tmp_path / "o.gguf")
+    assert [file.name for file in tmp_path.iterdir()] == ["m"]
+
+
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
+    "longrope": {
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+@pytest.mark.usefixtures("_no_vocabulary")
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scaled(tmp_path, kind):
+    """However rotations are scaled, the file says it: its logits are the folder's."""
+    truth = Truth.read("llama")
+    truth.config.pop("rope_parameters", None)
+    scaling = {"rope_type": kind, **SCALINGS[kind]}
+    truth.config.update({"rope_theta": 500.0, "rope_scaling": scaling})
+    folder = write_folder(tmp_path / "m", truth)
+    file = made(folder, tmp_path / "o.gguf")
+    wanted = logits(SafetensorsFolder.open(folder))
+    np.testing.assert_allclose(logits(file), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_command(models, tiny_folder, tmp_path, kind):
+    """The command makes a file that answers as the folder does, and says its type."""
+    out = tmp_path / "o.gguf"
+    done = models("convert", str(tiny_folder), str(out), "--type", kind)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{out}: ")
+    reader = gguf.GGUFReader(out)
+    wanted = gguf.LlamaFileType.ALL_F32 if kind == "f32" else f"MOSTLY_{kind.upper()}"
+    wanted = gguf.LlamaFileType[wanted] if isinstance(wanted, str) else wanted
+    assert reader.fields["general.file_type"].contents() == wanted
+    file = GGUFFile.open(out)
+    assert file.tensors["blk.0.attn_q.weight"].dtype.name == kind
+    assert file.tensors["output_norm.weight"].dtype is dtypes.f32
+    one, two = LLM.load(tiny_folder), LLM.load(out)
+    for text in TEXTS:
+        assert one.tokenizer.encode(text) == two.tokenizer.encode(text)
+        assert one.tokenizer.encode(text, add_special=True) == two.tokenizer.encode(
+            text, add_special=True
+        )
+    assert one.tokenizer.chat_template == two.tokenizer.chat_template
+    assert (one.tokenizer.bos_id, one.tokenizer.eos_ids) == (
+        two.tokenizer.bos_id,
+        two.tokenizer.eos_ids,
+    )
+    ids = [*range(60, 80)]
+    error = one.engine().logits_of(ids) - two.engine().logits_of(ids)
+    assert (error**2).mean() < {"f32": 1e-9, "f16": 1e-4, "bf16": 1e-2}[kind]
+
+
+def test_type_of_most(models, tiny_folder, tmp_path):
+    """Where no type is given, it is that of the folder's numbers."""
+    out = tmp_path / "o.gguf"
+    answer = json.loads(models("convert", str(tiny_folder), str(out), "--json").out)
+    assert answer == {"path": str(out), "bytes": out.stat().st_size}
+    assert GGUFFile.open(out).tensors["blk.0.attn_q.weight"].dtype is dtypes.f32
+    assert "--overwrite" in models("convert", str(tiny_folder), str(out)).err
+
+
+def test_then_quantize(models, tiny_folder, tmp_path):
+    """What was converted can be quantised, and the result runs."""
+    models("convert", str(tiny_folder), str(tmp_path / "o.gguf"))
+    done = models("quantize", str(tmp_path / "o.gguf"), str(tmp_path / "q.gguf"), "--type", "q8_0")
+    assert done.code == 0, done.err
+    assert LLM.load(tmp_path / "q.gguf").config.vocab_size == 266
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "deepseek-llm"])
+def test_pre_tokenizer(tmp_path, name):
+    """The rule that splits texts is found by what it does to them."""
+    rule = PRE_TOKENIZERS[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {text: index for index, text in enumerate([*alphabet, "th", "the"])}
+    merges = [("t", "h"), ("th", "e")]
+    built = tokenizers.Tokenizer(library.BPE(vocab, merges, ignore_merges=rule.whole_words))
+    splits = [pre_tokenizers.Split(tokenizers.Regex(one), "isolated") for one in rule.splits]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([*splits, level])
+    built.decoder = decoders.ByteLevel()
+    built.save(str(tmp_path / "tokenizer.json"))
+    said = vocab_out.vocabulary_of(tmp_path)
+    assert PRE_TOKENIZERS[said["tokenizer.ggml.pre"]].splits == rule.splits
+    made = Tokenizer.from_gguf(said)
+    ours = Tokenizer.from_folder(tmp_path)
+    for text in TEXTS:
+        assert made.encode(text) == ours.encode(text)
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma"])
+def test_sentence_piece(tmp_path, kind):
+    """A vocabulary of SentencePiece's kind gives the same tokens from the file, or is refused."""
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *CHARACTERS, *UNIONS]
+    vocab = {text: index for index, text in enumerate(tokens)}
+    model = library.BPE(vocab, MERGES, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    built = tokenizers.Tokenizer(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if kind == "llama2":
+        built.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+    elif kind == "gemma":
+        built.normalizer = spaces
+    else:
+        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    strip = [] if kind == "gemma" else [decoders.Strip(" ", 1, 0)]
+    built.decoder = decoders.Sequence([*back, *strip])
+    built.add_special_tokens(["<unk>", "<s>", "</s>"])
+    built.save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+    if kind == "mistral":  # it adds no space before one, and GGUF files have no word for that
+        with pytest.raises(convert.UnsupportedModelError, match="gives other tokens than a GGUF"):
+            vocab_out.vocabulary_of(tmp_path)
+        return
+    said = vocab_out.vocabulary_of(tmp_path)
+    assert said["tokenizer.ggml.model"] == "llama"
+    assert said["tokenizer.ggml.token_type"][:5] == [2, 3, 3, 6, 6]
+    made, ours = Tokenizer.from_gguf(said), Tokenizer.from_folder(tmp_path)
+    for text in ("the then there", "a the", "x\n\ty", TEXTS[1]):
+        assert made.encode(text) == ours.encode(text), text
+        assert made.decode(made.encode(text)) == ours.decode(ours.encode(text))
+    assert (made.bos_id, made.eos_id) == (1, 2)
+
+
+def test_vocabularies_refused(tmp_path, tiny_folder):
+    """A vocabulary of another kind, or one with more tokens than rows, is refused by name."""
+    built = tokenizers.Tokenizer(library.Unigram([("<unk>", 0.0), ("a", -1.0)], 0))
+    built.decoder = decoders.Metaspace()
+    built.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(convert.ModelError, match="kind 'Unigram'; supported for GGUF: BPE"):
+        vocab_out.vocabulary_of(tmp_path)
+    with pytest.raises(convert.ModelError, match="266 tokens, the embedding 9 rows"):
+        vocab_out.padded(vocab_out.vocabulary_of(tiny_folder), 9)

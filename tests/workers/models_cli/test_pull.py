@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+from fake_hub import REVISION
+from huggingface_hub import constants
+
+from propolis_workers.models import pull as pulling
+
+
+BIG = os.urandom(300_000)
+REPO = "some/Model-GGUF"
+FILE = "Model-Q4_K_M.gguf"
+
+
+@pytest.fixture
+def repository(hub):
+    """A repository of GGUF files."""
+    hub.files[REPO] = {FILE: BIG, "Model-Q8_0.gguf": b"q8", "README.md": b"-"}
+    return hub
+
+
+def left(folder) -> list[str]:
+    """The files below the folder of models."""
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+
+
+@pytest.mark.parametrize("name", [REPO, f"{REPO}:q4_k_m", f"{REPO}:{FILE}"])
+def test_pull(repository, models, folder, name):
+    """A name, a quantisation in either case, or a file: its bytes are here, a line says where."""
+    done = models("pull", name)
+    assert done.code == 0
+    assert done.out == f"{REPO}:Q4_K_M: pulled 0.30 MB, {folder / REPO / FILE}\n"
+    assert done.err == f"pulling {FILE} (0.30 MB)\n"
+    assert left(folder) == [f"{REPO}/{FILE}"]
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_pull_again(repository, models, folder):
+    """What is here is not pulled again, and what was changed is."""
+    models("pull", REPO)
+    before = len(repository.downloads())
+    assert "all of it was here" in models("pull", REPO).out
+    assert len(repository.downloads()) == before
+    (folder / REPO / FILE).write_bytes(bytes(len(BIG)))
+    models("pull", REPO)
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_json(repository, models, folder):
+    """With --json there is one document, and nothing besides."""
+    done = models("pull", REPO, "--json")
+    assert done.err == ""
+    answer = json.loads(done.out)
+    assert answer["name"] == f"{REPO}:Q4_K_M"
+    assert answer["path"] == str(folder / REPO / FILE)
+    assert (answer["bytes"], answer["fetched_bytes"]) == (len(BIG), len(BIG))
+    assert answer["revision"] == REVISION
+
+
+def test_folder(hub, models, folder, tiny_folder):
+    """A repository with safetensors comes as a folder that loads, without pickles and the rest."""
+    hub.files["some/model"] = {
+        **{file.name: file.read_bytes() for file in tiny_folder.iterdir()},
+        "pytorch_model.bin": b"\x80\x04",
+        "consolidated.safetensors": b"another",
+        "onnx/model.onnx": b"-",
+    }
+    done = models("pull", "some/model")
+    assert done.code == 0, done.err
+    assert left(folder / "some/model") == left(tiny_folder)
+    assert done.err.splitlines()[-1].startswith("pulling config.json")
+    assert models("show", "some/model").code == 0
+
+
+def test_shards(hub, models, folder):
+    """A model in shards comes with its index and all of them."""
+    shards = {f"model-0000{n}-of-00002.safetensors": b"%d" % n for n in (1, 2)}
+    hub.files["some/model"] = {
+        **shards,
+        "model.safetensors.index.json": b"{}",
+        "config.json": b"{}",
+        "merges.txt": b"",
+    }
+    assert models("pull", "some/model").code == 0
+    assert left(folder / "some/model") == sorted(hub.files["some/model"])
+
+
+def test_split(hub, models, folder):
+    """All parts of a split GGUF file come, in a folder of theirs too; the first is the model."""
+    parts = [f"Q8_0/m-Q8_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    hub.files[REPO] = {part: part.encode() for part in parts}
+    done = models("pull", f"{REPO}:Q8_0")
+    assert done.out.endswith(f", {folder / REPO / parts[0]}\n")
+    assert left(folder) == [f"{REPO}/{part}" for part in parts]
+    del hub.files[REPO][parts[2]]
+    done = models("pull", f"{REPO}:Q8_0")
+    assert done.code == 2
+    assert "is one part of 00003, and Q8_0/m-Q8_0-00003-of-00003.gguf is not there" in done.err
+
+
+def test_short_name(hub, models, monkeypatch):
+    """A short name says what it stands for."""
+    repository = "bartowski/Llama-3.2-1B-Instruct-GGUF"
+    hub.files[repository] = {"Llama-3.2-1B-Instruct-Q4_K_M.gguf": b"x"}
+    done = models("pull", "llama3.2:1b")
+    assert done.code == 0
+    assert done.err.startswith(f"llama3.2:1b is {repository}:Q4_K_M\n")
+
+
+def test_cut_once(repository, models, folder):
+    """A connection that is cut is taken up where it ended, within the same pull."""
+    repository.cut = [100_000]
+    assert models("pull", REPO).code == 0
+    assert (folder / REPO / FILE).read_bytes() == BIG
+    ranges = [headers["Range"] for headers in repository.downloads()]
+    assert len(ranges) == 2
+    assert ranges[0] is None
+    assert 0 < int(ranges[1].removeprefix("bytes=").rstrip("-")) <= 100_000
+
+
+def test_cut_for_good(repository, models, folder):
+    """What came before a pull gave up is kept, listed, and where the next pull goes on."""
+    repository.cut = [200_000] + [0] * 20
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "the connection was cut" in done.err
+    assert "pull again, which goes on" in done.err
+    (part,) = left(folder)
+    came = (folder / part).stat().st_size
+    assert 0 < came <= 200_000
+    assert "incomplete" in models("list").out
+    repository.cut, repository.asked = [], []
+    done = models("pull", REPO)
+    assert done.code == 0
+    assert f"({0.3:.2f} MB, {came / 1e6:.2f} MB of it are here)" in done.err
+    (headers,) = repository.downloads()
+    assert headers["Range"] == f"bytes={came}-"
+    assert left(folder) == [f"{REPO}/{FILE}"]
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_changed_meanwhile(repository, models, folder):
+    """What came of another version of a file is not gone on with."""
+    repository.cut = [200_000] + [0] * 20
+    models("pull", REPO)
+    repository.files[REPO][FILE] = BIG[::-1]
+    repository.cut = []
+    assert models("pull", REPO).code == 0
+    assert (folder / REPO / FILE).read_bytes() == BIG[::-1]
+
+
+@pytest.mark.parametrize("name", [FILE, "config.json"])
+def test_wrong_checksum(hub, models, folder, name):
+    """A file that is not what the list says is deleted, be it large or one that git holds."""
+    hub.files[REPO] = {"config.json": b"{}  ", "model.safetensors": BIG, FILE: BIG}
+    hub.wrong = {name}
+    done = models("pull", f"{REPO}:{FILE}" if name == FILE else REPO)
+    assert done.code == 1
+    assert f"{name} of {REPO} came with another checksum" in done.err
+    assert "was deleted" in done.err
+    assert not [file for file in left(folder) if name in file]
+
+
+def test_longer_than_said(repository, models, folder):
+    """A file that goes on after its size ends the pull, not the disk."""
+    entry = repository.entry(FILE, BIG)
+    entry["size"] = 1000
+    repository.listed[REPO] = [entry]
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "goes on after the 1000 bytes" in done.err
+    assert sum((folder / file).stat().st_size for file in left(folder)) <= 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.gguf", "/x.gguf", "a/../../x.gguf", "a\\x.gguf", "./x.gguf", "a\nx.gguf"]
+)
+def test_hostile_names(repository, models, folder, name):
+    """A list that names a file outside of its folder is refused whole."""
+    repository.listed[REPO] = [repository.entry(n, b"x") for n in (FILE, name)]
+    done = models("pull", REPO)
+    assert done.code == 2
+    assert "outside of the model's folder; nothing was downloaded" in done.err
+    assert not repository.downloads()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b"<html>",
+        b"[]",
+        b'{"id": "x", "sha": "main", "siblings": []}',
+        [{"rfilename": FILE}],
+        [{"rfilename": FILE, "size": "1", "blobId": "0" * 40}],
+        [{"rfilename": FILE, "size": 1, "blobId": "../" * 14}],
+        [{"rfilename": 1, "size": 1, "blobId": "0" * 40}],
+        [1],
+    ],
+)
+def test_no_hub(repository, models, listed):
+    """What does not answer as a hub does is said to be none."""
+    repository.listed[REPO] = listed
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "is no hub: check HF_ENDPOINT" in done.err
+
+
+@pytest.mark.parametrize(
+    ("refused", "code", "said"),
+    [
+        ((404, "RepoNotFound"), 2, "or it is private: check the name, and set HF_TOKEN"),
+        ((403, "GatedRepo"), 1, "accept them on its page at http"),
+        ((401, "GatedRepo"), 1, "accept them on its page at http"),
+        ((403, ""), 1, "set HF_TOKEN to a token that may read it"),
+        ((500, ""), 1, "answered 500: try it later"),
+    ],
+)
+def test_refused(repository, models, refused, code, said):
+    """What the hub refuses is one line that says what to do."""
+    repository.refused[REPO] = refused
+    done = models("pull", REPO)
+    assert done.code == code
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_not_there(repository, models):
+    """A repository that does not exist is named; so is one of whose files one is gone."""
+    done = models("pull", "some/other")
+    assert done.code == 2
+    assert "has no some/other, or it is private" in done.err
+    repository.listed[REPO] = [repository.entry("gone-Q4_0.gguf", b"x")]
+    done = models("pull", REPO)
+    assert done.code == 2
+    assert f"has no gone-Q4_0.gguf of {REPO} any more" in done.err
+
+
+def test_unreachable(models):
+    """Without a network the line names what was asked, where, and what to do."""
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert f"{REPO} was asked for at http://127.0.0.1:9, and it cannot be reached" in done.err
+    assert "check the network and HTTPS_PROXY" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_offline(hub, models, monkeypatch):
+    """HF_HUB_OFFLINE asks nobody."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "HF_HUB_OFFLINE forbids" in done.err
+    assert not hub.asked
+
+
+def test_token(repository, models, monkeypatch):
+    """HF_TOKEN goes to the hub and to no line; nothing is told of what else is installed."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    done = models("pull", REPO)
+    assert "hf_secret" not in done.out + done.err
+    assert {headers["Authorization"] for _, _, headers in repository.asked} == {"Bearer hf_secret"}
+    assert not any("torch" in headers["User-Agent"] for _, _, headers in repository.asked)
+    assert {path.split("/")[1] for _, path, _ in repository.asked} == {"api", "some", "cdn"}
+    repository.refused[REPO] = (401, "GatedRepo")
+    done = models("pull", REPO)
+    assert "see that HF_TOKEN is a token of that account" in done.err
+    assert "hf_secret" not in done.err
+
+
+def test_terminal(repository, models, monkeypatch):
+    """On a terminal a bar is drawn besides the lines, and is gone at the end."""
+    monkeypatch.setattr("propolis_workers.models.cli.watched", lambda **_: True)
+    done = models("pull", REPO)
+    assert done.code == 0
+    assert f"pulling {FILE} (0.30 MB)" in done.err
+    assert done.out.startswith(f"{REPO}:Q4_K_M: pulled 0.30 MB")
+
+
+def test_interrupted(repository, models, folder, monkeypatch):
+    """Ctrl-C keeps what came."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    repository.cut = [200_000]
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", stop)
+    done = models("pull", REPO)
+    assert done.code == 130
+    (part,) = left(folder)
+    assert (folder / part).stat().st_size > 0
+
+
+def test_full_disk(repository, models, folder, monkeypatch):
+    """A disk that is full is said before the first byte; one that fills, when it is."""
+    usage = pulling.shutil.disk_usage
+    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda at: usage(at)._replace(free=1000))
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert f"{REPO} needs 0.30 MB more, and 0.00 MB are free in {folder}" in done.err
+    assert "PROPOLIS_MODELS_DIR" in done.err
+    assert not repository.downloads()
+    monkeypatch.setattr(pulling.shutil, "disk_usage", usage)
+
+    class Full(pulling.FileIO):
+        def write(self, chunk):
+            if self.tell() > 50_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(chunk[:60_000])
+
+    monkeypatch.setattr(pulling, "FileIO", Full)
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "cannot be written (No space left on device)" in done.err
+    assert "what came stays" in done.err
+    monkeypatch.undo()
+
+
+def test_no_permission(repository, models, folder):
+    """A folder that may not be written is named."""
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert "cannot be written (Not a directory)" in done.err
+
+
+def test_two_at_once(repository, models, folder):
+    """Of two pulls of a file the second one says so."""
+    repository.cut = [200_000] + [0] * 20
+    models("pull", REPO)
+    (part,) = left(folder)
+    with pulling._alone(folder / part):
+        done = models("pull", REPO)
+    assert done.code == 1
+    assert "another `propolis models pull` is at" in done.err
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "said"),
+    [
+        ({"a-Q4_0.gguf": b"", "b-Q4_0.gguf": b""}, "", "there are: :a-Q4_0.gguf, :b-Q4_0.gguf"),
+        ({"a-Q2_K.gguf": b"", "a-Q3_K_S.gguf": b""}, "", "there are: :Q2_K, :Q3_K_S"),
+        ({"a-Q4_0.gguf": b""}, ":Q8_0", "was asked for :Q8_0, and there is no such file there"),
+        ({"mmproj-a-F16.gguf": b"", "x.bin": b""}, "", "pickles alone"),
+        ({"README.md": b""}, "", "has neither GGUF files nor"),
+        ({"config.json": b"{}", "model.safetensors": b""}, ":Q4_0", "`propolis models pull some/"),
+    ],
+)
+def test_nothing_meant(hub, models, files, name, said):
+    """A name that means no file, or several, gets a list of what there is."""
+    hub.files[REPO] = files
+    done = models("pull", REPO + name)
+    assert done.code == 2
+    assert said in done.err
+    assert not hub.downloads()
+
+
+@pytest.mark.parametrize("name", ["lama3.2:1b", "../x/y", "a/b/c", "a/b:../c.gguf", "/etc", ""])
+def test_no_name(models, name):
+    """What is no name is refused before anybody is asked; a near short name is offered."""
+    done = models("pull", name)
+    assert done.code == 2
+    assert "is no model's name; supported: org/name" in done.err
+    if name.startswith("lama"):
+        assert "did you mean llama3.2:1b" in done.err

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_workers.llm import LLM
+from propolis_workers.models.mixtures import MIXTURES
+from propolis_workers.models.mixtures import formats
+from propolis_workers.weights import GGUFFile
+
+
+RANDOM = np.random.RandomState(3)
+LAYERS = 16
+SHAPES = {
+    "token_embd.weight": (512, 256),
+    "output_norm.weight": (256,),
+    "output.weight": (512, 256),
+    **{
+        f"blk.{layer}.{part}.weight": shape
+        for layer in range(LAYERS)
+        for part, shape in {
+            "attn_norm": (256,),
+            "attn_q": (256, 256),
+            "attn_k": (64, 256),
+            "attn_v": (64, 256),
+            "attn_output": (256, 256),
+            "ffn_gate": (512, 256),
+            "ffn_down": (256, 512),
+        }.items()
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A GGUF file of matrices in f32, whose vocabulary has a token that is no UTF-8."""
+    path = tmp_path_factory.mktemp("quantize") / "in.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.block_count", LAYERS)
+    writer.add_float32("llama.rope.freq_base", 500.0)
+    writer.add_array("tokenizer.ggml.token_type", [1, 2, 3])
+    writer.add_array("tokenizer.ggml.tokens", [b"\xff\xfe", b"a", b"b"])
+    writer.add_uint16("some.short", 7)
+    writer.add_bool("some.flag", True)
+    writer.add_file_type(0)
+    writer.add_custom_alignment(64)
+    for name, shape in SHAPES.items():
+        writer.add_tensor(name, RANDOM.randn(*shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
+def test_bytes(source, models, tmp_path, kind):
+    """Matrices are byte for byte what the gguf library makes of them; vectors stay."""
+    out = tmp_path / "out.gguf"
+    assert models("quantize", str(source), str(out), "--type", kind).code == 0
+    before, after = GGUFFile.open(source), GGUFFile.open(out)
+    assert [*before.tensors] == [*after.tensors]
+    theirs = gguf.GGMLQuantizationType[kind.upper()]
+    for name, info in after.tensors.items():
+        assert info.shape == before.tensors[name].shape
+        values = before.data(name).view(np.float32).reshape(info.shape)
+        if len(info.shape) == 1:
+            assert (after.data(name) == before.data(name)).all()
+        elif name != "output.weight" or kind == "q8_0":
+            assert info.dtype.name == kind
+            assert after.data(name).tobytes() == gguf.quants.quantize(values, theirs).tobytes()
+        else:
+            expected = ops.quantize(Tensor.from_numpy(values), dtypes.q6_k).numpy()
+            assert after.data(name).tobytes() == expected.tobytes()
+
+
+def test_metadata(source, models, tmp_path):
+    """What the file says is copied as it stands, with its type; the gguf library reads it."""
+    out = tmp_path / "out.gguf"
+    models("quantize", str(source), str(out), "--type", "Q4_K_M")
+    before, after = gguf.GGUFReader(source), gguf.GGUFReader(out)
+    own = {"GGUF.tensor_count", "GGUF.kv_count", "general.alignment", "general.file_type"}
+    for key in before.fields.keys() - own:
+        assert before.fields[key].types == after.fields[key].types, key
+        if key != "GGUF.version":
+            old, new = (reader.fields[key].parts[3:] for reader in (before, after))
+            assert [part.tobytes() for part in old] == [part.tobytes() for part in new], key
+    assert after.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q4_K_M
+    assert after.fields["general.quantization_version"].contents() == 2
+    assert {tensor.name for tensor in after.tensors} == SHAPES.keys()
+
+
+def test_mixture():
+    """Q4_K_M has more bits in the output, and in values and second matrices of half the layers."""
+    found = formats(MIXTURES["q4_k_m"], SHAPES)
+    assert found["output.weight"] is dtypes.q6_k
+    assert found["token_embd.weight"] is dtypes.q4_k
+    assert found["blk.0.attn_norm.weight"] is None
+    for part in ("attn_v", "ffn_down"):
+        more = [n for n in range(LAYERS) if found[f"blk.{n}.{part}.weight"] is dtypes.q6_k]
+        assert more == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert found["blk.0.attn_q.weight"] is dtypes.q4_k
+    small = formats(MIXTURES["q4_k_s"], SHAPES)
+    first = [n for n in range(LAYERS) if small[f"blk.{n}.attn_v.weight"] is dtypes.q5_k]
+    assert first == [0, 1, 2, 3]
+    first = [n for n in range(LAYERS) if small[f"blk.{n}.ffn_down.weight"] is dtypes.q5_k]
+    assert first == [0, 1]
+
+
+def test_mixture_of_others():
+    """An embedding that is the output too, experts, fused matrices and odd rows have rules."""
+    tied = {name: shape for name, shape in SHAPES.items() if name != "output.weight"}
+    assert formats(MIXTURES["q4_k_m"], tied)["token_embd.weight"] is dtypes.q6_k
+    mixed = {**SHAPES, "blk.0.ffn_gate_inp.weight": (8, 256), "blk.0.attn_qkv.weight": (9, 256)}
+    found = formats(MIXTURES["q4_k_m"], mixed, experts=8)
+    assert found["blk.0.ffn_gate_inp.weight"] is None
+    assert found["blk.0.attn_qkv.weight"] is dtypes.q5_k
+    assert found["blk.3.attn_v.weight"] is found["blk.3.attn_k.weight"] is dtypes.q8_0
+    assert found["blk.3.attn_output.weight"] is dtypes.q5_k
+    odd = {"token_embd.weight": (9, 96), "blk.0.attn_q.weight": (9, 96), "blk.0.x.weight": (9, 7)}
+    found = formats(MIXTURES["q4_k_m"], odd)
+    assert [*found.values()] == [dtypes.q8_0, dtypes.q5_0, dtypes.f16]
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_answers(models, tiny_gguf, tmp_path, kind):
+    """What was made runs, and its logits are near those of the model it was made of."""
+    out = tmp_path / f"{kind}.gguf"
+    answer = json.loads(models("quantize", str(tiny_gguf), str(out), "--type", kind, "--json").out)
+    assert answer["bytes"] == out.stat().st_size < answer["from_bytes"]
+    ids = [*range(60, 80)]
+    expected = LLM.load(tiny_gguf).engine().logits_of(ids)
+    actual = LLM.load(out).engine().logits_of(ids)
+    error = ((actual - expected) ** 2).mean() / (expected**2).mean()
+    assert error < {"f16": 1e-5, "bf16": 1e-3, "q8_0": 1e-2}.get(kind, 0.3)
+
+
+@pytest.mark.parametrize("stored", [dtypes.f16, dtypes.bf16])
+def test_from_halves(models, source, tmp_path, stored):
+    """A file in half precision is quantised as its numbers in f32 are."""
+    half, out = tmp_path / "half.gguf", tmp_path / "out.gguf"
+    models("quantize", str(source), str(half), "--type", stored.name)
+    assert models("quantize", str(half), str(out), "--type", "q8_0").code == 0
+    before, after = GGUFFile.open(half), GGUFFile.open(out)
+    name = "blk.0.attn_q.weight"
+    values = before.data(name).view(stored.numpy).astype(np.float32).reshape(256, 256)
+    expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert after.data(name).tobytes() == expected.tobytes()
+
+
+def test_refused(models, source, tmp_path, tiny_folder):
+    """A type that is none, a file that is quantised or there already: one line each."""
+    out = tmp_path / "out.gguf"
+    done = models("quantize", str(source), str(out), "--type", "q4_k_x")
+    assert done.code == 2
+    assert "--type q4_k_x is not known; supported: q8_0, q6_k" in done.err
+    assert "did you mean q4_k_s" in done.err
+    assert models("quantize", str(source), str(out), "--type", "q8_0").code == 0
+    done = models("quantize", str(source), str(out), "--type", "q8_0")
+    assert f"{out} exists: give another name, or --overwrite" in done.err
+    assert models("quantize", str(source), str(out), "--type", "q8_0", "--overwrite").code == 0
+    done = models("quantize", str(out), str(tmp_path / "2.gguf"), "--type", "q4_0")
+    assert done.code == 2
+    assert "is quantised already (token_embd.weight is q8_0)" in done.err
+    for target in (tmp_path, tmp_path / "no/such/folder.gguf"):
+        done = models("quantize", str(source), str(target), "--type", "q8_0")
+        assert done.code == 2
+        assert "in a folder that exists" in done.err
+    done = models("quantize", "a/b:f16", str(tmp_path / "2.gguf"), "--type", "q8_0")
+    assert "`propolis models pull a/b:f16` gets it" in done.err
+
+
+def test_full_disk(models, source, tmp_path, monkeypatch):
+    """A disk that fills is said, and nothing is left behind."""
+    from propolis_workers.models import quantize
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(quantize, "converted", full)
+    done = models("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q8_0")
+    assert done.code == 2
+    assert "cannot be written (No space left on device)" in done.err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_from_any_part(models, tmp_path):
+    """Of a split model the first part's metadata is kept, whichever part is named."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
+    writer.add_context_length(11)
+    for number in range(3):
+        writer.add_tensor(f"blk.{number}.ffn_up.weight", np.ones((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    out = tmp_path / "q.gguf"
+    part = tmp_path / "m-00002-of-00003.gguf"
+    done = models("quantize", str(part), str(out), "--type", "q8_0")
+    assert done.code == 0, done.err
+    with GGUFFile.open(out) as file:
+        assert file.metadata["llama.context_length"] == 11
+        assert file.metadata["general.architecture"] == "llama"
+        assert len(file.tensors) == 3

@@ -1,0 +1,84 @@
+"""Grouped-query self-attention over a key-value cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis_workers.llm.network.attending import Rules
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis import Tensor
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.kv_cache import Cache
+    from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.network.rotation import Rotations
+
+
+class Attention:
+    """
+    Softmax attention of rotated queries and keys, whose heads may be shared.
+
+    Of its weights ``q``, ``k`` and ``v`` may lie as one, ``qkv``; biases are added where the file
+    has them, and ``q_norm`` and ``k_norm`` normalise, each head or all heads together, as wide as
+    they are.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
+        self.config = config
+        self.layer = layer
+        name = f"layers.{layer}."
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        out_width = config.heads * config.values_dim
+        self.qkv = weights.merged_linear(
+            {
+                name + "q": width,
+                name + "k": kv_width,
+                name + "v": config.kv_heads * config.values_dim,
+            },
+            config.width,
+            merged=name + "qkv",
+        )
+        self.o = weights.linear(name + "o", out_width, config.width)
+        self.q_norm = self._norm(weights, "q_norm", config.heads)
+        self.k_norm = self._norm(weights, "k_norm", config.kv_heads)
+        self.kind = config.rope_kind(layer)
+        self.rules = Rules(
+            scale=config.score_scale or None,
+            window=config.window(layer),
+            cap=config.score_cap,
+            sinks=weights.vector(name + "sinks", config.heads, "")
+            if weights.has(name + "sinks", "")
+            else None,
+        )
+
+    def __call__(self, x: Tensor, positions: Tensor, ropes: Rotations, cache: Cache) -> Tensor:
+        """(b, t, width) -> (b, t, width)."""
+        b, t, _ = x.shape
+        config = self.config
+        q, k, v = self.qkv(x)
+        q = self.q_norm(q) if self.q_norm else q.unflatten(2, config.head_dim)
+        k = self.k_norm(k) if self.k_norm else k.unflatten(2, config.head_dim)
+        if self.kind >= 0:
+            q = ropes[self.kind](q, positions)
+            k = ropes[self.kind](k, positions)
+        y = cache.attend(self.layer, q, k, v.unflatten(2, config.values_dim), positions, self.rules)
+        return self.o(y.reshape(b, t, config.heads * config.values_dim))
+
+    def _norm(self, weights: Layers, which: str, heads: int) -> Callable[[Tensor], Tensor] | None:
+        """(b, t, width) -> (b, t, heads, head_dim), normalised; None where the model has none."""
+        name, dim = f"layers.{self.layer}.{which}", self.config.head_dim
+        if not weights.has(name):
+            return None
+        shape = weights.shape(name)
+        if shape == (heads * dim,) != (dim,):
+            whole = weights.norm(name, heads * dim, self.config)
+            return lambda x: whole(x).unflatten(2, dim)
+        shared = shape == (dim,) and not weights.several(name)
+        each = weights.norm(name, dim, self.config, 0 if shared else heads)
+        return lambda x: each(x.unflatten(2, dim))
+
+
+__all__ = ["Attention"]

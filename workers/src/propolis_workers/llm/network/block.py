@@ -1,0 +1,106 @@
+"""One layer of a transformer: attention and a feed-forward network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from propolis import ops
+from propolis_workers.llm.network.attention import Attention
+from propolis_workers.llm.network.feed_forward import Gated
+from propolis_workers.llm.network.feed_forward import Mixture
+from propolis_workers.llm.network.feed_forward import Plain
+from propolis_workers.llm.network.latent import LatentAttention
+from propolis_workers.llm.network.short_conv import ShortConv
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis import Tensor
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.kv_cache import Cache
+    from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.layers import Norm
+    from propolis_workers.llm.network.rotation import Rotations
+
+
+Mixer = Attention | LatentAttention | ShortConv
+
+
+class Block:
+    """
+    Attention and feed-forward, one after the other, or side by side where the config says so.
+
+    Each is normalised before or after, as the architecture has names of norms:
+    ``attention_norm`` and ``ffn_norm`` before, ``attention_post_norm`` and ``ffn_post_norm``
+    after.  Side by side, both read what ``attention_norm`` gives, unless there is an
+    ``ffn_norm``.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Layers, layer: int) -> None:
+        self.config = config
+        self.attention_norm = self.norm(weights, layer, "attention_norm")
+        self.attention = mixer(config, weights, layer)
+        self.attention_post_norm = self.norm(weights, layer, "attention_post_norm")
+        self.ffn_norm = self.norm(weights, layer, "ffn_norm")
+        self.feed_forward = feed_forward(config, weights, layer)
+        self.ffn_post_norm = self.norm(weights, layer, "ffn_post_norm")
+
+    def __call__(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        ropes: Rotations,
+        cache: Cache,
+        *,
+        last_only: bool = False,
+    ) -> Tensor:
+        """(b, t, width) -> the same, or what the cache wants of it alone."""
+        inner = _through(self.attention_norm, x)
+        y = self.attention(inner, positions, ropes, cache)
+        y = self._scaled(_through(self.attention_post_norm, y))
+        if self.config.parallel:
+            if last_only:
+                x, inner, y = (cache.wanted(z) for z in (x, inner, y))
+            inner = inner if self.ffn_norm is None else self.ffn_norm(x)
+            x = ops.add(x, y)
+        else:
+            x = ops.add(x, y)
+            if last_only:
+                x = cache.wanted(x)
+            inner = _through(self.ffn_norm, x)
+        y = self._scaled(_through(self.ffn_post_norm, self.feed_forward(inner)))
+        return ops.add(x, y)
+
+    def norm(self, weights: Layers, layer: int, name: str) -> Norm | None:
+        """One of its norms, which the architecture may not have."""
+        full = f"layers.{layer}.{name}"
+        spare = self.config.parallel and name == "ffn_norm" and not weights.has(full)
+        if spare or not weights.knows(full):
+            return None
+        return weights.norm(full, self.config.width, self.config)
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        scale = self.config.residual_scale
+        return y if scale == 1 else ops.affine(y, scale, 0.0)
+
+
+def mixer(config: ModelConfig, weights: Layers, layer: int) -> Mixer:
+    """What the config says that a layer reads other tokens by."""
+    if config.convolved and config.convolved[layer]:
+        return ShortConv(config, weights, layer)
+    return (Attention if config.latent is None else LatentAttention)(config, weights, layer)
+
+
+def feed_forward(config: ModelConfig, weights: Layers, layer: int) -> Callable[[Tensor], Tensor]:
+    """The feed-forward network that the config says a layer has."""
+    if config.has_experts(layer):
+        return Mixture(config, weights, layer)
+    return (Gated if config.gated else Plain)(config, weights, layer)
+
+
+def _through(norm: Norm | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
+
+
+__all__ = ["Block", "feed_forward"]

@@ -1,0 +1,85 @@
+"""
+Decoder-only transformers, in the ops of the core.
+
+Shapes: b sequences, t new tokens, heads and kv_heads of head_dim elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import ClassVar
+
+from propolis import ops
+from propolis_workers.llm.network.block import Block
+from propolis_workers.llm.network.rotation import RopeTables
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.kv_cache import Cache
+    from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.network.rotation import Rotations
+
+
+class Decoder:
+    """
+    A whole model.
+
+    Attributes:
+        config: its numbers.
+        device: where its weights are.
+        rope: the rotations of its sequences.
+        block_type: of its layers.
+    """
+
+    block_type: ClassVar[type[Block]] = Block
+
+    def __init__(self, config: ModelConfig, weights: Layers) -> None:
+        self.config = config
+        self.device = weights.device
+        self.embedding = weights.embedding("embedding", config.vocab_size, config.width)
+        self.blocks = [self.block_type(config, weights, layer) for layer in range(config.layers)]
+        self.norm = weights.norm("norm", config.width, config)
+        tied = "embedding" if config.tied else ""
+        self.output = weights.linear("output", config.width, config.vocab_size, tied=tied)
+        self.rope = RopeTables(config, weights.device)
+
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        ropes: Rotations,
+        cache: Cache,
+        *,
+        last_only: bool = True,
+    ) -> Tensor:
+        """
+        The logits after new tokens, whose keys and values join the cache.
+
+        Args:
+            ids: (b, t), i64.
+            positions: (b, t), i32: the position of each token in its sequence.
+            ropes: the sequences' own, from ``self.rope``.
+            cache: holds everything before; its lengths count the new tokens too.
+            last_only: only the logits of the tokens that the cache wants: of each sequence the
+                last, (b, 1, vocab_size); else all tokens': (b, t, vocab_size), f32.
+        """
+        config = self.config
+        x = self.embedding(ids)
+        if config.embedding_scale != 1:
+            x = ops.affine(x, config.embedding_scale, 0.0)
+        *blocks, last = self.blocks
+        for block in blocks:
+            x = block(x, positions, ropes, cache)
+        x = last(x, positions, ropes, cache, last_only=last_only)
+        logits = self.output(self.norm(x))
+        if config.logit_scale != 1:
+            logits = ops.affine(logits, config.logit_scale, 0.0)
+        if config.logit_cap:
+            logits = ops.tanh(ops.affine(logits, 1 / config.logit_cap, 0.0))
+            logits = ops.affine(logits, config.logit_cap, 0.0)
+        return logits
+
+
+__all__ = ["Decoder"]

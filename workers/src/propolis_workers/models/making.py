@@ -1,0 +1,113 @@
+"""``propolis models quantize`` and ``convert``: make a model of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from propolis.cli import json_option
+from propolis.cli import print_json
+from propolis.cli import settings
+from propolis.errors import ModelError
+from propolis.wording import size_of
+from propolis_workers.terminal import loading_bar
+
+
+_overwrite = click.option("--overwrite", is_flag=True, help="Replace OUT where it exists.")
+
+
+@click.command()
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--type", "kind", metavar="TYPE", required=True, help="What to make of it: q4_k_m.")
+@_overwrite
+@json_option
+@click.pass_context
+def quantize(
+    ctx: click.Context, source: str, target: Path, kind: str, overwrite: bool, as_json: bool
+) -> None:
+    """
+    Make a model smaller.
+
+    IN is a GGUF file in f32, f16 or bf16, or the name of a pulled one; OUT the file to write.
+    TYPE is q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, bf16 or f16, each
+    llama.cpp's mixture of that name.
+    """
+    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.default_model import located  # noqa: PLC0415
+    from propolis_workers.models.quantize import quantize as make  # noqa: PLC0415
+
+    config = settings(ctx)
+    path = located(source, config)
+    expect_new(target, overwrite=overwrite)
+    with loading_bar(quiet=as_json) as progress:
+        done = make(path, target, kind, Runtime.start(config).cpu, progress)
+    if as_json:
+        before, after = done.before, done.after
+        row = {"path": str(target), "bytes": after, "from_bytes": before, "formats": done.formats}
+        print_json(row)
+        return
+    shares = sorted(done.formats.items(), key=lambda one: -one[1])
+    parts = ", ".join(f"{size_of(nbytes)} of {name}" for name, nbytes in shares)
+    click.echo(f"{target}: {size_of(done.before)} became {size_of(done.after)}: {parts}")
+
+
+@click.command()
+@click.argument("source", metavar="FOLDER")
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["f32", "f16", "bf16"]),
+    help="Of the matrices; that of most of them if not given.",
+)
+@_overwrite
+@json_option
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    source: str,
+    target: Path,
+    kind: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """
+    Make a GGUF file of a folder.
+
+    FOLDER has safetensors, or is the name of a pulled model that does; OUT is the file to write.
+    A model whose GGUF file would not say all that the folder does is refused before it is written.
+    """
+    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.default_model import located  # noqa: PLC0415
+    from propolis_workers.models.convert import convert as make  # noqa: PLC0415
+
+    config = settings(ctx)
+    path = located(source, config)
+    expect_new(target, overwrite=overwrite)
+    with loading_bar(quiet=as_json) as progress:
+        size = make(path, target, kind, Runtime.start(config).cpu, progress)
+    if as_json:
+        print_json({"path": str(target), "bytes": size})
+        return
+    click.echo(f"{target}: {size_of(size)}; `propolis models quantize` makes it smaller")
+
+
+def expect_new(target: Path, *, overwrite: bool) -> None:
+    """
+    Check that a file may be written.
+
+    Raises:
+        ModelError: it exists and nobody said to replace it, or its folder does not.
+    """
+    if target.is_dir() or not target.parent.is_dir():
+        what = "is a folder" if target.is_dir() else f"has no folder {target.parent}"
+        msg = f"{target} {what}: give a file to write, in a folder that exists"
+        raise ModelError(msg)
+    if target.exists() and not overwrite:
+        msg = f"{target} exists: give another name, or --overwrite"
+        raise ModelError(msg)
+
+
+__all__ = ["convert", "expect_new", "quantize"]

@@ -1,0 +1,213 @@
+"""
+Models that were pulled, in a folder: ``org/name/`` holds the files of a repository.
+
+What is there is what the files say: no index can differ from them.  A download that was cut lies
+beside as ``.NAME.CHECKSUM.part``, and of a model in safetensors ``config.json`` comes last, so that
+a folder that has it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from propolis.config import data_home
+from propolis.errors import ModelError
+from propolis_workers.models.names import SPLIT
+from propolis_workers.models.names import ModelName
+from propolis_workers.models.names import chosen
+from propolis_workers.models.names import parse
+from propolis_workers.models.names import quantisation
+from propolis_workers.models.names import short_names
+from propolis_workers.models.picking import CONFIG
+from propolis_workers.models.picking import is_pulled
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from propolis.config import Config
+
+_PART = re.compile(r"\.(.+)\.[0-9a-f]{12}\.part")
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """
+    A model on this machine.
+
+    Attributes:
+        name: what ``-m`` takes.
+        path: a GGUF file, or a folder.
+        files: all that belong to it.
+        quantisation: as its file's name says, ``"safetensors"``, or empty where it says nothing.
+        complete: whether all of it is there.
+        file: its GGUF file's name in the repository.
+    """
+
+    name: str
+    path: Path
+    files: tuple[Path, ...]
+    quantisation: str
+    complete: bool = True
+    file: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def short_names(self) -> list[str]:
+        """Short names that mean it."""
+        return [short for short, full in short_names().items() if full == self.name]
+
+
+class Store:
+    """
+    The folder of pulled models.
+
+    Attributes:
+        folder: it; need not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of(cls, config: Config) -> Store:
+        """
+        The one that the settings name.
+
+        Raises:
+            ConfigError: they name none, and this user has no home folder.
+        """
+        return cls(config.models_dir or data_home() / "models")
+
+    def path(self, repository: str, file: str) -> Path:
+        """
+        Where a file of a repository lies.
+
+        Args:
+            repository: its name, checked.
+            file: its name in there, checked to stay below.
+        """
+        return self.folder.joinpath(*repository.split("/"), *file.split("/"))
+
+    def part(self, target: Path, checksum: str) -> Path:
+        """Where what will be a file is kept while it is not whole."""
+        return target.with_name(f".{target.name}.{checksum[:12]}.part")
+
+    def models(self) -> list[Local]:
+        """All that are there, those that are not whole last."""
+        found: list[Local] = []
+        for repository in sorted(self.folder.glob("*/*")):
+            name = f"{repository.parent.name}/{repository.name}"
+            # Others' files may lie here; what no pull could have written is left alone.
+            linked = repository.is_symlink() or repository.parent.is_symlink()
+            if not linked and repository.is_dir() and parse(f"{name}:any") is not None:
+                found += _in_folder(name, repository)
+        return sorted(found, key=lambda one: not one.complete)
+
+    def find(self, name: ModelName) -> Local | None:
+        """
+        The model that a name means, where it was pulled.
+
+        Raises:
+            ModelError: several files of the repository are there, and it is not said which.
+        """
+        here = [
+            one
+            for one in self.models()
+            if one.complete and one.name.partition(":")[0] == name.repository
+        ]
+        if name.which is None:
+            for one in here:
+                if not one.file:
+                    return one
+        files = [one for one in here if one.file]
+        if not files or (name.which is not None and not _has(files, name.which)):
+            return None
+        return chosen(name, files, lambda one: one.file, "here")
+
+    def named(self, text: str) -> Path | None:
+        """
+        The path of a model that was pulled.
+
+        Returns:
+            None where the text is no name of a model.
+
+        Raises:
+            ModelError: it is one, and was not pulled; says how.
+        """
+        name = parse(text)
+        if name is None:
+            return None
+        found = self.find(name)
+        if found is None:
+            kind = "model that was pulled" if text in short_names() else "path, nor a pulled model"
+            msg = f"{text} is no {kind}: `propolis models pull {text}` gets it, and "
+            msg += "`propolis models list` shows what is here"
+            raise ModelError(msg)
+        return found.path
+
+    def remove(self, model: Local) -> int:
+        """
+        Delete a model's files, and folders that nothing is left in.
+
+        Returns:
+            Bytes that were freed.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
+        freed = model.nbytes
+        for file in model.files:
+            file.unlink()
+            folder = file.parent
+            while folder != self.folder and not any(folder.iterdir()):
+                folder.rmdir()
+                folder = folder.parent
+        return freed
+
+
+def _has(files: list[Local], which: str) -> bool:
+    return any(which in (one.file, quantisation(one.file)) for one in files)
+
+
+def _in_folder(name: str, folder: Path) -> Iterator[Local]:
+    """The models of one repository."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    parts = {file: found for file in files if (found := _PART.fullmatch(file.name))}
+    ggufs = [file for file in files if file.suffix == ".gguf" and file not in parts]
+    yield from _ggufs(name, folder, ggufs)
+    others = [file for file in files if file.parent == folder and is_pulled(file.name)]
+    weighty = any(file.suffix == ".safetensors" for file in others)
+    if weighty or any(not found[1].endswith(".gguf") for found in parts.values()):
+        begun = [file for file, found in parts.items() if not found[1].endswith(".gguf")]
+        whole = folder / CONFIG in others and not begun
+        yield Local(name, folder, (*others, *begun), "safetensors", whole)
+    for file, found in parts.items():
+        if found[1].endswith(".gguf"):
+            inside = file.with_name(found[1]).relative_to(folder).as_posix()
+            kind = quantisation(inside) or ""
+            yield Local(f"{name}:{kind or inside}", file, (file,), kind, complete=False)
+
+
+def _ggufs(name: str, folder: Path, files: list[Path]) -> Iterator[Local]:
+    """Each GGUF file, or the parts of a split one together."""
+    inside = {file: file.relative_to(folder).as_posix() for file in files}
+    heads = {file: SPLIT.sub("", inside[file]) for file in files}
+    kinds = {head: quantisation(f"{head}.gguf") for head in heads.values()}
+    for head, kind in kinds.items():
+        mine = tuple(file for file in files if heads[file] == head)
+        split = SPLIT.search(mine[0].name)
+        whole = split is None or (split[1] == "00001" and len(mine) == int(split[2]))
+        alone = kind is not None and [*kinds.values()].count(kind) == 1
+        which = kind if alone else inside[mine[0]]
+        yield Local(f"{name}:{which}", mine[0], mine, kind or "", whole, inside[mine[0]])
+
+
+__all__ = ["CONFIG", "Local", "Store"]
