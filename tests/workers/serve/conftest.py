@@ -96,7 +96,7 @@ def hosting():
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        client = httpx2.Client(base_url=url, headers=headers, timeout=patience(60))
+        client = httpx2.Client(base_url=url, headers=headers, timeout=patience(300))
         running.append((server, thread, client))
         found = service or images
         until(lambda: found.engine.status.state in ("ready", "failed"), 60)

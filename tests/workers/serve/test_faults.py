@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from patience import until
@@ -13,6 +14,7 @@ from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.service import Service
 
 
+KERNELS = Path(__file__).parents[3] / "build" / "cache" / "propolis" / "kernels"
 ABORTS = """
 import os
 def rms_norm(out, x, weight, /, eps=1e-5):
@@ -55,10 +57,17 @@ def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypa
     ],
     ids=lambda fault: " ".join("=".join(item) for item in fault.items()),
 )
-def test_a_simulated_gpu_that_fails(server, hosting, hipsim, tiny_gguf, monkeypatch, fault):
+def test_a_simulated_gpu_that_fails(
+    server, hosting, hipsim, tiny_gguf, tmp_path, monkeypatch, fault
+):
     """Many at once, on a device that fails amid them: right tokens, or an error in words."""
     texts = [f"number {n}" for n in range(8)]
     expected = {text: server.chat(text).json()["choices"][0]["message"] for text in texts}
+    # What is quarantined here stays here; kernels are compiled once, for all tests.
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "propolis").mkdir()
+    (tmp_path / "propolis" / "kernels").symlink_to(KERNELS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("ROCM_PATH", str(hipsim))
     for name, value in fault.items():
         monkeypatch.setenv(name, value)
