@@ -65,7 +65,8 @@ def test_every_recipe_is_valid():
     from propolis_conformance.subject import Subject
 
     subject = Subject("cpu_ref", "cpu")
-    for unit in {unit.spec.name: unit for unit in subject.units}.values():
+    # Of the first dtype: a row of blocks is not as wide as one element, so that some are none.
+    for unit in {unit.spec.name: unit for unit in reversed(subject.units)}.values():
         for recipe in OPS[unit.spec.name].recipes:
             every = cases((recipe,), 0)
             for case, _ in zip(every, recipe.attributes, strict=False):

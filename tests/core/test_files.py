@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from propolis.files import expanded
 from propolis.files import replace_text
 from propolis.files import replacing
 
@@ -60,3 +61,11 @@ def test_text_goes_into_a_folder_that_is_made(tmp_path):
     assert (path.read_bytes(), mode(path)) == (b"caf\xe9", 0o600)
     replace_text(path, "shown", private=False)
     assert (path.read_text(), mode(path)) == ("shown", 0o640)
+
+
+def test_homes(monkeypatch, tmp_path):
+    """A path below a home is that; one below the home of nobody is left as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/x") == tmp_path / "x"
+    assert str(expanded("~nobody-at-all/x")) == "~nobody-at-all/x"
+    assert str(expanded("a/~")) == "a/~"

@@ -243,6 +243,7 @@ def test_broadcast_is_numpys(a, b):
 
 
 f32, f16, i32, i64, q4_0 = dtypes.f32, dtypes.f16, dtypes.i32, dtypes.i64, dtypes.q4_0
+q8_0 = dtypes.q8_0
 
 GOOD = [
     ("add", [(2, 1), (3,)], {}, ((2, 3), f32)),
@@ -260,6 +261,13 @@ GOOD = [
     ("linear", [(2, 3, 4), (5, 4), (5,)], {}, ((2, 3, 5), f32)),
     ("linear", [(4,), (5, 4)], {}, ((5,), f32)),
     ("matmul", [(7, 1, 2, 3), (4, 3, 5)], {}, ((7, 4, 2, 5), f32)),
+    ("kv_append", [(2, 9, 3, 32, q4_0), (2, 5, 3, 32, q4_0), (2, 5, i32)], {}, None),
+    (
+        "qattention",
+        [(1, 2, 4, 64), (1, 5, 2, 64, q8_0), (1, 5, 2, 32, q8_0)],
+        {},
+        ((1, 2, 4, 32), f32),
+    ),
     ("qmatmul", [(2, 32), (5, 32, q4_0)], {}, ((2, 5), f32)),
     ("rms_norm", [(2, 3), (3,)], {}, ((2, 3), f32)),
     ("rope", [(1, 2, 3, 8), (1, 2, i32), (9, 4), (9, 4)], {}, ((1, 2, 3, 8), f32)),
@@ -292,6 +300,23 @@ BAD = [
     ("matmul", [(2, 3), (4, 5)], {}, ShapeError, r"b is \(\.\.\., k, n\)"),
     ("matmul", [(3,), (3, 5)], {}, ShapeError, "a is"),
     ("matmul", [(2, 2, 3), (4, 3, 5)], {}, ShapeError, "do not broadcast"),
+    ("kv_append", [(2, 9, 3, 32, q4_0), (2, 5, 3, 32), (2, 5, i32)], {}, DTypeError, "x is f32"),
+    (
+        "qattention",
+        [(1, 2, 4, 32), (1, 5, 2, 32), (1, 5, 2, 32)],
+        {},
+        DTypeError,
+        "k is f32; .* q8_0",
+    ),
+    ("qattention", [(1, 2, 4, 32), (1, 5, 2, 32, q8_0), (1, 5, 2, 32)], {}, DTypeError, "v is f32"),
+    ("qattention", [(1, 2, 4, 32)] + [(1, 5, 2, 64, q8_0)] * 2, {}, ShapeError, "heads a multiple"),
+    (
+        "qattention",
+        [(1, 2, 4, 32)] + [(1, 5, 2, 32, q4_0)] * 2,
+        {},
+        DTypeError,
+        "k is q4_0; .* q8_0",
+    ),
     ("qmatmul", [(2, 64), (5, 32, q4_0)], {}, ShapeError, r"w is \(out, in\)"),
     ("rms_norm", [(2, 3), (2,)], {}, ShapeError, r"weight is \(width,\)"),
     ("rms_norm", [(), ()], {}, ShapeError, "weight is"),

@@ -42,7 +42,7 @@ def close(name: str, expected: Tensor, actual: Tensor) -> None:
 def test_every_decomposition_is_tested() -> None:
     """No op has a decomposition that this file leaves out."""
     decomposed = {name for name, spec in ops.catalogue().items() if spec.decomposition}
-    assert {*CALLS, "qmatmul"} == decomposed
+    assert {*CALLS, "qattention", "qattention_lse", "qmatmul"} == decomposed
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16])
@@ -69,6 +69,29 @@ def test_decomposed_qmatmul(kind: dtypes.DType) -> None:
     out = x.device.empty((3, 5), dtypes.f32)
     ops.qmatmul.decomposition.fn(out, x, w)
     np.testing.assert_allclose(out.numpy(), ops.qmatmul(x, w).numpy(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32])
+def test_decomposed_qattention(dtype: dtypes.DType) -> None:
+    """Dequantising and attending is qattention, of pages and with every rule too."""
+    rng = np.random.default_rng(3)
+    q = Tensor.from_numpy(rng.normal(size=(2, 3, 4, 64)).astype(dtype.numpy))
+    k, v = (
+        ops.quantize(Tensor.from_numpy(rng.normal(size=(6, 4, 2, n))), dtypes.q8_0)
+        for n in (64, 96)
+    )
+    table = Tensor.from_numpy(np.array([[5, 0], [2, 3]], np.int32))
+    lengths = Tensor.from_numpy(np.array([7, 5], np.int32))
+    rules = {"causal": True, "window": (3, 0), "softcap": 2.0, "scale": 0.3}
+    expected = ops.qattention_lse(q, k, v, lengths, block_table=table, **rules)
+    outs = [q.device.empty(t.shape, t.dtype) for t in expected]
+    given = (q, k, v, lengths)
+    ops.qattention_lse.decomposition.fn(*outs, *given, block_table=table, **rules)
+    one = q.device.empty(outs[0].shape, dtype)
+    ops.qattention.decomposition.fn(one, *given, block_table=table, **rules)
+    np.testing.assert_array_equal(one.numpy(), outs[0].numpy())
+    for out, truth in zip(outs, expected, strict=True):
+        np.testing.assert_allclose(out.numpy(), truth.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_decomposed_whole_numbers() -> None:

@@ -235,3 +235,28 @@ def test_other_errors():
         ops.attention(one, x, x)
     with pytest.raises(DTypeError, match=r"attention: kv_len is i64; supported: i32"):
         ops.attention(x, x, x, Tensor.from_numpy(np.ones(2, np.int64)))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16], ids=repr)
+@causal_or_not
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_keys_and_values_in_blocks(run, draw, close, dtype, causal, heads_first):
+    """They are what they stand for; what lies behind a sequence's keys is not looked at."""
+    q, k, v = drawn(draw, 2, 4, 6, 9, 2, 64, 32, dtypes.f32)
+    lengths, order = np.array([9, 5], np.int32), (0, 2, 1, 3) if heads_first else (0, 1, 2, 3)
+    kept = []
+    for numbers in (k, v):
+        blocks = ops.quantize(Tensor.from_numpy(numbers.transpose(order).copy()), dtypes.q8_0)
+        blocks = blocks.permute(*order)
+        blocks.array[1, 5:] = 0xFF  # scales that are NaN
+        kept.append(blocks)
+    truth = [ops.dequantize(blocks, dtypes.f64).array for blocks in kept]
+    actual = run(
+        ops.qattention,
+        Tensor.from_numpy(q.astype(dtype.numpy)),
+        *kept,
+        Tensor.from_numpy(lengths),
+        causal=causal,
+    )
+    expected = attention(q.astype(dtype.numpy), *truth, lengths, causal=causal)
+    close(ops.qattention, expected, actual)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -407,3 +409,34 @@ def test_a_bias_of_minus_infinity_is_a_score():
     bias[..., 1] = -np.inf
     tensors = map(Tensor.from_numpy, (q, k, v))
     assert np.isnan(ops.attention(*tensors, bias=Tensor.from_numpy(bias)).numpy()).all()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_keys_that_no_query_sees_cost_nothing(paged, tokens):
+    """Of many keys a window's alone are gathered, widened and multiplied."""
+    size, pages, window = 16, 2048, 100
+    rng = np.random.default_rng(0)
+    pool = rng.standard_normal((pages, size, 1, 8)).astype(np.float16)
+    k, q = Tensor.from_numpy(pool), rng.standard_normal((1, tokens, 2, 8)).astype(np.float16)
+    q, length = Tensor.from_numpy(q), Tensor.from_numpy(np.array([pages * size], np.int32))
+    order = rng.permutation(pages).astype(np.int32)
+    table = Tensor.from_numpy(order[None])
+    whole = Tensor.from_numpy(pool[order].reshape(1, pages * size, 1, 8))
+    given = (k, k) if paged else (whole, whole)
+    said = {"causal": True, "window": (window - 1, 0)}
+    places = {"block_table": table} if paged else {}
+    ops.attention(q, *given, length, **said, **places)
+    tracemalloc.start()
+    try:
+        y = ops.attention(q, *given, length, **said, **places).numpy()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    scores = ops_attention.BLOCK * 2 * (ops_attention.BLOCK + window) * 4
+    rows = (tokens + window + size) * 8
+    assert peak < 100_000 + 3 * scores + 16 * rows
+    assert peak < pool.nbytes
+    own = pool[order].reshape(-1, 1, 8)[-window - tokens :]
+    truth, _ = dense(q.array[0], own, own, **said)
+    np.testing.assert_allclose(y[0], truth, rtol=1e-2, atol=1e-2)

@@ -162,3 +162,23 @@ def test_kv_append_other_errors():
         ops.kv_append(cache, x, short)
     with pytest.raises(OpError, match=r"kv_append: writes into its first argument"):
         ops.kv_append.into(cache, cache, x, positions)
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d.is_block], ids=repr)
+def test_blocks_are_appended_and_assigned(dtype):
+    """Bytes of whole blocks, into a cache of heads first and between views of it."""
+    width = 2 * dtype.block_size
+    nbytes = dtype.nbytes(width)
+    raw = np.random.default_rng(0).integers(0, 256, 2 * 3 * 2 * nbytes, np.uint8)
+    x = Tensor.from_blocks(raw, dtype, (2, 3, 2, width))
+    memory = np.zeros(2 * 2 * 7 * nbytes, np.uint8)
+    cache = Tensor.from_blocks(memory, dtype, (2, 2, 7, width)).permute(0, 2, 1, 3)
+    at = np.array([[4, 0, 6], [1, 2, 3]], np.int32)
+    ops.kv_append(cache, x, Tensor.from_numpy(at))
+    expected = np.zeros((2, 7, 2, nbytes), np.uint8)
+    for sequence, places in enumerate(at):
+        expected[sequence, places] = raw.reshape(2, 3, 2, nbytes)[sequence]
+    np.testing.assert_array_equal(cache.numpy(), expected)
+    ops.assign(cache.narrow(1, 3, 2), x.narrow(1, 0, 1))
+    expected[:, 3:5] = raw.reshape(2, 3, 2, nbytes)[:, :1]
+    np.testing.assert_array_equal(cache.numpy(), expected)

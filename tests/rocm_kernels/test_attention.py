@@ -137,6 +137,51 @@ def test_large_scores_do_not_overflow(check) -> None:
         check(dtypes.f32, given, np.sort(k, 1), v)
 
 
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.bf16], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (32, 96), (128, 128), (256, 192)])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_keys_and_values_in_blocks(rocm, runtime, dtype, dims, tokens) -> None:
+    """A cache in q8_0, heads first, gives what the CPU gives of the numbers that it stands for."""
+    dim, value_dim = dims
+    q = normal(2, tokens, 4, dim).astype(dtype.numpy)
+    kept = [
+        ops.quantize(Tensor.from_numpy(normal(2, 2, 300, n, seed=n)), dtypes.q8_0)
+        for n in (dim, value_dim)
+    ]
+    lengths = i32(300, 177)
+
+    def call(device, q, given, op):
+        on = [t.to(device).permute(0, 2, 1, 3) for t in given]
+        said = Tensor.from_numpy(lengths, device)
+        outs = op(Tensor.from_numpy(q, device), *on, said, causal=True, window=(200, 0))
+        return [t.numpy().astype(np.float64) for t in outs]
+
+    numbers = [ops.dequantize(t, dtypes.f64) for t in kept]
+    expected = call(runtime.cpu, q.astype(np.float64), numbers, ops.attention_lse)
+    actual = call(rocm, q, kept, ops.qattention_lse)
+    for a, e in zip(actual, expected, strict=True):
+        assert np.abs(a - e).max() <= TOLERANCE[dtype] * max(1, np.abs(e).max())
+
+
+def test_blocks_are_appended_and_copied(rocm) -> None:
+    """Whole blocks, of every format, into views of heads; positions beyond the cache are not."""
+    for kind in (d for d in dtypes.ALL if d.is_block):
+        width = 2 * kind.block_size
+        raw = np.random.default_rng(0).integers(0, 256, 2 * 3 * 2 * kind.nbytes(width), np.uint8)
+        x = Tensor.from_blocks(raw, kind, (2, 3, 2, width), rocm)
+        memory = np.zeros(2 * 2 * 7 * kind.nbytes(width), np.uint8)
+        cache = Tensor.from_blocks(memory, kind, (2, 2, 7, width), rocm).permute(0, 2, 1, 3)
+        at = np.array([[4, 0, 6], [1, 2, 3]], np.int64)
+        ops.kv_append(cache, x, Tensor.from_numpy(at, rocm))
+        expected = np.zeros((2, 7, 2, kind.nbytes(width)), np.uint8)
+        for sequence, places in enumerate(at):
+            expected[sequence, places] = x.numpy()[sequence]
+        np.testing.assert_array_equal(cache.numpy(), expected)
+        ops.assign(cache.narrow(1, 3, 2), x.narrow(1, 0, 1))
+        expected[:, 3:5] = x.numpy()[:, :1]
+        np.testing.assert_array_equal(cache.numpy(), expected)
+
+
 def test_heads_that_are_too_wide_are_declined() -> None:
     """What the kernels cannot hold is left to others, with a reason."""
 

@@ -44,6 +44,7 @@ CROWDED = {
     for op, dtype in (
         ("layer_norm", "f32"),
         ("layer_norm", "f64"),
+        ("layer_norm", "f8e5m2"),
         ("add_rms_norm", "f64"),
         ("add_rms_norm", "f8e4m3"),
         ("rms_norm", "f8e4m3"),

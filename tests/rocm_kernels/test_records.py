@@ -49,16 +49,25 @@ def test_other_devices_get_nothing() -> None:
     assert [] == list(propolis_ops(SimpleNamespace(kind="cpu")))
 
 
+def served(name, parameter):
+    """The dtypes of a parameter that some kernel of an op takes."""
+    found = [impl.dtypes for impl in propolis_ops(ROCM) if impl.op == name]
+    return frozenset().union(*(k[parameter] if isinstance(k, dict) else k for k in found))
+
+
 def test_the_catalogue_is_served() -> None:
-    """Every op there is has kernels, at every dtype that it allows."""
+    """Every op there is has kernels, at every dtype that it allows, or at which its parts have."""
     for name, spec in catalogue().items():
-        served = [impl for impl in propolis_ops(ROCM) if impl.op == name]
-        assert served, name
-        for parameter, allowed in spec.dtypes.items():
-            kinds = [
-                i.dtypes[parameter] if isinstance(i.dtypes, dict) else i.dtypes for i in served
-            ]
-            assert allowed <= frozenset().union(*kinds), name
+        for place, (parameter, allowed) in enumerate(spec.dtypes.items()):
+            found = served(name, parameter)
+            assert found, name
+            usual = [next(iter(kinds)) for kinds in spec.dtypes.values()]
+            for kind in allowed - found:
+                assert spec.decomposition is not None, (name, kind)
+                parts = spec.decomposition.parts(*usual[:place], kind, *usual[place + 1 :])
+                for part, kinds in parts.items():
+                    for one, wanted in zip(part.dtypes, kinds, strict=True):
+                        assert wanted in served(part.name, one), (name, part.name, wanted)
 
 
 @pytest.mark.parametrize("dtype", sorted(dtypes.INTEGERS, key=str), ids=str)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import struct
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ class Hub:
         small: names of files that lie in git itself, and have no SHA-256.
         listed: repository -> entries of its list, in place of those that its files give.
         cut: bytes after which a download ends, for so many downloads as there are numbers.
+        reset: whether a cut is TCP's reset, which comes as another error than an end does.
         wrong: names of files whose content is another than the list says.
         refused: repository -> status and the hub's code for it.
         asked: each request: method, path, and the headers that say something.
@@ -42,6 +45,7 @@ class Hub:
     small: tuple[str, ...] = ("config.json", "tokenizer.json", "tokenizer_config.json")
     listed: dict[str, object] = field(default_factory=dict)
     cut: list[int] = field(default_factory=list)
+    reset: bool = False
     wrong: set[str] = field(default_factory=set)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -108,6 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, rest[:most], {**headers, "Content-Length": str(len(rest))})
         if most < len(rest):
             self.close_connection = True
+            if self.hub.reset:
+                # An end without lingering is a reset, and takes along what was not read yet.
+                lingering = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
+                self.connection.close()
 
     def _fail(self, status: int, code: str) -> None:
         self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})

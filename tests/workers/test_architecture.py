@@ -110,7 +110,7 @@ def test_unknown_architecture(tiny, tmp_path):
 @pytest.mark.parametrize(
     "key",
     [
-        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"),
+        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "max_position_embeddings", "vocab_size"),
     ],
 )

@@ -133,7 +133,7 @@ def test_any_order_loses_nothing(seed) -> None:
         if blocks.available >= 5:
             living.append(filled(blocks, tokens))
         held = {block for own in living for block in own}
-        assert held == set(blocks._users)
+        assert held == set(blocks._pool._users)
         assert blocks.available + blocks.taken == 24
     for own in living:
         blocks.give_back(own)

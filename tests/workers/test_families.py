@@ -24,6 +24,7 @@ from propolis_workers.llm import SamplingParams
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.batch.paged_cache import PagedCache
+from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.paged_cache import Step
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.models import architectures
@@ -74,12 +75,12 @@ def test_ragged(name, tmp_path):
     blocks = [[1 + i * each + j for j in range(each)] for i in range(len(lengths))]
     rope = model.rope.reserve(len(IDS))
     step = Step(cache, len(lengths), sum(lengths), each)
-    step.set([(IDS[:n], 0, own) for n, own in zip(lengths, blocks, strict=True)])
+    step.set([Placed(IDS[:n], 0, own) for n, own in zip(lengths, blocks, strict=True)])
     logits = model(step.ids, step.positions, rope, step).numpy()[0]
     expected = np.concatenate([truth[:n] for n in lengths])
     assert nmse(logits, expected) <= 1e-9
     one = Step(cache, len(lengths), len(lengths), each)
-    one.set([(IDS[n : n + 1], n, own) for n, own in zip(lengths, blocks, strict=True)])
+    one.set([Placed(IDS[n : n + 1], n, own) for n, own in zip(lengths, blocks, strict=True)])
     logits = model(one.ids, one.positions, rope, one).numpy()[0]
     assert nmse(logits, truth[list(lengths)]) <= 1e-9
 

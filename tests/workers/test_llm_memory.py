@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -16,10 +17,12 @@ from tiny_families import write_gguf
 from propolis import Config
 from propolis import Runtime
 from propolis import default_runtime
+from propolis import dtypes
 from propolis.cli import main
 from propolis.cpu import CpuMemory
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import LLM
+from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.layers import Layers
@@ -146,6 +149,47 @@ def test_usual_contexts(llm):
         llm.engine()
         Conversation(llm)
     assert [] == logs
+
+
+def test_guesses(llm, monkeypatch):
+    """Logits of tokens that are guessed are counted: of each sequence as many more rows."""
+    needed = []
+    monkeypatch.setattr(llm.model.device, "expect_room", lambda nbytes, *_: needed.append(nbytes))
+    for guesses in (0, 3, 1 << 20):
+        BatchEngine(llm, context=64, most=4, speculate=guesses)
+    row = 2 * 4 * llm.config.vocab_size
+    assert needed[1] - needed[0] == 4 * 3 * row
+    assert needed[2] - needed[0] == 512 * row
+
+
+def test_parts_of_latent_attention(tmp_path):
+    """What expands keys and values, in two parts of a block format, becomes numbers of f32."""
+    kinds = gguf.GGMLQuantizationType
+    truth, family = Truth.read("deepseek-v3"), FAMILIES["deepseek-v3"]
+    path = write_gguf(tmp_path / "m.gguf", family, truth, stored=kinds.Q4_0)
+    with GGUFFile.open(path) as file:
+        parts = {name: i for name, i in file.tensors.items() if "attn_v_b" in name}
+        assert parts
+        few = {name: replace(i, dtype=dtypes.q4_0, shape=(4, 16, 32)) for name, i in parts.items()}
+        source = SimpleNamespace(tensors=few)
+        device = default_runtime().cpu
+        found = weight_bytes(source, "token_embd.weight", "output.weight", device)
+        assert found == len(parts) * 4 * 16 * 32 * 4
+
+
+def test_towers_are_not_read(tmp_path):
+    """Of a model of images and texts nothing is counted but its language model."""
+    device = default_runtime().cpu
+    info = SimpleNamespace(shape=(8, 4), dtype=dtypes.f32, nbytes=128)
+    for embedding, output, others in (
+        ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight", "vision_"),
+        ("model.language_model.embed_tokens.weight", "lm_head.weight", "model.vision_"),
+    ):
+        mine = dict.fromkeys((embedding, output), info)
+        towers = dict.fromkeys((f"{others}tower.weight", f"{others}x.weight"), info)
+        given = SimpleNamespace(tensors=mine), SimpleNamespace(tensors=mine | towers)
+        alone, both = (weight_bytes(source, embedding, output, device) for source in given)
+        assert alone == both
 
 
 def test_experts_stay_as_they_are(tmp_path):

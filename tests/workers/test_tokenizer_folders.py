@@ -145,6 +145,16 @@ def test_roundtrip(loaded, kind, text):
     assert text in {shown, shown[1:]}
 
 
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma"])
+@settings(deadline=None)
+@given(text=PLAIN)
+def test_what_goes_on(loaded, kind, text):
+    """The tokens of a text that follows another spell it and nothing more."""
+    ours = loaded(kind)[1]
+    ids = ours.encode(text, parse_special=False, continues=True)
+    assert b"".join(map(ours.token_bytes, ids)) == text.encode()
+
+
 @settings(deadline=None)
 @given(text=TEXTS)
 def test_roundtrip_with_special(loaded, text):

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+from patience import patience
 from small_vocabularies import PRECOMPOSED
 from small_vocabularies import charsmap
 from small_vocabularies import raw
 from small_vocabularies import sentence_piece
 from small_vocabularies import unigram
+from tokenizers import pre_tokenizers
 
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm.tokenizer import Tokenizer
+from propolis_workers.llm.vocab.library import ids_of
+from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
+from propolis_workers.llm.vocab.special import CONTROL
+from propolis_workers.llm.vocab.special import USER_DEFINED
+from propolis_workers.llm.vocab.special import Cutter
+from propolis_workers.llm.vocab.special import Special
 
 
 BUILDS = {"llama": sentence_piece, "gemma4": raw, "t5": unigram}
@@ -85,6 +96,95 @@ def test_missing_byte(model):
     tokens = ["other" if text == "<0xE2>" else text for text in metadata["tokenizer.ggml.tokens"]]
     with pytest.raises(FileFormatError, match="'<0xE2>' is missing"):
         Tokenizer.from_gguf(damaged(BUILDS[model], {"tokens": tokens, "token_type": None}))
+
+
+def test_encoding_fails(tmp_path):
+    """Where the library finds at some text that a vocabulary is none, that names the file."""
+    said = {
+        "model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None},
+        "decoder": {"type": "Metaspace", "replacement": "\N{LOWER ONE EIGHTH BLOCK}"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(FileFormatError, match=r"tokenizer.json cannot be used: .*unk") as caught:
+        tokenizer.encode("other")
+    assert "\n" not in str(caught.value)
+
+
+def test_library_panics():
+    """A panic of the library at some text is an error of ours."""
+
+    class PanicException(BaseException):
+        """As the one that the library raises, whose class cannot be imported."""
+
+    class Panics:
+        def encode_batch_fast(self, *_, **__):
+            raise PanicException("index out of\nbounds")
+
+    with pytest.raises(FileFormatError, match=r"^a\.gguf cannot be used: index out of bounds$"):
+        ids_of(Panics(), ["x"], "a.gguf")
+
+
+@pytest.mark.parametrize("name", ["deepseek-llm", "jais-2"])
+@pytest.mark.parametrize("end", ["x", "1", "\u4f60"])
+def test_long_white_space(name, end):
+    """White space of any length is split in a time that grows as the text does."""
+    splits = PRE_TOKENIZERS[name].splits
+    rule = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(split), "isolated") for split in splits]
+    )
+    text = " " * 400_000 + end
+    started = time.process_time()
+    pieces = rule.pre_tokenize_str(text)
+    assert time.process_time() - started < patience(20)
+    assert "".join(piece for piece, _ in pieces) == text
+
+
+def test_many_special_tokens():
+    """A text of as many special tokens as there are is cut in a time that grows as it does."""
+    names = [f"<unused{number}>" for number in range(6000)]
+    kinds = dict.fromkeys(range(len(names)), USER_DEFINED)
+    plain = frozenset[int]()
+    cutter = Cutter(names, Special(kinds=kinds, ends=plain, left=plain, right=plain))
+    wanted = [*range(len(names))] * 10
+    started = time.process_time()
+    found = cutter.cut("".join(names[index] for index in wanted), parse_special=False)
+    assert time.process_time() - started < patience(20)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.text("ab< ", min_size=1, max_size=4), unique=True), st.text("ab< >\n"))
+def test_cutting(strips, names, text):
+    """Tokens are cut as llama.cpp does it: the longest through the whole text, then the next."""
+    every = frozenset(range(len(names))) if strips else frozenset[int]()
+    kinds = dict.fromkeys(range(len(names)), CONTROL)
+    cutter = Cutter(names, Special(kinds=kinds, ends=frozenset(), left=every, right=every))
+    parts: list[str | int] = [text] if text else []
+    for index in sorted(kinds, key=lambda index: (-len(names[index]), index)):
+        cut: list[str | int] = []
+        for part in parts:
+            rest = [part]
+            while isinstance(rest[-1], str) and names[index] in rest[-1]:
+                before, _, after = rest.pop().partition(names[index])
+                around = [before.rstrip(" \n"), index, after.lstrip(" \n")]
+                rest += around if strips else [before, index, after]
+            cut += [one for one in rest if one != ""]
+        parts = cut
+    assert cutter.cut(text, parse_special=True) == parts
+
+
+def test_templates_of_odd_names(tmp_path, tiny_folder):
+    """Of several templates, those whose name is no text are not asked for."""
+    for file in tiny_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    named = [{"name": ["x"], "template": "a"}, {"name": {}, "template": "b"}, 5]
+    named += [{"name": "default", "template": "c"}]
+    said = {"chat_template": named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")
+    assert Tokenizer.from_folder(tmp_path).chat_template == "c"
 
 
 def refusal(metadata: dict[str, object], text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_vocabularies import sentence_piece
 from tiny_model import CHATML
 from tiny_model import CONTROL
 from tiny_model import Tiny
@@ -20,6 +21,7 @@ from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.grammar import Grammars
+from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.tokenizer import Tokenizer
@@ -265,10 +267,41 @@ class Marked(Tiny):
         return {**super().metadata, "tokenizer.ggml.token_type": types}
 
 
-@pytest.fixture(scope="module", params=["spelt", "control"])
-def tokenizer(request, llm):
-    """A vocabulary in which marks are text, and one in which they are control tokens."""
-    return llm.tokenizer if request.param == "spelt" else Tokenizer.from_gguf(Marked().metadata)
+def sentence_pieces(marks: tuple[str, ...]) -> Tokenizer:
+    """A vocabulary that begins each run of text by a space, with marks that are control tokens."""
+    metadata = sentence_piece()
+    more: dict[str, list[Any]] = {
+        "tokens": list(marks),
+        "token_type": [3] * len(marks),
+        "scores": [0.0] * len(marks),
+    }
+    lists = {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    return Tokenizer.from_gguf(metadata | {key: metadata[key] + lists[key] for key in lists})
+
+
+VOCABULARIES = {
+    "spelt": lambda: Tokenizer.from_gguf(Tiny().metadata),
+    "control": lambda: Tokenizer.from_gguf(Marked().metadata),
+    "pieces-spelt": lambda: sentence_pieces(()),
+    "pieces-control": lambda: sentence_pieces(Marked.marks),
+}
+
+
+@pytest.fixture(scope="module", params=VOCABULARIES)
+def tokenizer(request):
+    """Vocabularies of both kinds in which marks are text, and in which they are control tokens."""
+    return VOCABULARIES[request.param]()
+
+
+def test_json_of_a_schema(tokenizer):
+    """Whatever follows the grammar of a schema is JSON that the schema allows, from its start."""
+    # A text that is a control token's is that text within a string.
+    wanted = {"enum": ["the then", "</s>", "<|im_end|>", " é "]}
+    schema = {"type": "object", "properties": {"the": wanted}, "required": ["the"]}
+    grammar = json_grammar({**schema, "additionalProperties": False})
+    said = {json.loads(drawn(tokenizer, FAMILIES[0], grammar, seed))["the"] for seed in range(12)}
+    assert said <= set(wanted["enum"])
+    assert len(said) > 1
 
 
 def drawn(tokenizer: Tokenizer, family: Family, grammar: str, seed: int) -> str:

@@ -291,7 +291,11 @@ def _indices(
 
 
 def forget(drawn: dict[str, Value], names: Iterable[str]) -> None:
-    """Make NaN of what caches hold beyond ``kv_len``: memory that nobody wrote yet."""
+    """
+    Make NaN of what caches hold beyond ``kv_len``: memory that nobody wrote yet.
+
+    Of blocks all bits are set, which as a scale is NaN too.
+    """
     if "kv_len" not in drawn:
         return
     lengths = drawn["kv_len"].array
@@ -305,5 +309,5 @@ def forget(drawn: dict[str, Value], names: Iterable[str]) -> None:
                     written[table[s, j // page], j % page] = True
         else:
             written |= np.arange(value.shape[1]) < lengths[:, None]
-        array[~written] = np.nan
+        array[~written] = 0xFF if value.dtype.is_block else np.nan
         drawn[name] = replace(value, array=array)

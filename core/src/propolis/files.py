@@ -56,6 +56,11 @@ def replace_text(path: Path, text: str, *, private: bool = True) -> None:
         file.write(text.encode(errors="surrogateescape"))
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path with the home of a user in place of ``~``; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises for such a user
+
+
 def _umask() -> int:
     """The process's: Linux says it, elsewhere it is set anew, which other threads see."""
     try:
@@ -69,4 +74,4 @@ def _umask() -> int:
     return umask
 
 
-__all__ = ["replace_text", "replacing"]
+__all__ = ["expanded", "replace_text", "replacing"]

@@ -1,4 +1,4 @@
-// What both attention kernels share: which keys a query sees, where they lie, and what becomes of
+// What all attention kernels share: which keys a query sees, where they lie, and what becomes of
 // a score.  Semantics: core's propolis/ops/attention.py.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 // Positions of tokens are 32 bits wide, as kv_len is; strides are 64.
 struct AttentionShape {
-    i64 q[4], k[4], v[4], bias[4];  // strides; of pages: page, row, head, element
+    i64 q[4], k[4], v[4], bias[4];  // strides; of pages: page, row, head, element; of blocks bytes
     i64 table[2];
     i64 kv_len, alibi, q_start;
     i64 threads;  // of a block
@@ -24,11 +24,13 @@ struct AttentionShape {
     i32 wide_bias;  // the bias is f32, whatever T is
 };
 
-template <class T>
+// Of queries of T, and of keys and values that are kept as K.
+template <class T, class K = T>
 struct Attention {
     T* out;                // (batch, tokens, heads, value_dim), contiguous
     Compute<T>* lse;       // (batch, heads, tokens), contiguous, or null
-    const T *q, *k, *v;
+    const T* q;
+    const K *k, *v;
     const i32* kv_len;     // these may be null
     const T* bias;
     const f32* alibi;
@@ -36,12 +38,12 @@ struct Attention {
     const i32* block_table;
 };
 
-#define ATTENTION_ARGUMENTS(T)                                                              \
-    T *out, Compute<T>*lse, const T *q, const T *k, const T *v, const i32 *kv_len,          \
+#define ATTENTION_ARGUMENTS(T, K)                                                           \
+    T *out, Compute<T>*lse, const T *q, const K *k, const K *v, const i32 *kv_len,          \
         const T *bias, const f32 *alibi, const i32 *q_start, const i32 *block_table,        \
         AttentionShape shape
-#define ATTENTION(T) \
-    Attention<T> { out, lse, q, k, v, kv_len, bias, alibi, q_start, block_table }
+#define ATTENTION(T, K) \
+    Attention<T, K> { out, lse, q, k, v, kv_len, bias, alibi, q_start, block_table }
 
 // A sequence: which rows of q are its queries, and how many keys it has.
 struct Sequence {
@@ -53,14 +55,14 @@ struct Sequence {
 };
 
 // Where the queries of a sequence of a ragged batch begin; within q, whatever is said there.
-template <class T>
-PROPOLIS_FN i32 start_at(const Attention<T>& a, const AttentionShape& s, i32 index) {
+template <class A>
+PROPOLIS_FN i32 start_at(const A& a, const AttentionShape& s, i32 index) {
     const i32 told = a.q_start[index * s.q_start];
     return told < 0 ? 0 : told < s.total ? told : s.total;
 }
 
-template <class T>
-PROPOLIS_FN Sequence sequence_at(const Attention<T>& a, const AttentionShape& s, i32 index) {
+template <class A>
+PROPOLIS_FN Sequence sequence_at(const A& a, const AttentionShape& s, i32 index) {
     Sequence found{index, index, 0, s.total, s.capacity};
     if (a.q_start) {
         found.row = 0;
@@ -76,27 +78,34 @@ PROPOLIS_FN Sequence sequence_at(const Attention<T>& a, const AttentionShape& s,
 }
 
 // An element of the bias, which there is.
-template <class T>
-PROPOLIS_FN Compute<T> bias_at(const Attention<T>& a, const AttentionShape& s, i64 element) {
+template <class T, class K>
+PROPOLIS_FN Compute<T> bias_at(const Attention<T, K>& a, const AttentionShape& s, i64 element) {
     if constexpr (sizeof(T) != sizeof(f32)) {
         if (s.wide_bias) return (Compute<T>)((const f32*)a.bias)[element];
     }
     return wide(a.bias[element]);
 }
 
+// Eight elements of a row of a cache, from where they may be loaded in packs.
+template <class K, class C>
+PROPOLIS_FN void load_kept(const K* row, i64 element, C (&run)[RUN]) {
+    load_run(row + element, run);
+}
+
 // Keys or values of a sequence and a head: row j is that of key j.  Where `packed`, all runs of
 // it may be loaded in packs.
-template <class T, bool packed>
+template <class K, bool packed>
 struct CacheRows {
-    const T* at;       // of key 0, or of page 0
+    const K* at;       // of key 0, or of page 0
     const i32* table;  // pages of this sequence, or null
     i64 row, step, page, table_step;
     i32 rows;   // keys from here on are not read
     i32 depth;  // elements
     i32 page_size, pages;
 
-    typedef Compute<T> C;
-    PROPOLIS_METHOD CacheRows(const Attention<T>& a, const AttentionShape& s, const T* from,
+    typedef Compute<K> C;
+    template <class T>
+    PROPOLIS_METHOD CacheRows(const Attention<T, K>& a, const AttentionShape& s, const K* from,
                               const i64 (&strides)[4], i32 depth, const Sequence& sequence,
                               i32 head)
         : row(strides[1]), step(strides[3]), rows(sequence.valid), depth(depth) {
@@ -112,7 +121,7 @@ struct CacheRows {
             at += sequence.index * page;
         }
     }
-    PROPOLIS_METHOD const T* key(i32 j) const {
+    PROPOLIS_METHOD const K* key(i32 j) const {
         if (!table) return at + j * row;
         const i32 place = (i32)((u32)j / (u32)page_size);
         i32 which = table[place * table_step];
@@ -122,9 +131,9 @@ struct CacheRows {
     PROPOLIS_METHOD bool across() const { return false; }
     PROPOLIS_METHOD void fetch(i64 j, i64 e, C (&run)[RUN]) const {
         const bool inside = j < rows && e < depth;
-        const T* from = key(inside ? (i32)j : 0);
+        const K* from = key(inside ? (i32)j : 0);
         if constexpr (packed) {
-            load_run(from + (inside ? e : 0), run);
+            load_kept(from, inside ? e : 0, run);
 #pragma unroll
             for (int i = 0; i < RUN; ++i) run[i] = inside ? run[i] : (C)0;
         } else {

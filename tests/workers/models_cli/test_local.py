@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from propolis_workers.models.names import expect
 from propolis_workers.models.names import parse
 from propolis_workers.models.names import quantisation
 from propolis_workers.models.names import short_names
+from propolis_workers.models.store import Store
 
 
 NAME = "some/Model-GGUF"
@@ -164,6 +166,52 @@ def test_which(pulled, folder, tiny):
     tiny.folder(folder / NAME)
     assert located(NAME, config) == folder / NAME
     assert located(f"{NAME}:Q2_K", config) == folder / NAME / "Model-Q2_K.gguf"
+
+
+def test_others_beside(pulled, folder, tiny):
+    """Projectors and statistics beside a model are not it, but files by their own names."""
+    config = Config.load()
+    for other in ("mmproj-Model-Q8_0.gguf", "imatrix.gguf", "mmproj-F16.gguf"):
+        tiny.gguf(folder / NAME / other)
+    assert located(NAME, config) == pulled
+    assert located(f"{NAME}:Q8_0", config) == pulled
+    assert located(f"{NAME}:mmproj-F16.gguf", config).name == "mmproj-F16.gguf"
+    names = [one.name for one in Store.of(config).models()]
+    assert f"{NAME}:Q8_0" in names
+    assert f"{NAME}:mmproj-F16.gguf" in names
+    with pytest.raises(ModelError, match="is no path, nor a pulled model"):
+        located(f"{NAME}:F16", config)
+
+
+@pytest.mark.parametrize("given", ["~nobody-at-all/x", "~nobody-at-all/x/y.gguf"])
+def test_home_of_nobody(models, given, monkeypatch):
+    """A path below the home of a user that there is not is a path that does not exist."""
+    done = models("show", given)
+    assert done.code == 2
+    assert given in done.err
+    assert done.err.count("\n") == 1
+    monkeypatch.setenv("PROPOLIS_MODELS_DIR", given)
+    assert models("list").code == 0
+
+
+def test_list_while_removing(pulled, models, folder, monkeypatch):
+    """What is removed while models are listed is left out, or empty, and no error."""
+    found = Store.of(Config.load()).models()
+    assert [one.nbytes > 0 for one in found] == [True]
+    assert Store.of(Config.load()).remove(found[0]) > 0
+    assert found[0].nbytes == 0
+    assert Store.of(Config.load()).remove(found[0]) == 0
+    (folder / NAME).mkdir(parents=True)
+    plain = Path.is_dir
+
+    def gone(path):
+        answer = plain(path)
+        if path == folder / NAME:
+            path.rmdir()
+        return answer
+
+    monkeypatch.setattr(Path, "is_dir", gone)
+    assert models("list").code == 0
 
 
 def test_incomplete(pulled, folder):

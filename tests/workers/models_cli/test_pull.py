@@ -6,6 +6,7 @@ import os
 
 import pytest
 from fake_hub import REVISION
+from huggingface_hub import close_session
 from huggingface_hub import constants
 
 from propolis_workers.models import pull as pulling
@@ -120,6 +121,26 @@ def test_cut_once(repository, models, folder):
     assert len(ranges) == 2
     assert ranges[0] is None
     assert 0 < int(ranges[1].removeprefix("bytes=").rstrip("-")) <= 100_000
+
+
+def test_reset(repository, models, folder):
+    """So is one that the other side resets, however often, as long as each brings something."""
+    repository.reset = True
+    repository.cut = [100_000, 0, 0, 50_000, 20_000]
+    done = models("pull", REPO)
+    assert done.code == 0, done.err
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_cut_often(hub, models, folder, monkeypatch):
+    """A pull outlives more cuts than Python's stack has frames."""
+    monkeypatch.setattr("propolis_workers.models.hub.CHUNK", 10)
+    content = os.urandom(12_000)
+    hub.files[REPO] = {FILE: content}
+    hub.cut = [10] * 1100
+    done = models("pull", REPO)
+    assert done.code == 0, done.err
+    assert (folder / REPO / FILE).read_bytes() == content
 
 
 def test_cut_for_good(repository, models, folder):
@@ -249,6 +270,75 @@ def test_unreachable(models):
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1", "pip install 'httpx2[socks]', or name an HTTP proxy"),
+        ("HTTPS_PROXY", "foo://user:secret@x", "no proxy's address: set it to http://HOST:PORT"),
+        ("HTTPS_PROXY", "http://[::", "no proxy's address: set it to http://HOST:PORT"),
+        ("SSL_CERT_FILE", "/absent/a.pem", "(No such file or directory): set it to a file of"),
+        ("SSL_CERT_FILE", __file__, "set it to a file of certificates, or unset it"),
+    ],
+)
+def test_settings_of_the_network(repository, models, monkeypatch, name, value, said):
+    """Settings by which nobody can be asked are named, without a password in them."""
+    close_session()
+    monkeypatch.setenv(name, value)
+    done = models("pull", REPO)
+    close_session()
+    assert done.code == 1
+    assert said in done.err
+    assert name.removeprefix("ALL").removeprefix("HTTPS") in done.err
+    assert "secret" not in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_password_of_the_hub(repository, models, monkeypatch):
+    """Who may ask a hub behind a password does, and no line shows it."""
+    address = repository.url.replace("//", "//user:secret@")
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    repository.refused[REPO] = (500, "")
+    done = models("pull", REPO)
+    assert f"{repository.url} answered 500" in done.err
+    assert "secret" not in done.err
+    repository.refused = {}
+    assert models("pull", REPO).code == 0
+
+
+def test_too_large(hub, models, monkeypatch):
+    """What is larger than the hub gives out at once is refused before the first byte."""
+    hub.files[REPO] = {"m-Q8_0-00001-of-00002.gguf": b"1", "m-Q8_0-00002-of-00002.gguf": b"22"}
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1)
+    done = models("pull", f"{REPO}:Q8_0")
+    assert done.code == 1
+    assert "m-Q8_0-00002-of-00002.gguf of some/Model-GGUF has" in done.err
+    assert not hub.downloads()
+
+
+def test_vanished(hub, models, folder, tiny_folder):
+    """What a repository does not have any more is gone from its folder, and what is mine stays."""
+    hub.files["some/model"] = {file.name: file.read_bytes() for file in tiny_folder.iterdir()}
+    hub.files["some/model"]["chat_template.jinja"] = b"of another time"
+    assert models("pull", "some/model").code == 0
+    here = folder / "some/model"
+    (here / "notes.txt").write_text("mine")
+    (here / ".model-00001-of-00002.safetensors.0123456789ab.part").write_bytes(b"1")
+    (here / "m-Q4_0.gguf").write_bytes(b"of another pull")
+    del hub.files["some/model"]["chat_template.jinja"]
+    done = models("pull", "some/model")
+    assert done.code == 0
+    assert "removing chat_template.jinja, which some/model does not have any more" in done.err
+    assert left(here) == sorted([*hub.files["some/model"], "m-Q4_0.gguf", "notes.txt"])
+
+
+def test_removed_meanwhile(repository, models, folder, monkeypatch):
+    """A model that somebody removes at the end of its pull is said to be gone."""
+    monkeypatch.setattr(pulling, "_is_here", lambda *_: True)
+    done = models("pull", REPO)
+    assert done.code == 1
+    assert f"{FILE} was removed meanwhile: pull it again" in done.err
+
+
 def test_offline(hub, models, monkeypatch):
     """HF_HUB_OFFLINE asks nobody."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -347,6 +437,8 @@ def test_two_at_once(repository, models, folder):
         ({"a-Q2_K.gguf": b"", "a-Q3_K_S.gguf": b""}, "", "there are: :Q2_K, :Q3_K_S"),
         ({"a-Q4_0.gguf": b""}, ":Q8_0", "was asked for :Q8_0, and there is no such file there"),
         ({"mmproj-a-F16.gguf": b"", "x.bin": b""}, "", "pickles alone"),
+        ({"mmproj/a-F16.gguf": b"", "x.bin": b""}, "", "pickles alone"),
+        ({"a-Q2_K.gguf": b"", "a.imatrix.gguf": b""}, ":F16", "there are: :Q2_K\n"),
         ({"README.md": b""}, "", "has neither GGUF files nor"),
         ({"config.json": b"{}", "model.safetensors": b""}, ":Q4_0", "`propolis models pull some/"),
     ],

@@ -49,6 +49,21 @@ def test_text(models, tiny_gguf):
     assert all(len(line) < 200 for line in lines[1:])
 
 
+def test_hostile_texts(models, tiny, tmp_path):
+    """What a file says cannot steer a terminal, nor look like another line."""
+    evil = "a\x1b[2J\x1b]0;owned\x07\rmemory\n\u202eb\x9b1m"
+    path = tiny.gguf(tmp_path / "x\x1b[1m.gguf", architecture=evil)
+    done = models("show", str(path))
+    assert done.code == 0
+    assert "architecture  a\\x1b[2J\\x1b]0;owned\\x07\\rmemory\\n\\u202eb\\x9b1m\n" in done.out
+    assert done.out.replace("\n", "").isprintable()
+    assert json.loads(models("show", str(path), "--json").out)["architecture"] == evil
+    done = models("show", "absent\x1b[2J.gguf")
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert done.err.rstrip("\n").isprintable()
+
+
 def test_default(models, tiny_gguf, monkeypatch):
     """Without an argument it is the model that would run."""
     monkeypatch.setenv("PROPOLIS_MODEL", str(tiny_gguf))

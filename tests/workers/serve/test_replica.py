@@ -12,6 +12,7 @@ import uvicorn
 from patience import patience
 from patience import until
 
+from propolis.errors import ModelError
 from propolis.errors import PropolisError
 from propolis_workers.serve.engine import Status
 from propolis_workers.serve.replica import Replica
@@ -119,6 +120,18 @@ def test_a_model_that_cannot_be_loaded(args, tmp_path):
     asyncio.run(begin())
     assert [one["type"] for one in said] == ["lifespan.startup.failed"]
     assert "no.gguf" in said[0]["message"]
+
+
+def test_pulled_models(args, tiny, tmp_path, monkeypatch):
+    """Models are given by the names of pulled ones too; one that was not pulled is named."""
+    monkeypatch.setenv("PROPOLIS_MODELS_DIR", str(tmp_path / "models"))
+    (tmp_path / "models/some/Model-GGUF").mkdir(parents=True)
+    pulled = tiny.gguf(tmp_path / "models/some/Model-GGUF/Model-Q8_0.gguf")
+    args["models"] = {"a": "some/Model-GGUF:Q8_0"}
+    assert Replica(args)._paths == {"a": pulled}
+    args["models"] = {"a": "some/Other-GGUF"}
+    with pytest.raises(ModelError, match="`propolis models pull some/Other-GGUF` gets it"):
+        Replica(args)
 
 
 def test_unloading(args):

@@ -38,8 +38,9 @@ class Arguments(BaseModel):
     What ``serve run propolis_workers.ray:build NAME=VALUE`` takes, or ``args`` of a config file.
 
     Attributes:
-        model: a GGUF file or a folder of safetensors; the configured or packaged one if empty.
-        models: several instead, by the names that clients give; the first is loaded at once.
+        model: a GGUF file, a folder of safetensors or the name of a pulled model; the configured or
+            packaged one if empty.
+        models: several such instead, by the names that clients give; the first is loaded at once.
         loaded: how many of them a replica has at a time; others are loaded when they are asked
             for, instead of the one that was not for longest.
         device: ``cpu``, or ``rocm:0`` if there are GPUs: the first of those that Ray gave.

@@ -43,6 +43,18 @@ def decoded(raw: bytes) -> str:
         raise UsageError(msg) from None
 
 
+def printable(text: str) -> str:
+    r"""
+    A text that others wrote, for a terminal: what steers one, or hides, is shown as an escape.
+
+    >>> printable("a\x1b[2J\nb")
+    'a\\x1b[2J\\nb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def watched(*, quiet: bool = False) -> bool:
     """Whether somebody looks at standard error and wants to see progress."""
     return not quiet and sys.stderr.isatty()
@@ -106,4 +118,12 @@ def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
     ctx.call_on_close(end)
 
 
-__all__ = ["decoded", "loading_bar", "standard_input", "steps_bar", "sum_up", "watched"]
+__all__ = [
+    "decoded",
+    "loading_bar",
+    "printable",
+    "standard_input",
+    "steps_bar",
+    "sum_up",
+    "watched",
+]

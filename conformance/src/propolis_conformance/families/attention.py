@@ -193,3 +193,61 @@ _RECIPES = (
 )
 OPS["attention"] = OpInfo(_attention, _RECIPES)
 OPS["attention_lse"] = OpInfo(_attention_lse, _RECIPES)
+
+# Keys and values in blocks are the numbers that they stand for.  Sizes of heads are counted in
+# blocks of 32.
+_IN_BLOCKS = {"d": 2, "e": 3}
+_BLOCKS = {
+    "k": T("b s h d", "=k", domain="cache"),
+    "v": T("b s h e", "=k", domain="cache"),
+}
+_BLOCK_PAGES = {
+    "k": T("p g h d", "=k", domain="cache"),
+    "v": T("p g h e", "=k", domain="cache"),
+    "kv_len": T("b", "i32", "length:n*g"),
+}
+_QUANTIZED = (
+    _recipe({**_Q, **_BLOCKS, **_LENGTHS}, (*_RULES, {"kv_len": None}), _IN_BLOCKS),
+    _recipe({**_Q, **_BLOCKS, **_LENGTHS}, _RULES[:4], {"t": 7, "s": 4, "h": 1, "d": 1, "e": 1}),
+    _recipe(
+        {**_Q, "k": T("b s h d", "=k"), "v": T("b s h e", "=k"), "bias": T("b h*2 t s")},
+        _BIASED,
+        _IN_BLOCKS,
+    ),
+    _recipe(
+        {
+            "q": T("1 t h*2 d"),
+            **_BLOCKS,
+            **_LENGTHS,
+            "q_start": T("b+1", "i32", "starts:t"),
+            "alibi": T("h*2", "f32", "positive"),
+        },
+        (*({"alibi": None, **rules} for rules in _RULES[:3]), {"causal": True}),
+        {**_IN_BLOCKS, "t": 7, "b": 3},
+    ),
+    _recipe(
+        {**_Q, **_BLOCK_PAGES, "block_table": T("b n", "i32", "index:p")},
+        (*_RULES[:3], _RULES[7]),
+        {**_IN_BLOCKS, "g": 4, "n": 3, "p": 5},
+    ),
+    _recipe(
+        {
+            "q": T("1 t h*2 d"),
+            **_BLOCK_PAGES,
+            "q_start": T("b+1", "i32", "starts:t"),
+            "block_table": T("b n", "i32", "distinct:p"),
+        },
+        _RULES[:2],
+        {**_IN_BLOCKS, "g": 2, "n": 3, "p": 7, "t": 19},
+    ),
+    _recipe({**_Q, **_BLOCKS, **_LENGTHS}, _RULES[:5], {**_PREFILL, "d": 4, "e": 2}),
+    # NaN and infinities in what is compared; in blocks, scales of rows that nobody wrote have them.
+    Recipe(
+        {"q": T("b t h*2 d"), "k": T("b s h d", "=k"), "v": T("b s h e", "=k")},
+        _RULES[:3],
+        {**_SIZES, **_IN_BLOCKS},
+        nonempty="dh",
+    ),
+)
+OPS["qattention"] = OpInfo(_attention, _QUANTIZED)
+OPS["qattention_lse"] = OpInfo(_attention_lse, _QUANTIZED)

@@ -32,7 +32,9 @@ OPS["assign"] = OpInfo(
         Recipe({**_TARGET, "source": T("s c", "=target")}, overwrites=True),
         Recipe({**_TARGET, "source": T("r s c", "=target")}, overwrites=True),
         Recipe({**_TARGET, "source": T("r 1 1", "=target")}, overwrites=True),
+        Recipe({**_TARGET, "source": T("r 1 c", "=target")}, overwrites=True),
     ),
+    as_bytes=True,
 )
 
 
@@ -76,4 +78,4 @@ _APPENDED = {
     "x": T("b t h d", "=cache"),
     "positions": T("b t", domain="distinct:p"),
 }
-OPS["kv_append"] = OpInfo(_kv_append, (Recipe(_APPENDED, sizes={"p": 7, "t": 3}),))
+OPS["kv_append"] = OpInfo(_kv_append, (Recipe(_APPENDED, sizes={"p": 7, "t": 3}),), as_bytes=True)

@@ -264,7 +264,8 @@ def _fail(exc: Exception, code: int, text: str, *, debug: bool, log_format: str 
         import traceback  # noqa: PLC0415
 
         trace = "".join(traceback.format_exception(exc))
-    message = " ".join(text.split())
+    # What a file says may stand in it: that steers no terminal.
+    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
     as_json = log_format is None and config is not None and config.log_format == "json"
     with json_lines() if as_json else nullcontext():
         if isinstance(sys.stderr, JsonLines):

@@ -20,6 +20,8 @@ from propolis.opspec.spec import catalogue as catalogue
 from propolis.opspec.tolerance import Tolerance as Tolerance
 from propolis.ops.attention import attention as attention
 from propolis.ops.attention import attention_lse as attention_lse
+from propolis.ops.attention import qattention as qattention
+from propolis.ops.attention import qattention_lse as qattention_lse
 from propolis.ops.binary import add as add
 from propolis.ops.binary import div as div
 from propolis.ops.binary import eq as eq

@@ -16,6 +16,7 @@ from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.ops.quantized import dequantize
 from propolis.opspec.docstrings import parameter_docs
 from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
@@ -161,6 +162,9 @@ def attention(
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 
 
+_SHARED = parameter_docs(attention.__doc__ or "")
+
+
 def _attention_lse_terms(
     f: Callable[..., Any], q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
 ) -> tuple[Array, Array]:
@@ -176,7 +180,7 @@ def _attention_lse_terms(
     {"q": FLOATS},
     tolerance=RELATIVE,
     magnitude=_attention_lse_terms,
-    shared=parameter_docs(attention.__doc__ or ""),
+    shared=_SHARED,
 )
 def attention_lse(
     q: Tensor,
@@ -211,8 +215,167 @@ def attention_lse(
     out = _infer(
         "attention_lse", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table
     )
+    return out, _lse(q)
+
+
+# What keys and values may be kept in, beside the dtype of queries.
+_KEPT = frozenset({dtypes.q8_0})
+
+
+@op({"q": FLOATS, "k": _KEPT}, tolerance=RELATIVE, magnitude=_attention_terms, shared=_SHARED)
+def qattention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Meta:
+    """
+    ``attention`` of keys and values in a GGUF block format, as a quantised cache holds them.
+
+    They are the numbers that ``dequantize`` gives, and everything else is as in ``attention``.
+    An implementation that rounds them, or queries, any further is not exact and says so.
+
+    Args:
+        k: (batch, capacity, kv_heads, head_dim), q8_0 along head_dim, so that it is a multiple
+            of 32; any other strides.
+        v: (batch, capacity, kv_heads, value_dim), likewise.
+
+    Returns:
+        Shape of ``q`` with value_dim last, dtype of ``q``.
+
+    Raises:
+        DTypeError: the dtypes are not as above.
+        ShapeError: the shapes do not fit together.
+        OpError: as for ``attention``.
+    """
+    return _infer("qattention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
+
+
+# In dtypes narrower than f32 keys and values are rounded to that of the queries, as what qmatmul
+# is decomposed into rounds weights.
+@qattention.decomposes(lambda q, k: {dequantize: (k,), attention: (q,)})
+def _qattention(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> None:
+    attention.into(
+        out,
+        q,
+        dequantize(k, q.dtype),
+        dequantize(v, q.dtype),
+        kv_len,
+        scale=scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        bias=bias,
+        alibi=alibi,
+        q_start=q_start,
+        block_table=block_table,
+    )
+
+
+@pair_op(
+    {"q": FLOATS, "k": _KEPT},
+    tolerance=RELATIVE,
+    magnitude=_attention_lse_terms,
+    shared=parameter_docs(qattention.__doc__ or ""),
+)
+def qattention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> tuple[Meta, Meta]:
+    """
+    ``attention_lse`` of keys and values in a GGUF block format, as ``qattention`` takes them.
+
+    Returns:
+        The results of ``attention_lse``.
+
+    Raises:
+        DTypeError: the dtypes are not as for ``qattention``.
+        ShapeError: the shapes do not fit together.
+        OpError: as for ``attention``.
+    """
+    out = _infer(
+        "qattention_lse", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table
+    )
+    return out, _lse(q)
+
+
+@qattention_lse.decomposes(lambda q, k: {dequantize: (k,), attention_lse: (q,)})
+def _qattention_lse(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> None:
+    attention_lse.into(
+        (out, lse),
+        q,
+        dequantize(k, q.dtype),
+        dequantize(v, q.dtype),
+        kv_len,
+        scale=scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        bias=bias,
+        alibi=alibi,
+        q_start=q_start,
+        block_table=block_table,
+    )
+
+
+def _lse(q: Tensor) -> Meta:
     wide = dtypes.f64 if q.dtype is dtypes.f64 else dtypes.f32
-    return out, ((q.shape[0], q.shape[2], q.shape[1]), wide)
+    return (q.shape[0], q.shape[2], q.shape[1]), wide
 
 
 def _infer(
@@ -228,7 +391,10 @@ def _infer(
     q_start: Tensor | None,
     block_table: Tensor | None,
 ) -> Meta:
-    same_dtype(name, q=q, k=k, v=v)
+    if k.dtype.is_block:
+        same_dtype(name, k=k, v=v)
+    else:
+        same_dtype(name, q=q, k=k, v=v)
     fits = (
         len(q.shape) == len(k.shape) == len(v.shape) == 4
         and k.shape[:3] == v.shape[:3]

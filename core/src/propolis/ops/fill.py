@@ -48,7 +48,7 @@ def copy(x: Tensor, /) -> Meta:
     return x.shape, x.dtype
 
 
-@op({"target": PLAIN}, mutates=True, tolerance=_EXACT)
+@op({"target": frozenset(dtypes.ALL)}, mutates=True, tolerance=_EXACT)
 def assign(target: Tensor, source: Tensor, /) -> None:
     """
     Overwrite every element of ``target``, in place.
@@ -57,8 +57,9 @@ def assign(target: Tensor, source: Tensor, /) -> None:
     a larger matrix (copy2d).
 
     Args:
-        target: any shape, any strides that reach no element twice.
-        source: a shape that broadcasts to ``target``'s, same dtype.
+        target: any shape, any strides that reach no element twice, any dtype.
+        source: a shape that broadcasts to ``target``'s, same dtype; of block formats whole
+            blocks are copied.
 
     Raises:
         DTypeError: the dtypes differ.
@@ -103,7 +104,11 @@ def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
         raise OpError(msg)
 
 
-@op({"cache": PLAIN, "positions": {dtypes.i32, dtypes.i64}}, mutates=True, tolerance=_EXACT)
+@op(
+    {"cache": frozenset(dtypes.ALL), "positions": {dtypes.i32, dtypes.i64}},
+    mutates=True,
+    tolerance=_EXACT,
+)
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     """
     Write the new keys or values of each sequence into its cache, in place.
@@ -112,8 +117,9 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     a captured decode step can be replayed at any position.
 
     Args:
-        cache: (batch, capacity, heads, head_dim), any strides.
-        x: (batch, tokens, heads, head_dim), same dtype.
+        cache: (batch, capacity, heads, head_dim), any strides, any dtype.
+        x: (batch, tokens, heads, head_dim), same dtype: what a cache in a block format is given
+            ``quantize`` makes.
         positions: (batch, tokens), i32 or i64, each in [0, capacity).
 
     Raises:

@@ -1,4 +1,4 @@
-"""attention, attention_lse."""
+"""attention, qattention, and each with its sums of exponentials."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from propolis import OpImpl
+from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import OpError
 from propolis_cpu_ref._compute import ieee
@@ -16,6 +17,7 @@ from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
 from propolis_cpu_ref._threads import share
+from propolis_cpu_ref.ops_quantized import numbers_of
 
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ BLOCK = 128
 # Scores at a time, about, where none is hidden: they stay in cache, and each product is
 # large enough for BLAS.
 SCORES = 1 << 20
+
+# Pieces of memory that keys are multiplied in where they are: of more they are copied into one.
+PIECES = 4
 
 # Products of one call that are worth handing work over to threads.
 SHARED = 1 << 24
@@ -55,12 +60,30 @@ class _Rules(NamedTuple):
         return self.softcap != 0 or self.slopes is not None
 
 
+class _Rows:
+    """Keys or values of a sequence in one piece of memory, or in a few."""
+
+    def __init__(self, parts: list[np.ndarray]) -> None:
+        self.parts = parts
+        self.shape = (sum(map(len, parts)), *parts[0].shape[1:])
+
+    def of(self, head: int, keys: slice) -> list[np.ndarray]:
+        """Some of a head's rows: (count, dim) of each piece."""
+        found, at = [], 0
+        for part in self.parts:
+            first, last = max(keys.start - at, 0), min(keys.stop - at, len(part))
+            if first < last or len(self.parts) == 1:
+                found.append(part[first:last, head])
+            at += len(part)
+        return found or [self.parts[0][:0, head]]
+
+
 class _Sequence(NamedTuple):
     """One sequence: its queries and where they go, its valid keys and values."""
 
     q: np.ndarray  # (tokens, heads, head_dim)
-    k: np.ndarray  # (valid, kv_heads, head_dim)
-    v: np.ndarray  # (valid, kv_heads, value_dim)
+    k: _Rows  # (valid, kv_heads, head_dim)
+    v: _Rows  # (valid, kv_heads, value_dim)
     out: np.ndarray  # (tokens, heads, value_dim)
     lse: np.ndarray | None  # (heads, tokens)
     bias: np.ndarray | None  # (heads, tokens, valid)
@@ -87,7 +110,7 @@ def attention(
     """``softmax(q @ k.T * scale + mask) @ v``, block of queries by block."""
     y = scratch(out)
     rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
-    parts = (q, k, v, kv_len, bias, q_start, block_table)
+    parts = (q, k, v, kv_len, bias, q_start, block_table, rules.left)
     _attend(out.device.threads, _sequences("attention", y, None, *parts), rules)
     store(out, y)
 
@@ -114,8 +137,61 @@ def attention_lse(
     """The same, with the logarithm of each row's sum of exponentials."""
     y = scratch(out)
     rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
-    parts = (q, k, v, kv_len, bias, q_start, block_table)
+    parts = (q, k, v, kv_len, bias, q_start, block_table, rules.left)
     _attend(out.device.threads, _sequences("attention_lse", y, lse.array, *parts), rules)
+    store(out, y)
+
+
+@ieee
+def qattention(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> None:
+    """The same, of keys and values in blocks."""
+    y = scratch(out)
+    rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
+    parts = (q, k, v, kv_len, bias, q_start, block_table, rules.left)
+    _attend(out.device.threads, _sequences("qattention", y, None, *parts), rules)
+    store(out, y)
+
+
+@ieee
+def qattention_lse(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    q_start: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> None:
+    """Both."""
+    y = scratch(out)
+    rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
+    parts = (q, k, v, kv_len, bias, q_start, block_table, rules.left)
+    _attend(out.device.threads, _sequences("qattention_lse", y, lse.array, *parts), rules)
     store(out, y)
 
 
@@ -151,9 +227,10 @@ def _sequences(
     bias: Tensor | None,
     q_start: Tensor | None,
     block_table: Tensor | None,
+    left: int,
 ) -> Iterator[_Sequence]:
     """Take the batch apart, once every length and page is known to be good."""
-    queries, keys, values = wide(q), wide(k), wide(v)
+    queries = wide(q)
     batch = q.shape[0] if q_start is None else q_start.shape[0] - 1
     capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
     lengths = [capacity] * batch if kv_len is None else kv_len.array.tolist()
@@ -166,26 +243,60 @@ def _sequences(
     if bias is not None:
         shape = (batch, q.shape[2], q.shape[1], k.shape[1])
         biases = np.broadcast_to(wide(bias), shape)
+    keys, values = _Kept(k, queries.dtype), _Kept(v, queries.dtype)
     for s, valid in enumerate(lengths):
         row, rows = (s, slice(None)) if starts is None else (0, slice(*starts[s : s + 2]))
-        if pages is None:
-            own_k, own_v = keys[s, :valid], values[s, :valid]
-        else:
-            own_k, own_v = (_rows(pool[pages[s]])[:valid] for pool in (keys, values))
+        own, some = s if pages is None else pages[s], queries[row, rows]
+        # Queries are aligned at the end: without the keys that none sees all is as it was.
+        first = 0 if left < 0 else max(0, valid - len(some) - left)
         yield _Sequence(
-            queries[row, rows],
-            own_k,
-            own_v,
+            some,
+            keys.rows(own, first, valid),
+            values.rows(own, first, valid),
             y[row, rows],
             None if lse is None else lse[row, :, rows],
-            None if biases is None else biases[s, :, :, :valid],
+            None if biases is None else biases[s, :, :, first:valid],
         )
 
 
-def _rows(pages: np.ndarray) -> np.ndarray:
-    """(pages, size, ...) -> (pages * size, ...); a view where memory allows it."""
-    # Counted, because numpy cannot infer a size beside a 0.
-    return pages.reshape(pages.shape[0] * pages.shape[1], *pages.shape[2:])
+class _Kept:
+    """Keys or values of all sequences: only what a sequence reads becomes wide numbers."""
+
+    def __init__(self, x: Tensor, dtype: np.dtype) -> None:
+        self._blocks = x.dtype if x.dtype.is_block else None
+        self._array = x.array
+        self._threads, self._dtype = x.device.threads, dtype
+
+    def rows(self, own: int | np.ndarray, first: int, last: int) -> _Rows:
+        """Some of a sequence, or of its pages: (last - first, kv_heads, dim)."""
+        if isinstance(own, int):
+            return _Rows([self._numbers(self._array[own, first:last])])
+        size = self._array.shape[1]
+        begin = first // size
+        parts, at = [], begin * size
+        for part in self._paged(own[begin:]):
+            parts.append(self._numbers(part[max(first - at, 0) : max(last - at, 0)]))
+            at += len(part)
+        return _Rows(parts)
+
+    def _numbers(self, found: np.ndarray) -> np.ndarray:
+        if self._blocks is None:
+            return found.astype(self._dtype, copy=False)
+        # Head after head, as products read them.
+        heads = numbers_of(found.transpose(1, 0, 2), self._blocks, self._threads)
+        return heads.astype(self._dtype, copy=False).transpose(1, 0, 2)
+
+    def _paged(self, pages: np.ndarray) -> list[np.ndarray]:
+        """The rows of some pages in order: views where they are neighbours, else copied."""
+        runs = _runs(pages)
+        if len(runs) <= PIECES:
+            found = [self._array[run] for run in runs]
+            # Counted, because numpy cannot infer a size beside a 0.
+            return [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in found]
+        # Head after head, as products read them, and copied once.
+        copied = np.ascontiguousarray(self._array.transpose(2, 0, 1, 3)[:, pages])
+        heads, count, size, dim = copied.shape
+        return [copied.reshape(heads, count * size, dim).transpose(1, 0, 2)]
 
 
 def _starts(op: str, q_start: Tensor | None, total: int) -> list[int] | None:
@@ -203,20 +314,19 @@ def _pages(
     table: np.ndarray,
     lengths: list[int],
     pool: tuple[int, ...],
-) -> list[np.ndarray | slice]:
+) -> list[np.ndarray]:
     """The pages that each sequence reads; entries beyond its length may be anything."""
     used = [row[: -(-n // pool[1])] for row, n in zip(table, lengths, strict=True)]
     for row in used:
         check_range(op, "page", row, pool[0], "the cache")
-    return [_run(row) for row in used]
+    return used
 
 
-def _run(pages: np.ndarray) -> np.ndarray | slice:
-    """Neighbouring pages as a slice: what it takes of a pool need not be copied."""
-    count = len(pages)
-    if count == 0 or not np.array_equal(pages, np.arange(pages[0], pages[0] + count)):
-        return pages
-    return slice(int(pages[0]), int(pages[0]) + count)
+def _runs(pages: np.ndarray) -> list[slice]:
+    """Neighbouring pages as slices: what these take of a pool need not be copied."""
+    ends = np.flatnonzero(np.diff(pages) != 1) + 1
+    runs = np.split(pages, ends[: PIECES + 1])
+    return [slice(int(run[0]), int(run[0]) + len(run)) if len(run) else slice(0, 0) for run in runs]
 
 
 class _Block(NamedTuple):
@@ -262,7 +372,10 @@ def _attend_block(block: _Block, rules: _Rules, memory: np.ndarray) -> np.ndarra
     tokens, heads, dim = sequence.q.shape
     valid, kv_heads, _ = sequence.v.shape
     group, count = heads // kv_heads, rows.stop - rows.start
-    seen, hidden = _visible(rows, valid, tokens, rules) if rules.masks else (valid, None)
+    keys, hidden = slice(0, valid), None
+    if rules.masks:
+        keys, hidden = _visible(rows, valid, tokens, rules)
+    seen = keys.stop - keys.start
     size, dtype = count * group * seen, sequence.out.dtype
     if memory.size < size or memory.dtype != dtype:
         memory = np.empty(size, dtype)
@@ -270,14 +383,17 @@ def _attend_block(block: _Block, rules: _Rules, memory: np.ndarray) -> np.ndarra
     # Query heads that share a key-value head become rows of one matrix.
     which = slice(head * group, (head + 1) * group)
     q = (sequence.q[rows, which] * rules.scale).reshape(count * group, dim)
-    np.matmul(q, sequence.k[:seen, head].T, out=scores.reshape(count * group, seen))
+    at, flat = 0, scores.reshape(count * group, seen)
+    for part in sequence.k.of(head, keys):
+        np.matmul(q, part.T, out=flat[:, at : at + len(part)])
+        at += len(part)
     if rules.shapes or sequence.bias is not None:
-        _shape_scores(scores, sequence, rules, rows, which)
+        _shape_scores(scores, sequence, rules, rows, which, keys)
     if hidden is not None:
         some = hidden.shape[1]
         np.copyto(scores[:, :, seen - some :], -np.inf, where=hidden[:, None, :])
     lse = None if sequence.lse is None else sequence.lse[which, rows]
-    answer = _weigh(scores, sequence.v[:seen, head], hidden, lse)
+    answer = _weigh(scores, sequence.v.of(head, keys), hidden, lse)
     sequence.out[rows, which] = answer
     return memory
 
@@ -287,29 +403,31 @@ def _visible(
     valid: int,
     tokens: int,
     rules: _Rules,
-) -> tuple[int, np.ndarray | None]:
+) -> tuple[slice, np.ndarray | None]:
     """
-    How many leading keys any of some rows may see, and what each row does not.
+    Which keys any of some rows may see, and what each row does not.
 
     The query at row i stands at position ``valid - tokens + i``.
 
     Returns:
-        The number of keys, and (rows, some) of the last of them whether each is hidden
+        From which key to which, and (rows, some) of the last of them whether each is hidden
         from each row; None when no key is.
     """
     reach = 0 if rules.causal else rules.right
     before = valid - tokens + reach if reach >= 0 else valid  # of row 0: the last key it sees
     first, last = (min(before + row, valid - 1) for row in (rows.start, rows.stop - 1))
-    seen = max(0, last + 1)
+    seen, oldest = max(0, last + 1), 0
+    if rules.left >= 0:
+        oldest = min(max(0, valid - tokens - rules.left + rows.start), seen)
     # Keys that every row sees need no mask, unless a window forgets the oldest.
-    common = max(0, first + 1) if rules.left < 0 else 0
+    common = max(0, first + 1) if rules.left < 0 else oldest
     if common == seen:
-        return seen, None
+        return slice(oldest, seen), None
     keys, row = np.arange(common, seen), np.arange(rows.start, rows.stop)[:, None]
     hidden = keys > before + row
     if rules.left >= 0:
         hidden |= keys < valid - tokens - rules.left + row
-    return seen, hidden
+    return slice(oldest, seen), hidden
 
 
 def _shape_scores(
@@ -318,24 +436,24 @@ def _shape_scores(
     rules: _Rules,
     rows: slice,
     heads: slice,
+    keys: slice,
 ) -> None:
     """Soft cap, then bias, then ALiBi; in place."""
-    seen = scores.shape[2]
     if rules.softcap:
         cap = scores.dtype.type(rules.softcap)
         np.tanh(np.divide(scores, cap, out=scores), out=scores)
         scores *= cap
     if sequence.bias is not None:
-        scores += sequence.bias[heads, rows, :seen].transpose(1, 0, 2)
+        scores += sequence.bias[heads, rows, keys].transpose(1, 0, 2)
     if rules.slopes is not None:
-        position = len(sequence.k) - len(sequence.q) + np.arange(rows.start, rows.stop)
-        distance = np.abs(position[:, None] - np.arange(seen)).astype(scores.dtype)
+        position = sequence.k.shape[0] - len(sequence.q) + np.arange(rows.start, rows.stop)
+        distance = np.abs(position[:, None] - np.arange(keys.start, keys.stop)).astype(scores.dtype)
         scores -= rules.slopes[heads][:, None] * distance[:, None, :]
 
 
 def _weigh(
     scores: np.ndarray,
-    v: np.ndarray,
+    values: list[np.ndarray],
     hidden: np.ndarray | None,
     lse: np.ndarray | None,
 ) -> np.ndarray:
@@ -357,14 +475,17 @@ def _weigh(
         flat -= top
     np.exp(flat, out=flat)
     total = flat.sum(axis=-1, keepdims=True)
-    weighted = np.matmul(flat, v)
+    weighted, at = np.matmul(flat[:, : len(values[0])], values[0]), len(values[0])
+    for part in values[1:]:
+        weighted += np.matmul(flat[:, at : at + len(part)], part)
+        at += len(part)
     if hidden is not None and np.isnan(weighted).any():
-        weighted = _weigh_seen(flat, v, np.repeat(hidden, group, axis=0))
+        weighted = _weigh_seen(flat, np.concatenate(values), np.repeat(hidden, group, axis=0))
     # Dividing after the product touches value_dim numbers a row, not every score.
     weighted /= np.where(total == 0, 1, total)
     if lse is not None:
         lse[...] = (np.log(total) + top).reshape(rows, group).T
-    return np.asarray(weighted.reshape(rows, group, v.shape[1]))
+    return np.asarray(weighted.reshape(rows, group, weighted.shape[1]))
 
 
 def _weigh_seen(weights: np.ndarray, v: np.ndarray, hidden: np.ndarray) -> np.ndarray:
@@ -382,7 +503,10 @@ def _weigh_seen(weights: np.ndarray, v: np.ndarray, hidden: np.ndarray) -> np.nd
     return np.asarray(weighted)
 
 
+_KEPT = {"q": FLOATS, "k": {dtypes.q8_0}}
 OPS = [
     OpImpl(op="attention", fn=attention, dtypes=FLOATS),
     OpImpl(op="attention_lse", fn=attention_lse, dtypes=FLOATS),
+    OpImpl(op="qattention", fn=qattention, dtypes=_KEPT),
+    OpImpl(op="qattention_lse", fn=qattention_lse, dtypes=_KEPT),
 ]

@@ -25,7 +25,7 @@ def copy(out: Tensor, x: Tensor, /) -> None:
 
 
 def assign(target: Tensor, source: Tensor, /) -> None:
-    """Copy every element into a view, also where the two overlap."""
+    """Copy every element, or byte of blocks, into a view, also where the two overlap."""
     np.copyto(target.array, source.array)
 
 
@@ -58,8 +58,8 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
 
 OPS = [
     OpImpl(op="copy", fn=copy, dtypes=frozenset(dtypes.ALL)),
-    OpImpl(op="assign", fn=assign, dtypes=PLAIN),
+    OpImpl(op="assign", fn=assign, dtypes=frozenset(dtypes.ALL)),
     OpImpl(op="fill", fn=fill, dtypes=PLAIN),
     OpImpl(op="arange", fn=arange, dtypes=PLAIN),
-    OpImpl(op="kv_append", fn=kv_append, dtypes={"cache": PLAIN}),
+    OpImpl(op="kv_append", fn=kv_append, dtypes={"cache": frozenset(dtypes.ALL)}),
 ]

@@ -73,19 +73,25 @@ def prepare(w: Tensor) -> Prepared:
 
 def values_of(x: Tensor) -> np.ndarray:
     """The f32 values of a block tensor, as a new 1-D array."""
-    raw = np.ascontiguousarray(x.array).reshape(-1)
-    values = np.empty(x.numel, np.float32)
-    block, size = x.dtype.block_size, x.dtype.block_bytes
+    return numbers_of(x.array, x.dtype, x.device.threads).reshape(-1)
+
+
+def numbers_of(blocks: np.ndarray, dtype: DType, threads: int) -> np.ndarray:
+    """The f32 values of bytes of blocks, (..., bytes), as a new array (..., elements)."""
+    raw = np.ascontiguousarray(blocks).reshape(-1)
+    block, size = dtype.block_size, dtype.block_bytes
+    count = raw.size // size
+    values = np.empty(count * block, np.float32)
 
     def work(part: slice) -> None:
         dequantize_blocks(
             raw[part.start * size : part.stop * size],
-            x.dtype,
+            dtype,
             values[part.start * block : part.stop * block],
         )
 
-    over_rows(x.device.threads, x.numel // block, (1 << 20) // block, work)
-    return values
+    over_rows(threads, count, (1 << 20) // block, work)
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // size * block)
 
 
 OPS = [

@@ -17,6 +17,7 @@ from propolis_rocm_kernels._scalars import bits
 
 
 if TYPE_CHECKING:
+    from propolis import DType
     from propolis import Tensor
     from propolis.layout import Layout
     from propolis_rocm_kernels._layouts import View
@@ -50,11 +51,8 @@ def copy(out: Tensor, x: Tensor, /) -> None:
         return
     if x.layout.is_contiguous:
         _copy_bytes(out, x)
-    elif x.dtype.is_block:
-        size = 1 if x.dtype.block_bytes % 2 else 2
-        _copy_strided(out, x, _pieces(out, size), _pieces(x, size), size)
     else:
-        _copy_strided(out, x, _view(out), _view(x), x.dtype.block_bytes)
+        _copy_strided(out, x)
 
 
 def assign(target: Tensor, source: Tensor, /) -> None:
@@ -65,7 +63,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
     if to.is_contiguous and layout.is_contiguous and layout.shape == to.shape:
         _copy_bytes(target, source)
         return
-    _copy_strided(target, source, _view(target), _view(source), target.dtype.block_bytes)
+    _copy_strided(target, source)
 
 
 def _copy_bytes(out: Tensor, x: Tensor) -> None:
@@ -79,8 +77,10 @@ def _copy_bytes(out: Tensor, x: Tensor) -> None:
     _COPY[size][0](out.device, blocks, to, start, nbytes // size)
 
 
-def _copy_strided(out: Tensor, x: Tensor, to: View, start: View, size: int) -> None:
-    """Any strides, counted in elements of ``size`` bytes."""
+def _copy_strided(out: Tensor, x: Tensor) -> None:
+    """Any strides."""
+    size = _size(out.dtype)
+    to, start = _view(out, size), _view(x, size)
     packed, numel, run, starts = strided_of(to[0], to, start)
     pack = PACK_BYTES // size
     blocks = blocks_for(numel, pack if run >= pack else 1)
@@ -89,13 +89,18 @@ def _copy_strided(out: Tensor, x: Tensor, to: View, start: View, size: int) -> N
         _COPY[size][1](out.device, blocks, *pointers, numel, packed)
 
 
-def _view(tensor: Tensor) -> View:
-    return tensor.layout.shape, tensor.layout.strides
+def _size(dtype: DType) -> int:
+    """Bytes of what is moved at once: an element, or a piece of a block."""
+    if dtype.is_block:
+        return 1 if dtype.block_bytes % 2 else 2
+    return dtype.block_bytes
 
 
-def _pieces(tensor: Tensor, size: int) -> View:
-    """Shape and strides of blocks as elements of ``size`` bytes, which divide a block's."""
+def _view(tensor: Tensor, size: int) -> View:
+    """Shape and strides, counted in what has ``size`` bytes."""
     layout: Layout = tensor.layout
+    if not tensor.dtype.is_block:
+        return layout.shape, layout.strides
     counts = [tensor.dtype.nbytes(s) // size for s in (layout.shape[-1], *layout.strides[:-1])]
     return (*layout.shape[:-1], counts[0]), (*counts[1:], 1)
 
@@ -133,23 +138,23 @@ def arange(target: Tensor, /, start: float = 0, step: float = 1) -> None:
 
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     """``cache[b, positions[b, t]] = x[b, t]``; positions outside the cache write nothing."""
-    shape = x.layout.shape
     if x.layout.numel == 0:
         return
-    batch, position, head, element = cache.layout.strides
-    size = cache.dtype.block_bytes
+    size = _size(cache.dtype)
+    _, (batch, position, head, element) = _view(cache, size)
+    shape, strides = _view(x, size)
     packed, numel, run, _ = strided_of(
         shape,
         (shape, (batch, 0, head, element)),
-        (shape, x.layout.strides),
+        (shape, strides),
         (shape, (*positions.layout.strides, 0, 0)),
     )
     pack = PACK_BYTES // size
     _KV_APPEND[size, positions.dtype](
         cache.device,
         blocks_for(numel, pack if run >= pack else 1),
-        pointer(cache),
-        pointer(x),
+        cache.ptr,
+        x.ptr,
         pointer(positions),
         numel,
         position,
@@ -160,13 +165,13 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
 
 OPS: Final = [
     implementation("copy", copy, dtypes.ALL),
-    implementation("assign", assign, dtypes.PLAIN, in_place=False),
+    implementation("assign", assign, dtypes.ALL, in_place=False),
     implementation("fill", fill, dtypes.PLAIN, in_place=False),
     implementation("arange", arange, dtypes.PLAIN, in_place=False),
     implementation(
         "kv_append",
         kv_append,
-        {"cache": dtypes.PLAIN, "positions": (dtypes.i32, dtypes.i64)},
+        {"cache": dtypes.ALL, "positions": (dtypes.i32, dtypes.i64)},
         in_place=False,
     ),
 ]

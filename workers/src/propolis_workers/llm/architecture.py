@@ -36,6 +36,8 @@ class Architecture:
         special: whether a GGUF file, whose architecture others share, is of this one.
         pieces: of tensors that checkpoints hold in another arrangement than the network takes them,
             by their names.
+        filed: of tensors that GGUF files hold in another arrangement than checkpoints, by their
+            names there; given our names of the weights -> the checkpoint's.
     """
 
     gguf: tuple[str, ...]
@@ -46,6 +48,7 @@ class Architecture:
     network: Callable[..., Decoder] = Decoder
     special: Callable[[GGUFSettings], bool] | None = None
     pieces: Callable[[ModelConfig], Mapping[str, Piece]] | None = None
+    filed: Callable[[ModelConfig, Mapping[str, str]], Mapping[str, Piece]] | None = None
 
 
 _GGUF: Final = "blk.{}."

@@ -54,7 +54,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens in all."),
         click.option(
             "--kv-type",
-            type=click.Choice(["f32", "f16", "bf16"]),
+            type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
             default="f32",
             show_default=True,
             help="What keys and values are kept in.",

@@ -223,6 +223,11 @@ class ModelConfig:
             return ((1, self.width),)
         return (self.kv_heads, self.head_dim), (self.kv_heads, self.values_dim)
 
+    def kept_as(self, layer: int) -> DType:
+        """What that is kept in: rows of a short convolution are numbers, not blocks of some."""
+        numbers = self.kv_dtype.is_block and self.convolved and self.convolved[layer]
+        return dtypes.f32 if numbers else self.kv_dtype
+
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees, its own included; 0 for all."""
         return self.windows[layer] if self.windows else 0

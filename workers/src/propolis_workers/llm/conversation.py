@@ -89,6 +89,8 @@ class Conversation:
         # What the model saw and the new prompt share is in the cache already; the
         # last token of the prompt is run again, for its logits.
         shared = _common_prefix(self._seen, ids[:-1])
+        if not self._engine.keeps(shared):
+            shared = 0  # windows have moved on: what they saw back then is computed again
         turn = Turn(
             self._engine,
             self._llm.tokenizer,

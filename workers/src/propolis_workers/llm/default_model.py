@@ -9,6 +9,7 @@ from typing import Final
 import importlib_metadata
 
 from propolis.errors import ModelError
+from propolis.files import expanded
 from propolis_workers.models.names import parse
 from propolis_workers.models.store import Store
 
@@ -57,7 +58,7 @@ def located(model: str, config: Config) -> Path:
     Raises:
         ModelError: it is the name of a model that was not pulled; says how.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
     try:
         if path.exists():
             return path

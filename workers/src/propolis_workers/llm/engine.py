@@ -103,7 +103,9 @@ class Engine:
             ModelError: the sequence would exceed the capacity.
         """
         self._check_room(len(ids))
-        return np.array(self._append(ids, last_only=False).numpy()[0])
+        starts = range(0, max(len(ids), 1), CHUNK)
+        parts = [self._append(ids[at : at + CHUNK], last_only=False).numpy()[0] for at in starts]
+        return np.concatenate(parts)
 
     def decode(self, token: int) -> np.ndarray:
         """
@@ -118,7 +120,7 @@ class Engine:
         self._check_room(1)
         self._id.assign(np.array([[token]], np.int64))
         self._at.assign(np.array([[self.position]], np.int32))
-        self._cache.set_lengths(self.position + 1)
+        self._cache.expect(self.position, self.position + 1)
         if self._step is None:
             with capture(self.model.device) as graph:  # it runs: this token's step is done
                 logits = self.model(self._id, self._at, self.rope, self._cache)
@@ -145,8 +147,30 @@ class Engine:
         self.capacity, self.position = capacity, 0
         return True
 
+    def keeps(self, length: int) -> bool:
+        """
+        Whether the sequence can be cut to so many tokens and go on.
+
+        It can where no layer has a window.  Where one has, all that its next query sees must be
+        there still: of a sequence that outgrew what such a layer keeps, only its end is, and cut to
+        less it can be begun again, but not gone on with.
+        """
+        return length >= self.position or self._cache.keeps(length)
+
     def truncate(self, length: int) -> None:
-        """Forget every token from ``length`` on; their memory is overwritten later."""
+        """
+        Forget every token from ``length`` on; their memory is overwritten later.
+
+        Raises:
+            ModelError: the sequence does not keep so little (:meth:`keeps`); nothing has changed.
+        """
+        if not self.keeps(length):
+            msg = (
+                f"the sequence cannot be cut to {length} of its {self.position} tokens: layers "
+                f"with a window no longer have what they saw there; cut it to 0 and append those "
+                f"tokens again"
+            )
+            raise ModelError(msg)
         self.position = min(self.position, length)
 
     def _append(self, ids: Sequence[int], *, last_only: bool = True) -> Tensor:
@@ -154,7 +178,7 @@ class Engine:
         device = self.model.device
         tokens = Tensor.from_numpy(np.array([ids], np.int64), device)
         positions = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], device)
-        self._cache.set_lengths(end)
+        self._cache.expect(start, end)
         logits = self.model(tokens, positions, self.rope, self._cache, last_only=last_only)
         self.position = end
         return logits

@@ -123,8 +123,8 @@ class _Vocabulary:
         self.special_token_ids = sorted(tokenizer.special_ids)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text."""
-        return self._tokenizer.encode(text)
+        """The tokens of a text that goes on, whatever control tokens it spells."""
+        return self._tokenizer.encode(text, parse_special=False, continues=True)
 
 
 __all__ = ["WHITE_SPACE", "Constraint", "Grammars", "json_grammar", "lark_grammar"]

@@ -1,8 +1,15 @@
-"""The keys and values of all tokens so far."""
+"""
+The keys and values of all tokens so far, or of a layer's window.
+
+A layer whose queries see a window keeps a ring of pages: token p lies where token p less the
+ring's length lay, which no query sees any more. Attention finds it by a table of pages that never
+changes, and what a page held before is hidden by the window.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +17,10 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import ModelError
+from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import PAGE
+from propolis_workers.llm.memory import rows_of
 from propolis_workers.llm.network.attending import as_kept
 from propolis_workers.llm.network.attending import attend
 
@@ -42,9 +53,24 @@ def earlier(positions: Tensor, back: int) -> Tensor:
     return ops.where(there, ops.affine(positions, 1, -back), none)
 
 
+class _Ring(NamedTuple):
+    """
+    What all layers that keep so many tokens share.
+
+    Attributes:
+        rows: how many, as (1, 1), i32.
+        table: (batch, pages of the capacity), i32: the page that has each page of a sequence.
+    """
+
+    rows: Tensor
+    table: Tensor
+
+
 class KVCache:
     """
-    Keys and values of every layer, for one batch of sequences.
+    Keys and values of every layer, for one batch of sequences of the same length.
+
+    A layer with a window keeps :func:`rows_of` it, every other layer all tokens.
 
     Attributes:
         capacity: tokens that fit.
@@ -54,23 +80,49 @@ class KVCache:
     def __init__(self, config: ModelConfig, device: Device, capacity: int, batch: int = 1) -> None:
         self.capacity = capacity
         self.lengths = Tensor.from_numpy(np.zeros(batch, np.int32), device)
-        # Each head's tokens lie together; ops see (batch, capacity, heads, dim).
-        self._layers = [
+        self._written = 0  # tokens that were, since a sequence began: some may be forgotten again
+        self._windows = [config.window(layer) for layer in range(config.layers)]
+        self._rows = [rows_of(window, capacity) for window in self._windows]
+        self._rings = {
+            rows: _ring(rows, capacity, batch, device) for rows in self._rows if rows < capacity
+        }
+        self._places: dict[int, Tensor] = {}
+        # Each head's tokens lie together; ops see (batch, rows, heads, dim), or pages.
+        memory = [
             tuple(
-                device.empty((batch, heads, capacity, dim), config.kv_dtype).permute(0, 2, 1, 3)
+                device.empty((heads, batch * rows, dim), config.kept_as(layer)).permute(1, 0, 2)
                 for heads, dim in config.kept(layer)
             )
-            for layer in range(config.layers)
+            for layer, rows in enumerate(self._rows)
         ]
+        self._layers = [
+            tuple(kept.unflatten(0, rows) for kept in layer)
+            for layer, rows in zip(memory, self._rows, strict=True)
+        ]
+        self._pages = {
+            layer: tuple(kept.unflatten(0, PAGE) for kept in memory[layer])
+            for layer, rows in enumerate(self._rows)
+            if rows in self._rings
+        }
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values at full length."""
         return sum(kept.nbytes for layer in self._layers for kept in layer)
 
-    def set_lengths(self, length: int) -> None:
-        """Say how many tokens of every sequence are valid."""
-        self.lengths.assign(np.full(self.lengths.shape, length, np.int32))
+    def expect(self, start: int, end: int) -> None:
+        """Say that tokens ``start`` to ``end - 1`` of every sequence come next."""
+        self._written = max(self._written, end) if start else end
+        self._places = {}
+        self.lengths.assign(np.full(self.lengths.shape, end, np.int32))
+
+    def keeps(self, length: int) -> bool:
+        """Whether sequences can go on after so many tokens: whether all that is seen is there."""
+        return length == 0 or all(
+            max(0, length - window + 1) >= self._written - rows
+            for window, rows in zip(self._windows, self._rows, strict=True)
+            if rows in self._rings
+        )
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rules: Rules
@@ -88,11 +140,19 @@ class KVCache:
 
         Returns:
             (batch, tokens, heads, value_dim).
+
+        Raises:
+            ModelError: they are more tokens at once than a window's layer has room for.
         """
         keys, values = self._layers[layer]
-        ops.kv_append(keys, as_kept(k, keys), positions)
-        ops.kv_append(values, as_kept(v, values), positions)
-        return attend(q, keys, values, self.lengths, rules)
+        ring = self._rings.get(self._rows[layer])
+        where = positions if ring is None else self._turned(self._rows[layer], positions)
+        ops.kv_append(keys, as_kept(k, keys), where)
+        ops.kv_append(values, as_kept(v, values), where)
+        if ring is None:
+            return attend(q, keys, values, self.lengths, rules)
+        keys, values = self._pages[layer]
+        return attend(q, keys, values, self.lengths, rules, block_table=ring.table)
 
     def before(self, layer: int, x: Tensor, positions: Tensor, count: int) -> list[Tensor]:
         """
@@ -120,3 +180,21 @@ class KVCache:
     def wanted(self, x: Tensor) -> Tensor:
         """The last token's row of each sequence, (batch, 1, width)."""
         return x.narrow(1, x.shape[1] - 1, 1).contiguous()
+
+    def _turned(self, rows: int, positions: Tensor) -> Tensor:
+        """Where tokens lie in a ring: computed on the device, once a step for all layers alike."""
+        count = positions.shape[1]
+        if count > CHUNK:
+            msg = f"{count} tokens at once; supported: up to {CHUNK}: give them in several calls"
+            raise ModelError(msg)
+        if rows not in self._places:
+            self._places[rows] = ops.remainder(positions, self._rings[rows].rows)
+        return self._places[rows]
+
+
+def _ring(rows: int, capacity: int, batch: int, device: Device) -> _Ring:
+    pages = rows // PAGE
+    table = np.arange(-(-capacity // PAGE), dtype=np.int32) % pages
+    table = table + pages * np.arange(batch, dtype=np.int32)[:, None]
+    count = np.array([[rows]], np.int32)
+    return _Ring(Tensor.from_numpy(count, device), Tensor.from_numpy(table, device))

@@ -12,6 +12,8 @@ from propolis.dispatch import DispatchTable
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis import Device
     from propolis import DType
     from propolis_workers.llm.config import ModelConfig
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
 # enough for the cache.
 CHUNK: Final = 512
 
+# Tokens of a page of a layer that keeps its window alone.
+PAGE: Final = 64
+
 _F32: Final = 4
-_EXPERTS: Final = 3  # dimensions of the tensor that holds all
+_EXPERTS: Final = "_exps."  # in the names of tensors that hold all of a layer's
+_LANGUAGE: Final = "language_model."  # of a model of images too, in the names of what is read
 # Queries whose scores an implementation on the CPU holds at once, in each thread.
 _SCORED: Final = 128
 
@@ -41,6 +47,8 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
     total = 0.0
     tied = output not in source.tensors
     for name, info in source.tensors.items():
+        if _LANGUAGE in embedding and _LANGUAGE not in name and name != output:
+            continue  # what looks at images is not read
         numel = math.prod(info.shape)
         if name == embedding:
             total += info.nbytes
@@ -49,7 +57,10 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
         if not info.dtype.is_block:
             total += numel * _F32
             continue
-        if len(info.shape) == _EXPERTS:  # experts stay in their format: few are read at a time
+        if len(info.shape) > 2 and _EXPERTS not in name:  # merged as numbers, not in their format
+            total += numel * _F32
+            continue
+        if len(info.shape) > 2:  # experts stay in their format: few are read at a time
             total += info.nbytes
             continue
         if info.dtype not in each:
@@ -60,23 +71,47 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
     return int(total)
 
 
+def rows_of(window: int, capacity: int) -> int:
+    """
+    Tokens whose keys and values a layer keeps of one sequence.
+
+    Args:
+        window: keys that a query sees, its own included; 0 for all.
+        capacity: tokens that the sequence may have.
+
+    Returns:
+        The capacity, or where that is less a window and the most tokens that are appended at
+        once, in whole pages.
+    """
+    pages = -(-(window + CHUNK) // PAGE)
+    return min(pages * PAGE, capacity) if window else capacity
+
+
 def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
     """
     Bytes that a sequence takes beside the weights.
 
-    Keys and values of all its tokens, the tables of rotations, and what a chunk of the prompt
-    needs in between, in f32.
+    Keys and values of all its tokens, or of a layer's window, the tables of rotations, and what a
+    chunk of the prompt needs in between, in f32.
 
     Args:
         config: the model's numbers.
         capacity: tokens that the sequence may have.
         threads: that compute attention at once.
     """
-    return _cached(config, capacity) + _F32 * _passing(config, capacity, CHUNK, 1, threads)
+    cached = _cached(config, lambda layer: rows_of(config.window(layer), capacity))
+    return cached + _F32 * _passing(config, capacity, CHUNK, 1, threads)
 
 
 def batch_bytes(
-    config: ModelConfig, tokens: int, context: int, sequences: int, threads: int = 1
+    config: ModelConfig,
+    tokens: int,
+    context: int,
+    sequences: int,
+    threads: int = 1,
+    *,
+    windows: int | None = None,
+    guesses: int = 0,
 ) -> int:
     """
     Bytes that many sequences take together beside the weights.
@@ -87,15 +122,29 @@ def batch_bytes(
         context: tokens that one of them may have.
         sequences: that run at once.
         threads: that compute attention at once.
+        windows: tokens that layers with a window hold for all of them; all tokens when None.
+        guesses: tokens that may be guessed for each, whose logits a step has too.
     """
+    windows = tokens if windows is None else windows
     rows = CHUNK + 2 * sequences  # each size of a ladder has what passes to itself
-    return _cached(config, tokens) + _F32 * _passing(config, context, rows, sequences, threads)
+    cached = _cached(config, lambda layer: windows if config.window(layer) else tokens)
+    wanted = min(sequences * (1 + guesses), CHUNK + sequences)  # a step has so many rows
+    return cached + _F32 * _passing(config, context, rows, wanted, threads)
 
 
-def _cached(config: ModelConfig, tokens: int) -> int:
-    """Bytes of all keys and values."""
-    each = (heads * dim for layer in range(config.layers) for heads, dim in config.kept(layer))
-    return config.kv_dtype.nbytes(sum(each) * tokens)
+def _cached(config: ModelConfig, tokens: Callable[[int], int]) -> int:
+    """
+    Bytes of all keys and values, of as many tokens as each layer keeps.
+
+    Where they are kept in blocks a layer's are there in f32 besides: who has no attention of
+    blocks makes numbers of them, a layer at a time.
+    """
+    layers = range(config.layers)
+    kept = [
+        sum(heads * dim for heads, dim in config.kept(layer)) * tokens(layer) for layer in layers
+    ]
+    passing = _F32 * max(kept) if config.kv_dtype.is_block else 0
+    return passing + sum(config.kept_as(layer).nbytes(kept[layer]) for layer in layers)
 
 
 def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads: int) -> int:
@@ -110,4 +159,4 @@ def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads
     return rope + rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size + scores
 
 
-__all__ = ["CHUNK", "batch_bytes", "sequence_bytes", "weight_bytes"]
+__all__ = ["CHUNK", "PAGE", "batch_bytes", "rows_of", "sequence_bytes", "weight_bytes"]

@@ -130,7 +130,7 @@ class GGUFSettings(ModelSettings):
             "heads": heads,
             "kv_heads": kv_heads or self.own_shared("attention.head_count_kv", heads),
             "head_dim": head_dim,
-            "value_dim": self.own_count("attention.value_length", 0),
+            "value_dim": self.own_count("attention.value_length", width // max(heads, 1)),
             "norm_eps": self.own_number(epsilon),
             "context_length": extended(context, rope.scaling),
             "ropes": (rope,),
@@ -161,9 +161,12 @@ class FolderSettings(ModelSettings):
         super().__init__("config.json", config, _MODEL)
 
     def complete(self, **defaults: Any) -> None:
-        """Give settings to keys that the file leaves to the architecture."""
-        given = {key: value for key, value in self.values.items() if value is not None}
-        self.values = {**defaults, **given}
+        """
+        Give settings to keys that the file leaves to the architecture, as transformers does.
+
+        A key that is there and null is left: of some it means that there is none.
+        """
+        self.values = {**defaults, **self.values}
 
     def usual(
         self,

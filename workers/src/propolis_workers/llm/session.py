@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from propolis_workers.weights import SafetensorsFolder
 
 GREEDY = SamplingParams()
-KV_DTYPES = (dtypes.f32, dtypes.f16, dtypes.bf16)
+KV_DTYPES = (dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.q8_0)
 
 
 class LLM:
@@ -115,11 +115,13 @@ class LLM:
             progress: called with (bytes loaded, bytes in all) after each tensor.
             tokens: what a sequence on it will have at least: that they fit is checked with
                 the weights, before these are read.
-            kv_type: what keys and values are kept in: f32, f16 or bf16, at half of the memory;
-                attention is computed in f32 of numbers that were rounded to it.
+            kv_type: what keys and values are kept in: f32; f16 or bf16, at half of the memory; or
+                q8_0, at 34 bytes for 32 numbers; attention is computed in f32 of numbers that were
+                rounded to it.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
+            UsageError: its heads cannot be kept so; names the layer.
             DeviceNotFoundError: there is no such device; lists those there are.
             OutOfMemoryError: it takes more memory than is free.
         """
@@ -130,6 +132,7 @@ class LLM:
         kept = _kv_dtype(kv_type)
         source, config, tokenizer = open_model(path)
         config = replace(config, kv_dtype=kept)
+        _expect_whole_blocks(path.name, config)
         _expect_room(path.name, source, config, device, tokens)
         model = build(source, config, device, _counter(source, progress))
         seconds = time.perf_counter() - start
@@ -245,6 +248,21 @@ def _kv_dtype(name: str | DType) -> DType:
         msg = f"keys and values in {dtype}; supported: {supported}"
         raise UsageError(msg)
     return dtype
+
+
+def _expect_whole_blocks(name: str, config: ModelConfig) -> None:
+    """Check that a head's keys and values are whole blocks of what they are kept in."""
+    for layer in range(config.layers):
+        kept, size = config.kept_as(layer), config.kept_as(layer).block_size
+        for what, (_, dim) in zip(("keys", "values"), config.kept(layer), strict=False):
+            if dim % size:
+                others = ", ".join(one.name for one in KV_DTYPES if not one.is_block)
+                msg = (
+                    f"{name}: {what} of layer {layer} have heads of {dim} numbers, which are no "
+                    f"whole blocks of {size}, so that they cannot be kept in {kept}; supported "
+                    f"for this model: {others}"
+                )
+                raise UsageError(msg)
 
 
 def _expect_room(

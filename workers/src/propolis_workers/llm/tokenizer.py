@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from typing import Final
 
 from propolis.errors import UsageError
 from propolis_workers.llm.vocab.folder import folder_parts
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from propolis_workers.llm.vocab.parts import Parts
+
+
+# A character that no token holds beside others: what follows it is merged without it.
+_BEFORE: Final = "\x02"
 
 
 class Tokenizer:
@@ -116,7 +121,12 @@ class Tokenizer:
         return -(-len(text) // longest) if longest else 0
 
     def encode(
-        self, text: str, *, parse_special: bool = True, add_special: bool = False
+        self,
+        text: str,
+        *,
+        parse_special: bool = True,
+        add_special: bool = False,
+        continues: bool = False,
     ) -> list[int]:
         """
         Turn text into ids.
@@ -126,6 +136,8 @@ class Tokenizer:
             parse_special: Whether text that spells a control token becomes that token.
                 Pass False for text that a stranger wrote.
             add_special: Whether to add the beginning and end tokens that the file asks for.
+            continues: Whether the text follows other text: then no space is put before it, as
+                many SentencePiece vocabularies do. Such a text has no beginning token.
 
         Returns:
             The ids.
@@ -138,7 +150,14 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             msg = f"the text holds a lone surrogate at index {error.start}; text must be Unicode"
             raise UsageError(msg) from None
-        return self._parts.encode(text, parse_special, add_special)
+        if not continues or self._parts.prefix == "never":
+            return self._parts.encode(text, parse_special, add_special)
+        # What puts the space there asks only whether it is at the start.
+        before = self._parts.encode(_BEFORE, parse_special, False)
+        ids = self._parts.encode(_BEFORE + text, parse_special, False)
+        if ids[: len(before)] != before:  # it is a part of some token, or of no text at all
+            return self._parts.encode(text, parse_special, False)
+        return ids[len(before) :]
 
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = False, continues: bool = False

@@ -24,6 +24,7 @@ from propolis.wording import did_you_mean
 from propolis.wording import size_of
 from propolis_workers.models.making import convert
 from propolis_workers.models.making import quantize
+from propolis_workers.terminal import printable
 from propolis_workers.terminal import watched
 
 
@@ -70,11 +71,11 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         ("name", "short name", "quantisation", "size", "path"),
         (
             (
-                one.name,
+                printable(one.name),
                 ", ".join(one.short_names),
-                one.quantisation if one.complete else "incomplete: pull it again, or rm",
+                printable(one.quantisation) if one.complete else "incomplete: pull it again, or rm",
                 size_of(one.nbytes),
-                str(one.path),
+                printable(str(one.path)),
             )
             for one in found
         ),
@@ -174,7 +175,7 @@ def show(ctx: click.Context, model: str | None, as_json: bool) -> None:
         print_json(as_dict(facts))
         return
     for label, text in _lines(facts):
-        click.echo(f"{label:<14}{text}")
+        click.echo(f"{label:<14}{printable(text)}")
 
 
 def _here(config: Config) -> list[Local]:

@@ -8,6 +8,8 @@ file of that model.  From that it is known too how such files arrange what the f
 from __future__ import annotations
 
 import math
+import os
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
@@ -22,6 +24,7 @@ from propolis_workers.llm.models import architectures
 from propolis_workers.llm.models import names_in
 from propolis_workers.llm.models import read_config
 from propolis_workers.llm.models import weights_of
+from propolis_workers.llm.rearranged import Rearranged
 from propolis_workers.models.gguf_out import Entry
 from propolis_workers.models.gguf_out import encoded
 from propolis_workers.models.gguf_out import sketched
@@ -30,6 +33,7 @@ from propolis_workers.models.numbers import metadata_of
 from propolis_workers.models.numbers import rope_tensors
 from propolis_workers.models.quantize import FLOATS
 from propolis_workers.models.quantize import converted
+from propolis_workers.models.quantize import writing
 from propolis_workers.models.quantize import written
 from propolis_workers.models.vocab_out import padded
 from propolis_workers.models.vocab_out import vocabulary_of
@@ -51,7 +55,9 @@ if TYPE_CHECKING:
 TYPES: Final = {"f32": (dtypes.f32, 0), "f16": (dtypes.f16, 1), "bf16": (dtypes.bf16, 32)}
 """Of the matrices, and what files say of it; vectors are f32."""
 
-_SUFFIXES: Final = (".weight", ".bias")
+_SUFFIXES: Final = (".weight", ".bias", "")  # with none, both kinds of files say all of the name
+_FILED: Final = "blk."  # names of pieces that are as a file has them
+_SMALL: Final = "shortconv.conv.weight"
 _LEFT_OUT: Final = ("rotary_emb.inv_freq", "attention.bias", "masked_bias")  # computed anew
 
 
@@ -115,26 +121,29 @@ def convert(
     with SafetensorsFolder.open(folder) as source:
         config = read_config(source)
         architecture = architectures()[config.architecture]
-        held = weights_of(source, config)
+        held, names = weights_of(source, config), names_in(source, config)
+        if architecture.filed is not None:
+            held = Rearranged(held, architecture.filed(config, names))
         stored, file_type = TYPES[kind or _most(held)]
-        sources = _sources(held, names_in(source, config), config, stored)
+        sources = _sources(held, names, config, stored)
         name = architecture.gguf[0] if architecture.gguf else ""
         if not name:
             msg = f"{folder}: GGUF files have no name for the architecture {config.architecture}"
             raise UnsupportedModelError(msg)
         pairs: dict[str, Any] = {
             "general.architecture": name,
-            "general.name": folder.resolve().name,
+            # As Unicode, which names of folders need not be.
+            "general.name": os.fsencode(folder.resolve().name).decode(errors="replace"),
         }
         pairs |= {f"{name}.{key}": value for key, value in metadata_of(config).items()}
         pairs |= {"general.file_type": file_type, "general.quantization_version": 2}
         where = folder if folder.is_dir() else folder.parent
         pairs |= padded(vocabulary_of(where), config.vocab_size)
-        raw = {key: encoded(value) for key, value in pairs.items()}
+        raw = {key: _said(folder, key, value) for key, value in pairs.items()}
         given = rope_tensors(config)
         entries = [one.entry for one in sources.values()]
         entries += [Entry(key, dtypes.f32, values.shape) for key, values in given.items()]
-        arranged = _arranged(config, raw, entries, given)
+        arranged = _arranged(target, config, raw, entries, given)
         total, done = sum(entry.nbytes for entry in entries), 0
 
         def content(entry: Entry) -> Iterator[np.ndarray]:
@@ -158,6 +167,12 @@ def _sources(
     in_file = {ours: both[0] for ours, both in known.items() if both[0]}
     left = {name for name in held.tensors if not name.endswith(_LEFT_OUT)}
     found: dict[str, _Source] = {}
+    if architectures()[config.architecture].filed is not None:
+        for name in sorted(name for name in left if name.startswith(_FILED)):
+            shape = held.tensors[name].shape
+            dtype = dtypes.f32 if name.endswith(_SMALL) else stored
+            found[name] = _Source(Entry(name, dtype, shape), (name,))
+            left.remove(name)
     for ours, theirs in names.items():
         if ours not in in_file:
             continue
@@ -173,9 +188,11 @@ def _sources(
                 part = ours.rpartition(".")[2]
                 heads = {"q": config.heads, "k": config.kv_heads}.get(part, 0)
                 norm = "norm" in part and suffix == ".weight"
-                shape = held.tensors[parts[0]].shape
+                shape = _shape(held, parts, 2 * heads)
                 shape = (len(parts), *shape) if "{}" in inside else shape
-                entry = Entry(name, stored if _is_matrix(ours, shape) else dtypes.f32, shape)
+                entry = Entry(
+                    name, stored if _is_matrix(ours, suffix, shape) else dtypes.f32, shape
+                )
                 found[name] = _Source(entry, parts, heads, norm)
     if left:
         msg = f"tensor {min(left)} and {len(left) - 1} others of the folder have no name in GGUF "
@@ -193,9 +210,36 @@ def _parts(name: str, held: Weights, config: ModelConfig) -> tuple[str, ...]:
     return parts if parts and all(part in held.tensors for part in parts) else ()
 
 
-def _is_matrix(ours: str, shape: tuple[int, ...]) -> bool:
+def _shape(held: Weights, names: tuple[str, ...], halves: int) -> tuple[int, ...]:
+    """
+    The shape that tensors have alike.
+
+    Args:
+        held: the folder's.
+        names: of the tensors.
+        halves: of heads that their rows are; 0 where they are of none.
+
+    Raises:
+        ModelError: they have none, or their rows are not so many.
+    """
+    shape = held.tensors[names[0]].shape
+    for name in names:
+        found = held.tensors[name].shape
+        if found != shape:
+            msg = f"tensor {name} has shape {found}, another than {names[0]} has, {shape}: the "
+            msg += "folder is damaged; get it again"
+            raise ModelError(msg)
+    if halves and (not shape or shape[0] % halves):
+        msg = f"tensor {names[0]} has shape {shape}, which are no {halves // 2} heads: the folder "
+        msg += "is damaged; get it again"
+        raise ModelError(msg)
+    return shape
+
+
+def _is_matrix(ours: str, suffix: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is stored in the type that was asked for: small ones are not."""
-    return len(shape) > 1 and "norm" not in ours and not ours.endswith(("router", "taps"))
+    matrix = len(shape) > 1 and suffix == ".weight"
+    return matrix and "norm" not in ours and not ours.endswith("router")
 
 
 def _bytes(
@@ -230,7 +274,23 @@ def _most(held: Weights) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
+def _said(folder: Path, key: str, value: object) -> bytes:
+    """
+    A value of the metadata.
+
+    Raises:
+        ModelError: the format cannot hold it.
+    """
+    try:
+        return encoded(value)
+    except (OverflowError, UnicodeEncodeError, struct.error) as exc:
+        why = "which is no Unicode" if isinstance(exc, UnicodeEncodeError) else "out of range"
+        msg = f"{folder}: {key} cannot be said in a GGUF file: {value!r:.60}, {why}"
+        raise ModelError(msg) from exc
+
+
 def _arranged(
+    target: Path,
     wanted: ModelConfig,
     pairs: dict[str, bytes],
     entries: list[Entry],
@@ -242,7 +302,11 @@ def _arranged(
     Raises:
         UnsupportedModelError: it would say other numbers than the folder does.
     """
-    with sketched(pairs, entries, given) as path, GGUFFile.open(path) as file:
+    with (
+        writing(target),
+        sketched(target, pairs, entries, given) as path,
+        GGUFFile.open(path) as file,
+    ):
         try:
             found = read_config(file)
         except ModelError as exc:
@@ -254,6 +318,11 @@ def _arranged(
         msg += "; ".join(differ)
         raise UnsupportedModelError(msg)
     turned = [any(rope.interleaved for rope in one.ropes) for one in (wanted, found)]
+    if wanted.latent is not None and turned != [True, True]:
+        msg = (
+            f"{wanted.architecture} is not converted here: pairs that are turned are no neighbours"
+        )
+        raise UnsupportedModelError(msg)
     return _Arrangement(turned == [False, True], wanted.norm_offset - found.norm_offset)
 
 

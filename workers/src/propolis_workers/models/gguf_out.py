@@ -106,17 +106,24 @@ def header(pairs: Mapping[str, bytes], entries: Sequence[Entry]) -> bytes:
 
 @contextmanager
 def sketched(
-    pairs: Mapping[str, bytes], entries: Sequence[Entry], given: Mapping[str, np.ndarray]
+    beside: Path,
+    pairs: Mapping[str, bytes],
+    entries: Sequence[Entry],
+    given: Mapping[str, np.ndarray],
 ) -> Iterator[Path]:
     """
     A file without most of its tensors' bytes, which are a hole: to see what it would say.
 
     Args:
+        beside: the file to write, where there is room for it; other disks may have none.
         pairs: as for :func:`write_gguf`.
         entries: likewise.
         given: the bytes of those tensors that have some.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="propolis-") as folder:
+    with tempfile.TemporaryDirectory(dir=beside.parent, prefix=".propolis-") as folder:
         path = Path(folder) / "sketch.gguf"
         with path.open("wb") as file:
             file.write(header(pairs, entries))

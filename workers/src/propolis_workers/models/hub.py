@@ -3,13 +3,14 @@ The one part of Propolis that asks a hub: what a repository holds, and the bytes
 
 The protocol, proxies, tokens and redirects are the ``huggingface_hub`` library's, which reads
 ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``.  Its own downloads are not used: they throw
-away what a cut connection left, so that each begins anew.
+away what a cut connection left, give up where one is reset, and call themselves for each retry.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -20,6 +21,7 @@ from typing import Final
 import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub import constants
+from huggingface_hub import get_session
 from huggingface_hub import get_token
 from huggingface_hub import hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError
@@ -28,24 +30,32 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.utils import http_stream_backoff  # type: ignore[attr-defined]
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
+from propolis.wording import size_of
 from propolis_workers.models.problems import PullError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Iterator
+    from collections.abc import Mapping
 
 _PATIENCE: Final = 30.0  # seconds for a list of files
 _SHOWN: Final = 80
 CHUNK = 1 << 20  # bytes: at most that many of those that came are lost where a connection is cut
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SECRET = re.compile(r"//.*@")  # a user and a password in an address
+_CUT: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
+_RETRIES: Final = 5  # connections in a row that bring nothing
+_BUSY: Final = (408, 429)  # a hub that says so is asked again, after a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,11 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
+def _shown() -> str:
+    """The address of the hub for people, without a password in it."""
+    return _SECRET.sub("//", endpoint())
+
+
 def look_up(name: str) -> Repository:
     """
     What a repository holds now.
@@ -120,15 +135,29 @@ def look_up(name: str) -> Repository:
     return Repository(name, str(info.sha), files)
 
 
-def download(repository: Repository, file: RemoteFile, out: Any, begun: int) -> None:
+def expect_given(repository: Repository, files: Iterable[RemoteFile]) -> None:
     """
-    Write what is missing of a file.
+    Check that the hub gives out files as large as these.
+
+    Raises:
+        PullError: one is too large.
+    """
+    most = constants.MAX_HTTP_DOWNLOAD_SIZE
+    for file in files:
+        if file.nbytes > most:
+            msg = f"{file.name} of {repository.name} has {size_of(file.nbytes)}, and the hub gives "
+            msg += f"out {size_of(most)} at once: take one with fewer bits a weight, or in parts"
+            raise PullError(msg)
+
+
+def download(repository: Repository, file: RemoteFile, out: Any) -> None:
+    """
+    Write what is missing of a file; connections that are cut are taken up where they ended.
 
     Args:
         repository: whose it is.
         file: it.
         out: where it goes, at its end: has ``write``, ``seek``, ``tell`` and ``truncate``.
-        begun: bytes that ``out`` holds already.
 
     Raises:
         ModelError: it is not there any more.
@@ -136,26 +165,70 @@ def download(repository: Repository, file: RemoteFile, out: Any, begun: int) -> 
         OSError: it cannot be written.
     """
     _prepare()
-    if file.nbytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        most = constants.MAX_HTTP_DOWNLOAD_SIZE // 10**9
-        msg = f"{file.name} of {repository.name} has {file.nbytes // 10**9} GB, and the hub gives "
-        msg += f"out {most} at once: take one with fewer bits a weight"
-        raise PullError(msg)
-    what = f"{file.name} of {repository.name}"
-    with _explained(what):
+    with _explained(f"{file.name} of {repository.name}"):
         place = {"revision": repository.revision, "endpoint": endpoint()}
         url = hf_hub_url(repository.name, file.name, **place)
         # Compressed bytes could not be resumed by the offset of plain ones.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-        http_get(url, out, resume_size=begun, headers=headers, expected_size=file.nbytes)
+        failures = 0
+        while (begun := out.tell()) < file.nbytes:
+            wanted = {**headers, "Range": f"bytes={begun}-"} if begun else headers
+            try:
+                _stream(url, wanted, out)
+            except _CUT:
+                failures = 0 if out.tell() > begun else failures + 1
+                if failures > _RETRIES:
+                    raise
+                time.sleep(1)
+            else:
+                return  # who asked sees whether that was all
+
+
+def _stream(url: str, headers: Mapping[str, str], out: Any) -> None:
+    """Write what one connection brings."""
+    patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    request = http_stream_backoff(
+        "GET",
+        url,
+        headers=headers,
+        timeout=patience,
+        retry_on_exceptions=(),
+        retry_on_status_codes=_BUSY,
+    )
+    with request as response:
+        hf_raise_for_status(response)
+        if "Range" in headers and response.status_code != 206:
+            out.seek(0)  # some servers know no ranges
+            out.truncate()
+        for chunk in response.iter_bytes(chunk_size=CHUNK):
+            out.write(chunk)
 
 
 def _prepare() -> None:
-    """Have the library neither draw, nor log, nor tell what else is installed here."""
+    """
+    Have the library neither draw, nor log, nor tell what else is installed here, and connect.
+
+    Raises:
+        PullError: by the settings of the network nobody can be asked.
+    """
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    constants.DOWNLOAD_CHUNK_SIZE = CHUNK
     disable_progress_bars()
     set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        get_session()
+    except ImportError:
+        msg = "a setting names a SOCKS proxy (ALL_PROXY, HTTPS_PROXY), which needs one package "
+        msg += "more: pip install 'httpx2[socks]', or name an HTTP proxy"
+        raise PullError(msg) from None
+    except (ValueError, httpx2.InvalidURL):
+        msg = "HTTPS_PROXY, HTTP_PROXY or ALL_PROXY holds no proxy's address: set it to "
+        msg += "http://HOST:PORT, or unset it"
+        raise PullError(msg) from None
+    except OSError as exc:
+        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+        msg = f"{name}={os.environ.get(name)} cannot be used ({exc.strerror}): set it to a file of "
+        msg += "certificates, or unset it"
+        raise PullError(msg) from None
 
 
 def _is_hash(value: object) -> bool:
@@ -181,7 +254,7 @@ def _expect_inside(name: str, file: str) -> None:
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     """Errors of the library as ours: its own have several lines, and addresses with secrets."""
-    hub = endpoint()
+    hub = _shown()
     try:
         yield
     except OfflineModeIsEnabled:
@@ -210,11 +283,6 @@ def _explained(what: str) -> Iterator[None]:
         msg = f"{what} was asked for at {hub}, and {how} ({type(exc).__name__}): check the network "
         msg += "and HTTPS_PROXY, then pull again, which goes on where this ended"
         raise PullError(msg) from None
-    except OSError as exc:
-        if exc.errno is not None:
-            raise  # the disk's
-        msg = f"{what} was asked for at {hub}, and ended too early: pull again, which goes on there"
-        raise PullError(msg) from None
 
 
 def _with_token(which: str) -> str:
@@ -225,8 +293,8 @@ def _with_token(which: str) -> str:
 
 
 def _no_hub(what: str) -> PullError:
-    msg = f"{what} was asked for, and what answers at {endpoint()} is no hub: check HF_ENDPOINT"
+    msg = f"{what} was asked for, and what answers at {_shown()} is no hub: check HF_ENDPOINT"
     return PullError(msg)
 
 
-__all__ = ["RemoteFile", "Repository", "download", "endpoint", "look_up"]
+__all__ = ["RemoteFile", "Repository", "download", "endpoint", "expect_given", "look_up"]

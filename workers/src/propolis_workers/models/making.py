@@ -101,11 +101,16 @@ def expect_new(target: Path, *, overwrite: bool) -> None:
     Raises:
         ModelError: it exists and nobody said to replace it, or its folder does not.
     """
-    if target.is_dir() or not target.parent.is_dir():
-        what = "is a folder" if target.is_dir() else f"has no folder {target.parent}"
+    try:
+        folder, inside, there = target.is_dir(), target.parent.is_dir(), target.exists()
+    except OSError as exc:
+        msg = f"{str(target)[:200]} cannot be written ({exc.strerror}): give another name"
+        raise ModelError(msg) from exc
+    if folder or not inside:
+        what = "is a folder" if folder else f"has no folder {target.parent}"
         msg = f"{target} {what}: give a file to write, in a folder that exists"
         raise ModelError(msg)
-    if target.exists() and not overwrite:
+    if there and not overwrite:
         msg = f"{target} exists: give another name, or --overwrite"
         raise ModelError(msg)
 

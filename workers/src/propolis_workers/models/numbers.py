@@ -15,6 +15,7 @@ from propolis_workers.llm.rope import rope_frequencies
 
 
 if TYPE_CHECKING:
+    from propolis_workers.llm.config import Latent
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.config import Rope
 
@@ -26,6 +27,7 @@ _YARN: Final = {
     "attention_factor": "yarn_attn_factor",
     "mscale_all_dim": "yarn_log_multiplier",
 }
+_GATES: Final = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers of them
 _TRAINED: Final = "original_max_position_embeddings"
 
 
@@ -74,7 +76,10 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
         said["expert_feed_forward_length"] = config.experts.width
         if config.experts.shared_width:
             said["expert_shared_feed_forward_length"] = config.experts.shared_width
-    return said
+    if any(config.convolved):
+        heads = [0 if convolved else config.kv_heads for convolved in config.convolved]
+        said |= {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_taps}
+    return said if config.latent is None else said | _latent(config, config.latent)
 
 
 def rope_tensors(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -114,6 +119,37 @@ def differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
     return differ
 
 
+def _latent(config: ModelConfig, latent: Latent) -> dict[str, Any]:
+    """What DeepSeek's files say; of latent attention llama.cpp caches one head."""
+    rope = config.ropes[0]
+    said: dict[str, Any] = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.keys + rope.dim,
+        "attention.value_length": latent.keys,
+        "attention.key_length_mla": config.head_dim,
+        "attention.value_length_mla": config.values_dim,
+        "attention.kv_lora_rank": latent.keys,
+    }
+    if latent.queries:
+        said["attention.q_lora_rank"] = latent.queries
+    weight = rope.scaling.get("mscale_all_dim", 0.0)
+    if weight:
+        said["rope.scaling.yarn_log_multiplier"] = 0.1 * weight
+    experts = config.experts
+    if experts is not None:
+        said |= {
+            "leading_dense_block_count": experts.dense,
+            "expert_shared_count": experts.shared_width // experts.width,
+            "expert_weights_scale": float(experts.scale),
+            "expert_weights_norm": experts.renormalize,
+            "expert_gating_func": _GATES[experts.score],
+        }
+        if experts.groups > 1:
+            said["expert_group_count"] = experts.groups
+            said["expert_group_used_count"] = experts.groups_used
+    return said
+
+
 def _scaling(rope: Rope) -> dict[str, Any]:
     kind, scaling = rope.scaling["rope_type"], rope.scaling
     if kind == "linear":
@@ -139,6 +175,9 @@ def _comparable(config: ModelConfig) -> dict[str, Any]:
     # Of several architectures that share a name, those that are computed alike are one.
     said["network"] = architectures()[config.architecture].network
     said["value_dim"] = config.values_dim
+    if config.experts is not None:  # files have f32
+        scale = float(np.float32(config.experts.scale))
+        said["experts"] = dataclasses.replace(config.experts, scale=scale)
     said["windows"] = config.windows if any(config.windows) else ()
     said["rope_of"] = config.rope_of if any(config.rope_of) else ()
     said["score_scale"] = config.score_scale or config.head_dim**-0.5

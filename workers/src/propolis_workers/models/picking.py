@@ -64,7 +64,7 @@ def pick(name: ModelName, files: Iterable[str]) -> list[str]:
         ModelError: there is no such model in the repository; says what there is.
     """
     files = sorted(files)
-    ggufs = [file for file in files if file.endswith(".gguf") and not _is_other(file)]
+    ggufs = [file for file in files if file.endswith(".gguf") and not is_other(file)]
     weights = _weights(files)
     if name.which is None and weights:
         return [*weights, *(file for file in _BESIDE if file in files)]
@@ -96,9 +96,9 @@ def _weights(files: list[str]) -> list[str]:
     return [*shards, _INDEX] if shards and _INDEX in files else []
 
 
-def _is_other(file: str) -> bool:
-    name = PurePosixPath(file).name.lower()
-    return any(word in name for word in _OTHERS)
+def is_other(file: str) -> bool:
+    """Whether a GGUF file, by its path, is no language model but lies beside one."""
+    return any(word in file.lower() for word in _OTHERS)
 
 
 def _is_first(file: str) -> bool:
@@ -120,4 +120,4 @@ def _parts(file: str, files: list[str]) -> list[str]:
     return found
 
 
-__all__ = ["pick"]
+__all__ = ["CONFIG", "is_other", "is_pulled", "pick"]

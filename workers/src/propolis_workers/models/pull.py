@@ -15,6 +15,7 @@ from typing import Protocol
 
 from propolis.wording import size_of
 from propolis_workers.models import hub
+from propolis_workers.models.picking import CONFIG
 from propolis_workers.models.picking import pick
 from propolis_workers.models.problems import PullError
 
@@ -78,6 +79,7 @@ def pull(name: ModelName, store: Store, watcher: Watcher) -> Pulled:
     with _disk(store.folder):
         missing = [file for file in files if not _is_here(repository, file, store)]
         done = total - sum(file.nbytes for file in missing)
+        hub.expect_given(repository, missing)
         _expect_room(repository, missing, store)
         for file in missing:
             begun = done
@@ -87,8 +89,16 @@ def pull(name: ModelName, store: Store, watcher: Watcher) -> Pulled:
 
             fetched += _fetch(repository, file, store, watcher, count)
             done += file.nbytes
+        if CONFIG in names:
+            for gone in store.others(repository.name, names):
+                what = f"{gone.name}, which {repository.name} does not have any more"
+                watcher.say(f"removing {what}")
+                gone.unlink(missing_ok=True)
     path = store.path(repository.name, names[0])
-    model = next(one for one in store.models() if path in one.files)
+    model = next((one for one in store.models() if path in one.files), None)
+    if model is None:
+        msg = f"{path} was removed meanwhile: pull it again"
+        raise PullError(msg)
     return Pulled(model, fetched, repository.revision)
 
 
@@ -135,7 +145,7 @@ def _fetch(
         watcher.say(f"pulling {file.name} ({size_of(file.nbytes)}{rest})")
         count(begun)
         writer = _Writer(out, file, count)
-        hub.download(repository, file, writer, begun)
+        hub.download(repository, file, writer)
         out.flush()
         os.fsync(out.fileno())
         if out.tell() != file.nbytes:

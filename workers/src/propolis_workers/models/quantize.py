@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,8 +127,20 @@ def written(
     Raises:
         ModelError: it cannot be written.
     """
-    try:
+    with writing(target):
         return write_gguf(target, pairs, entries, content)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """
+    What the disk refuses while a file is made is an error of the file's.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    try:
+        yield
     except OSError as exc:
         msg = f"{target} cannot be written ({exc.strerror or exc}): make room there, or give a "
         msg += "file elsewhere; nothing was left behind"
@@ -172,4 +185,4 @@ def _experts(file: GGUFFile) -> int:
     return found if isinstance(found, int) else 0
 
 
-__all__ = ["Quantized", "converted", "quantize", "written"]
+__all__ = ["Quantized", "converted", "quantize", "writing", "written"]

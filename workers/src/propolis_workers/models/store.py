@@ -8,8 +8,11 @@ a folder that has it is whole.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propolis.config import data_home
@@ -21,12 +24,13 @@ from propolis_workers.models.names import parse
 from propolis_workers.models.names import quantisation
 from propolis_workers.models.names import short_names
 from propolis_workers.models.picking import CONFIG
+from propolis_workers.models.picking import is_other
 from propolis_workers.models.picking import is_pulled
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Iterator
-    from pathlib import Path
 
     from propolis.config import Config
 
@@ -56,8 +60,8 @@ class Local:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files."""
-        return sum(file.stat().st_size for file in self.files)
+        """Bytes of its files; of one that is removed meanwhile none."""
+        return sum(map(_size, self.files))
 
     @property
     def short_names(self) -> list[str]:
@@ -103,7 +107,7 @@ class Store:
     def models(self) -> list[Local]:
         """All that are there, those that are not whole last."""
         found: list[Local] = []
-        for repository in sorted(self.folder.glob("*/*")):
+        for repository in sorted(one for org in _inside(self.folder) for one in _inside(org)):
             name = f"{repository.parent.name}/{repository.name}"
             # Others' files may lie here; what no pull could have written is left alone.
             linked = repository.is_symlink() or repository.parent.is_symlink()
@@ -127,7 +131,9 @@ class Store:
             for one in here:
                 if not one.file:
                     return one
-        files = [one for one in here if one.file]
+        files = [one for one in here if one.file and name.which in (None, one.file)]
+        if name.which is None or not files:
+            files = [one for one in here if one.file and not is_other(one.file)]
         if not files or (name.which is not None and not _has(files, name.which)):
             return None
         return chosen(name, files, lambda one: one.file, "here")
@@ -165,12 +171,46 @@ class Store:
         """
         freed = model.nbytes
         for file in model.files:
-            file.unlink()
+            file.unlink(missing_ok=True)
             folder = file.parent
-            while folder != self.folder and not any(folder.iterdir()):
-                folder.rmdir()
-                folder = folder.parent
+            # Another may remove the same, or pull into it: then it is not ours any more.
+            with contextlib.suppress(FileNotFoundError):
+                while folder != self.folder and not any(folder.iterdir()):
+                    folder.rmdir()
+                    folder = folder.parent
         return freed
+
+    def others(self, repository: str, names: Collection[str]) -> list[Path]:
+        """
+        Files of a pulled folder that belong to another version of it, whole or not.
+
+        Args:
+            repository: its name.
+            names: of the files that belong to this version.
+        """
+        folder = self.folder.joinpath(*repository.split("/"))
+        found = []
+        for file in _inside(folder):
+            part = _PART.fullmatch(file.name)
+            name = file.name if part is None else part[1]
+            if is_pulled(name) and name not in names and file.is_file():
+                found.append(file)
+        return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none, or is none any more."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _has(files: list[Local], which: str) -> bool:
@@ -179,7 +219,8 @@ def _has(files: list[Local], which: str) -> bool:
 
 def _in_folder(name: str, folder: Path) -> Iterator[Local]:
     """The models of one repository."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    found_there = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    files = sorted(file for file in found_there if file.is_file() and not file.is_symlink())
     parts = {file: found for file in files if (found := _PART.fullmatch(file.name))}
     ggufs = [file for file in files if file.suffix == ".gguf" and file not in parts]
     yield from _ggufs(name, folder, ggufs)
@@ -200,7 +241,9 @@ def _ggufs(name: str, folder: Path, files: list[Path]) -> Iterator[Local]:
     """Each GGUF file, or the parts of a split one together."""
     inside = {file: file.relative_to(folder).as_posix() for file in files}
     heads = {file: SPLIT.sub("", inside[file]) for file in files}
-    kinds = {head: quantisation(f"{head}.gguf") for head in heads.values()}
+    kinds = {
+        head: None if is_other(head) else quantisation(f"{head}.gguf") for head in heads.values()
+    }
     for head, kind in kinds.items():
         mine = tuple(file for file in files if heads[file] == head)
         split = SPLIT.search(mine[0].name)

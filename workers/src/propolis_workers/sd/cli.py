@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -20,6 +19,7 @@ from propolis.cli import print_json
 from propolis.cli import settings
 from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
+from propolis.files import expanded
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
@@ -29,6 +29,7 @@ from propolis_workers.terminal import sum_up
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from pathlib import Path
 
     from propolis.config import Config
     from propolis_workers.sd.images import Pixels
@@ -190,7 +191,7 @@ def _load(
     from propolis_workers.sd.models import packaged_model  # noqa: PLC0415
     from propolis_workers.sd.pipeline import StableDiffusion  # noqa: PLC0415
 
-    path = Path(recipe.model).expanduser() if recipe.model else packaged_model()
+    path = expanded(recipe.model) if recipe.model else packaged_model()
     dtype = parse_dtype(recipe.dtype)
     rehearsal = StableDiffusion.rehearsed(path, dtype)
     for lora, strength in loras:

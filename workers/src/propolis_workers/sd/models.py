@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import ModelError
+from propolis.files import expanded
 from propolis_workers.sd.loading import INDEX
 
 
@@ -25,7 +26,7 @@ def find_model(config: Config) -> Path:
     Raises:
         ModelError: there is none; says how to get one.
     """
-    return Path(config.sd_model).expanduser() if config.sd_model else packaged_model()
+    return expanded(config.sd_model) if config.sd_model else packaged_model()
 
 
 def packaged_model() -> Path:

@@ -15,6 +15,7 @@ import click
 
 from propolis.cli import settings
 from propolis.errors import UsageError
+from propolis.files import expanded
 from propolis_workers.serve import TOKENS
 
 
@@ -109,7 +110,7 @@ _FILES = 65536
 )
 @click.option(
     "--kv-type",
-    type=click.Choice(["f32", "f16", "bf16"]),
+    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
     default="f32",
     show_default=True,
     help="What keys and values are kept in.",
@@ -282,7 +283,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
 
     loras = None
     if options["loras"] is not None:
-        loras = Path(options["loras"]).expanduser()
+        loras = expanded(options["loras"])
         if not loras.is_dir():
             msg = f"--loras {options['loras']} is no folder; give one with LoRA files in it"
             raise UsageError(msg)

@@ -36,6 +36,8 @@ _NOW = {
     "guessed_right": "Tokens that were guessed, and right",
     "blocks_taken": "Blocks of the cache that sequences use",
     "blocks_kept": "Blocks of the cache that are kept for prompts that begin alike",
+    "window_blocks_taken": "Blocks of layers with a window that sequences use",
+    "window_blocks_kept": "Blocks of layers with a window that are kept for such prompts",
 }
 
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 from propolis.config import Config
 from propolis.errors import PropolisError
 from propolis_workers.llm.default_model import find_model
+from propolis_workers.llm.default_model import located
 from propolis_workers.serve import TOKENS
 from propolis_workers.serve.app import application
 from propolis_workers.serve.engine import Engine
@@ -29,6 +29,7 @@ from propolis_workers.serve.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from starlette.types import Message
     from starlette.types import Receive
@@ -107,12 +108,13 @@ class Replica:
             args: as :class:`propolis_workers.ray.Arguments` describes them.
 
         Raises:
-            ModelError: no model is named, and none is installed.
+            ModelError: no model is named, and none is installed; or one was not pulled.
         """
         self._args = args
         self._ending = False
         self._here: dict[str, Model] = {}
-        self._paths = {name: Path(path).expanduser() for name, path in args["models"].items()}
+        config = self._config("")
+        self._paths = {name: located(path, config) for name, path in args["models"].items()}
         if not self._paths:
             path = find_model(self._config(args["model"]))
             self._paths = {path.stem if path.suffix == ".gguf" else path.name: path}

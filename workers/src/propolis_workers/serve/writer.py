@@ -54,6 +54,7 @@ class Writer:
             "name": device.properties.name,
             "context": engine.capacity,
             "blocks": engine.blocks.count,
+            "window_blocks": 0 if (windows := engine.blocks.windows) is None else windows.count,
         }
 
     @property
@@ -88,6 +89,7 @@ class Writer:
     def state(self) -> Told:
         """What is computed and waits, and how the device is."""
         engine = self._engine
+        windows = engine.blocks.windows
         return {
             "running": len(engine.scheduler.running),
             "waiting": len(engine.scheduler.waiting),
@@ -96,6 +98,8 @@ class Writer:
             "guessed_right": engine.taken,
             "blocks_taken": engine.blocks.taken,
             "blocks_kept": engine.blocks.kept,
+            "window_blocks_taken": 0 if windows is None else windows.taken,
+            "window_blocks_kept": 0 if windows is None else windows.kept,
             **self._resources.told(at_once=not engine.busy),
         }
 

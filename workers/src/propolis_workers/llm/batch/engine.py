@@ -23,8 +23,10 @@ from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.blocks import Blocks
+from propolis_workers.llm.batch.blocks import blocks_of_windows
 from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
+from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.paged_cache import Step
 from propolis_workers.llm.batch.rows import Rows
 from propolis_workers.llm.batch.scheduler import Scheduler
@@ -186,19 +188,32 @@ class BatchEngine:
         self._model = model = llm.model
         context = min(context, model.config.context_length)
         held = context * min(most, 4) if tokens is None else max(tokens, BLOCK)
-        count = -(-held // BLOCK)
+        count, budget = -(-held // BLOCK), max(budget, most)
+        window = max(model.config.windows, default=0)
+        windows = blocks_of_windows(window, count, BLOCK, context, most, budget)
+        held, beside = ((n + 1) * BLOCK for n in (count, windows or count))
         model.device.expect_room(
-            batch_bytes(model.config, (count + 1) * BLOCK, context, most, model.device.threads),
+            batch_bytes(
+                model.config,
+                held,
+                context,
+                most,
+                model.device.threads,
+                windows=beside,
+                guesses=speculate,
+            ),
             f"a cache of {count * BLOCK} tokens",
             "give a smaller --context or --cache-tokens",
         )
-        self.blocks = Blocks(count, BLOCK, first=1)
+        self.blocks = Blocks(count, BLOCK, first=1, window=window, windows=windows)
         guesses = self._guess if speculate else None
-        self.scheduler = Scheduler(self.blocks, most, max(budget, most), guesses)
+        self.scheduler = Scheduler(self.blocks, most, budget, guesses)
         self._speculate = speculate
         self.guessed = self.taken = 0
         self.capacity = min(context, count * BLOCK)
-        self._cache = PagedCache(model.config, model.device, count + 1, BLOCK)
+        self._cache = PagedCache(
+            model.config, model.device, count + 1, BLOCK, windows + 1 if windows else 0
+        )
         self._rope = model.rope.reserve(context)
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
@@ -294,8 +309,8 @@ class BatchEngine:
         plan = self.scheduler.plan()
         if not plan.parts:
             return []
-        for source, target, tokens in plan.copies:
-            self._cache.copy(source, target, tokens)
+        for copied in plan.copies:
+            self._cache.copy(copied)
         rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
         due = [part for part in plan.parts if part in wanted]
@@ -371,14 +386,17 @@ class BatchEngine:
         for part in plan.parts:
             own = part.sequence
             tokens = own.tokens[own.computed : own.computed + part.count]
-            parts.append(([*tokens, *part.guess], own.computed, own.blocks))
-        if all(len(tokens) == 1 for tokens, *_ in parts):
+            new = [*tokens, *part.guess]
+            parts.append(
+                Placed(new, own.computed, own.blocks, own.full, own.local, own.behind),
+            )
+        if all(len(placed.tokens) == 1 for placed in parts):
             due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
             return self._decoded(parts), due
         ends: list[int] = []
         due, rows = {}, 0
-        for part, (tokens, *_) in zip(plan.parts, parts, strict=True):
-            rows += len(tokens)
+        for part, placed in zip(plan.parts, parts, strict=True):
+            rows += len(placed.tokens)
             if part.completes:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
@@ -387,7 +405,7 @@ class BatchEngine:
         step.want(ends or [0])
         return self._computed_rows(step), due
 
-    def _decoded(self, parts: list[tuple[list[int], int, list[int]]]) -> Rows:
+    def _decoded(self, parts: list[Placed]) -> Rows:
         """Of a step in which each sequence has one token."""
         size = 1 << (len(parts) - 1).bit_length()
         found = self._decodes.get(size)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
 from propolis import Tensor
+from propolis import dtypes
 from propolis import ops
 from propolis_workers.llm.network.attending import as_kept
 from propolis_workers.llm.network.attending import attend
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis import Device
+    from propolis_workers.llm.batch.scheduler import Copy
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
 
@@ -31,32 +34,114 @@ class PagedCache:
     Each head's tokens lie together, so that neighbouring blocks are one piece of memory.
 
     Attributes:
-        blocks: how many there are, nobody's included.
         size: tokens of a block.
+        local: for each layer whether its blocks are those of windows.
         taps: tokens that a short convolution reads, its own included; 0 where no layer has one.
     """
 
-    def __init__(self, config: ModelConfig, device: Device, blocks: int, size: int) -> None:
-        self.blocks = blocks
+    def __init__(
+        self, config: ModelConfig, device: Device, blocks: int, size: int, windows: int = 0
+    ) -> None:
+        """
+        Make room.
+
+        Args:
+            config: the model's numbers.
+            device: where it is.
+            blocks: how many there are, nobody's included.
+            size: tokens of a block.
+            windows: how many layers with a window have, nobody's included; 0 where they share the
+                blocks of all others.
+        """
         self.size = size
         self.device = device
+        self.local = [windows > 0 and config.window(layer) > 0 for layer in range(config.layers)]
         self.layers = [
             tuple(
-                device.empty((heads, blocks * size, dim), config.kv_dtype).permute(1, 0, 2)
+                device.empty(
+                    (heads, (windows if local else blocks) * size, dim), config.kept_as(layer)
+                ).permute(1, 0, 2)
                 for heads, dim in config.kept(layer)
             )
-            for layer in range(config.layers)
+            for layer, local in enumerate(self.local)
         ]
         self.taps = config.conv_taps
+        for pair, local in zip(self.layers, self.local, strict=True):
+            for rows in pair if local else ():
+                # It stands for what is behind a window: hidden, and for that it has to be finite.
+                own = rows.narrow(0, NOBODYS * size, size)
+                ops.assign(own, as_kept(ops.full(own.shape, 0.0, dtypes.f32, device), own))
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Write the first tokens of one block into another."""
-        for pair in self.layers:
-            for rows in pair:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(rows.nbytes for pair in self.layers for rows in pair)
+
+    def copy(self, copied: Copy) -> None:
+        """Write the first tokens of one block into another, for the layers that it is of."""
+        for pair, local in zip(self.layers, self.local, strict=True):
+            for rows in pair if local is copied.local else ():
                 ops.assign(
-                    rows.narrow(0, target * self.size, tokens),
-                    rows.narrow(0, source * self.size, tokens),
+                    rows.narrow(0, copied.target * self.size, copied.tokens),
+                    rows.narrow(0, copied.source * self.size, copied.tokens),
                 )
+
+
+class Placed(NamedTuple):
+    """
+    New tokens of a sequence, and where its tokens are.
+
+    Attributes:
+        tokens: the new ones.
+        first: position of the first.
+        blocks: of the sequence, from its first.
+        full: how many of them are others' too, and not written to.
+        local: its blocks of windows: of the last places.
+        behind: how many places there are before these.
+    """
+
+    tokens: Sequence[int]
+    first: int
+    blocks: Sequence[int]
+    full: int = 0
+    local: Sequence[int] = ()
+    behind: int = 0
+
+
+class _Places:
+    """
+    Where the tokens of a step are in one kind of blocks, as data on the device.
+
+    Attributes:
+        slots: (1, rows), i32: where the new ones go.
+        table: (sequences, blocks), i32: each sequence's blocks.
+    """
+
+    def __init__(self, cache: PagedCache, sequences: int, rows: int, blocks: int) -> None:
+        self.slots = _numbers(cache.device, (1, rows), np.int32)
+        self.table = _numbers(cache.device, (sequences, blocks), np.int32)
+        self._size = cache.size
+
+    def set(self, parts: Sequence[tuple[np.ndarray, Sequence[int], int, int]]) -> None:
+        """
+        Say where they are.
+
+        Args:
+            parts: for each sequence the positions of its new tokens, its blocks, how many places
+                are before these, and how many of the first blocks are not written to.
+        """
+        size, row = self._size, 0
+        slots = np.zeros(self.slots.shape[1], np.int32)
+        table = np.full(self.table.shape, NOBODYS, np.int32)
+        for number, (at, blocks, behind, full) in enumerate(parts):
+            own = np.asarray(blocks, np.int32)
+            table[number, behind : behind + len(own)] = own
+            place = at // size
+            block = np.where(place < full, NOBODYS, own[place - behind])
+            slots[row : row + len(at)] = block * size + at % size
+            row += len(at)
+        self.slots.assign(slots[None])
+        self.table.assign(table)
 
 
 class Step:
@@ -91,54 +176,53 @@ class Step:
         """
         self._cache = cache
         self._decodes = rows == sequences
-        self.ids = self._numbers((1, rows), np.int64)
-        self.positions = self._numbers((1, rows), np.int32)
-        self._slots = self._numbers((1, rows), np.int32)
-        self._lengths = self._numbers((sequences,), np.int32)
-        self._table = self._numbers((sequences, blocks), np.int32)
-        self._starts = None if self._decodes else self._numbers((sequences + 1,), np.int32)
-        self._earlier = [self._numbers((rows,), np.int32) for _ in range(1, cache.taps)]
-        self._wanted = None if wanted is None else self._numbers((wanted,), np.int32)
+        device = cache.device
+        self.ids = _numbers(device, (1, rows), np.int64)
+        self.positions = _numbers(device, (1, rows), np.int32)
+        self._lengths = _numbers(device, (sequences,), np.int32)
+        self._all = _Places(cache, sequences, rows, blocks)
+        self._windows = _Places(cache, sequences, rows, blocks) if any(cache.local) else None
+        self._starts = None if self._decodes else _numbers(device, (sequences + 1,), np.int32)
+        self._earlier = [_numbers(device, (rows,), np.int32) for _ in range(1, cache.taps)]
+        self._wanted = None if wanted is None else _numbers(device, (wanted,), np.int32)
         self._pages = [
             tuple(rows.unflatten(0, cache.size) for rows in pair) for pair in cache.layers
         ]
         self._rows = [tuple(rows.unsqueeze(0) for rows in pair) for pair in cache.layers]
 
-    def set(self, parts: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> None:
+    def set(self, parts: Sequence[Placed]) -> None:
         """
         Say what this step computes.
 
         Args:
-            parts: for each sequence its new tokens, the position of the first, and its blocks;
-                fewer than the step was made for where each has one token.
+            parts: of each sequence; of fewer than the step was made for where each has one token.
         """
         size = self._cache.size
         ids = np.zeros(self.ids.shape[1], np.int64)
-        positions, slots = (np.zeros(len(ids), np.int32) for _ in range(2))
+        positions = np.zeros(len(ids), np.int32)
         lengths = np.ones(self._lengths.shape, np.int32)
-        table = np.full(self._table.shape, NOBODYS, np.int32)
         before = np.full((len(self._earlier), len(ids)), np.iinfo(np.int32).max, np.int32)
-        starts, row = [0], 0
-        for number, (tokens, first, blocks) in enumerate(parts):
-            end = row + len(tokens)
-            at = np.arange(first, first + len(tokens), dtype=np.int32)
-            own = np.asarray(blocks, np.int32)
-            ids[row:end], positions[row:end] = tokens, at
-            slots[row:end] = own[at // size] * size + at % size
+        starts, row, places = [0], 0, []
+        for number, part in enumerate(parts):
+            end = row + len(part.tokens)
+            at = np.arange(part.first, part.first + len(part.tokens), dtype=np.int32)
+            places.append(at)
+            ids[row:end], positions[row:end] = part.tokens, at
             for back, slots_before in enumerate(before, 1):
-                there = np.maximum(at - back, 0)
+                own, there = np.asarray(part.blocks, np.int32), np.maximum(at - back, 0)
                 found = own[there // size] * size + there % size
                 slots_before[row:end] = np.where(at >= back, found, slots_before[row:end])
-            lengths[number] = first + len(tokens)
-            table[number, : len(own)] = own
+            lengths[number] = part.first + len(part.tokens)
             starts.append(end)
             row = end
+        each = list(zip(places, parts, strict=True))
+        self._all.set([(at, part.blocks, 0, part.full) for at, part in each])
+        if self._windows is not None:
+            self._windows.set([(at, part.local, part.behind, 0) for at, part in each])
         for tensor, array in (
             (self.ids, ids[None]),
             (self.positions, positions[None]),
-            (self._slots, slots[None]),
             (self._lengths, lengths),
-            (self._table, table),
         ):
             tensor.assign(array)
         for tensor, array in zip(self._earlier, before, strict=True):
@@ -161,8 +245,9 @@ class Step:
         rules: Rules,
     ) -> Tensor:
         """As :meth:`KVCache.attend`."""
+        places = self._places(layer)
         for rows, new in zip(self._rows[layer], (k, v), strict=True):
-            ops.kv_append(rows, as_kept(new, rows), self._slots)
+            ops.kv_append(rows, as_kept(new, rows), places.slots)
         keys, values = self._pages[layer]
         if not self._decodes:
             return attend(
@@ -172,11 +257,11 @@ class Step:
                 self._lengths,
                 rules,
                 q_start=self._starts,
-                block_table=self._table,
+                block_table=places.table,
             )
         _, count, heads, dim = q.shape
         each = q.reshape(count, 1, heads, dim)
-        y = attend(each, keys, values, self._lengths, rules, block_table=self._table)
+        y = attend(each, keys, values, self._lengths, rules, block_table=places.table)
         return y.reshape(1, count, heads, y.shape[3])
 
     def before(
@@ -188,7 +273,7 @@ class Step:
     ) -> list[Tensor]:
         """As :meth:`KVCache.before`."""
         (rows,) = self._rows[layer]
-        ops.kv_append(rows, as_kept(x, rows).unsqueeze(2), self._slots)
+        ops.kv_append(rows, as_kept(x, rows).unsqueeze(2), self._places(layer).slots)
         own = rows.squeeze(2).squeeze(0)
         ids = self._earlier[count - 1 :: -1]
         return [as_kept(ops.index_select(own, slots), x).unsqueeze(0) for slots in ids]
@@ -197,8 +282,13 @@ class Step:
         """As :meth:`KVCache.wanted`."""
         return x if self._wanted is None else ops.index_select(x, self._wanted, dim=1)
 
-    def _numbers(self, shape: tuple[int, ...], dtype: type) -> Tensor:
-        return Tensor.from_numpy(np.zeros(shape, dtype), self._cache.device)
+    def _places(self, layer: int) -> _Places:
+        windows = self._windows
+        return self._all if windows is None or not self._cache.local[layer] else windows
 
 
-__all__ = ["NOBODYS", "PagedCache", "Step"]
+def _numbers(device: Device, shape: tuple[int, ...], dtype: type) -> Tensor:
+    return Tensor.from_numpy(np.zeros(shape, dtype), device)
+
+
+__all__ = ["NOBODYS", "PagedCache", "Placed", "Step"]

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from propolis_workers.llm.batch.blocks import Blocks
+    from propolis_workers.llm.batch.blocks import Match
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +35,10 @@ class Sequence:
         blocks: where these are.
         kept: how many of the blocks others can find.
         cached: tokens of the prompt that were found in the cache when it first ran; None before.
+        full: how many of the blocks, from the first, hold their tokens whatever is computed: others
+            use them too. More tokens than ``computed`` where windows are computed again.
+        local: where windows are: blocks of the last places.
+        behind: how many places there are before these.
     """
 
     tokens: list[int]
@@ -40,6 +46,9 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     kept: int = 0
     cached: int | None = None
+    full: int = 0
+    local: list[int] = field(default_factory=list)
+    behind: int = 0
 
     @property
     def left(self) -> int:
@@ -68,6 +77,23 @@ class Part:
         return self.count == self.sequence.left
 
 
+class Copy(NamedTuple):
+    """
+    Tokens of a block that another begins with.
+
+    Attributes:
+        source: the block that has them.
+        target: the other.
+        tokens: how many.
+        local: whether these are blocks of windows.
+    """
+
+    source: int
+    target: int
+    tokens: int
+    local: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
@@ -75,11 +101,11 @@ class Plan:
 
     Attributes:
         parts: what is computed, in order; of sequences that have one token left first.
-        copies: before that: the tokens of a block (from, to, how many) to write into another.
+        copies: what is copied before that.
     """
 
     parts: list[Part]
-    copies: list[tuple[int, int, int]]
+    copies: list[Copy]
 
 
 class Scheduler:
@@ -127,7 +153,9 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._blocks.give_back(sequence.blocks)
-        sequence.blocks, sequence.computed, sequence.kept = [], 0, 0
+        self._blocks.give_back_local(sequence.local)
+        sequence.blocks, sequence.local, sequence.behind = [], [], 0
+        sequence.computed, sequence.kept, sequence.full = 0, 0, 0
 
     def plan(self) -> Plan:
         """The next step; without parts where there is nothing to do."""
@@ -164,38 +192,44 @@ class Scheduler:
         sequence.computed += count
         full = sequence.computed // self._blocks.size
         if full > sequence.kept:
-            self._blocks.keep(sequence.blocks[:full], sequence.tokens)
+            local = dict(enumerate(sequence.local, sequence.behind))
+            self._blocks.keep(sequence.blocks[:full], sequence.tokens, local)
             sequence.kept = full
+        self._leave_behind(sequence)
 
     def rewind(self) -> None:
         """After a step that failed: compute all that run again, as nobody knows what it wrote."""
         for sequence in reversed(list(self.running)):
             self._preempt(sequence)
 
-    def _admit(self, budget: int, parts: list[Part]) -> Iterator[tuple[int, int, int]]:
+    def _admit(self, budget: int, parts: list[Part]) -> Iterator[Copy]:
         """Let those that wait run, as far as there is room; says which blocks are copied."""
         size = self._blocks.size
         while self.waiting and budget > 0 and len(self.running) < self._most:
             sequence = self.waiting[0]
             match = self._blocks.match(sequence.tokens)
-            # Room for its whole prompt and the first token, and for the next of each other.
-            needed = len(sequence.tokens) // size + 1 - len(match.blocks) + len(self.running)
             source = match.source
-            if source is not None and needed > self._blocks.available:
-                self._blocks.give_back([source])  # its own room may be what is wanting
+            if source is not None and not self._has_room(sequence, match):
+                self._give_back_source(match)  # its own room may be what is wanting
                 source = None
-            if needed > self._blocks.available:
+            if not self._has_room(sequence, match):
                 self._blocks.give_back(match.blocks)
+                self._blocks.give_back_local(match.local)
                 return
             self.waiting.popleft()
             self.running.append(sequence)
-            sequence.blocks, sequence.kept = list(match.blocks), len(match.blocks)
-            sequence.computed = match.tokens
+            sequence.blocks, sequence.full = list(match.blocks), len(match.blocks)
+            sequence.computed, sequence.kept = match.tokens, match.tokens // size
+            sequence.local = list(match.local)
+            sequence.behind = sequence.kept - len(match.local)
             if source is not None:
                 self._grow(sequence, match.more)
-                yield source, sequence.blocks[-1], match.more
+                yield Copy(source, sequence.blocks[-1], match.more)
+                if match.local_source is not None:
+                    yield Copy(match.local_source, sequence.local[-1], match.more, local=True)
                 sequence.computed += match.more
-                self._blocks.give_back([source])
+                self._give_back_source(match)
+                self._leave_behind(sequence)
             if sequence.cached is None:
                 sequence.cached = sequence.computed
             count = min(budget, sequence.left)
@@ -203,15 +237,48 @@ class Scheduler:
                 parts.append(Part(sequence, count))
                 budget -= count
 
+    def _has_room(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there is room for a whole prompt, its first token, and the next of all others."""
+        blocks, others = self._blocks, len(self.running)
+        needed = len(sequence.tokens) // blocks.size + 1 - len(match.blocks)
+        if needed + others > blocks.available:
+            return False
+        needed = blocks.windowed(len(sequence.tokens), self._budget) - len(match.local)
+        return blocks.windows is None or needed + others <= blocks.windows.available
+
+    def _give_back_source(self, match: Match) -> None:
+        if match.source is not None:
+            self._blocks.give_back([match.source])
+        if match.local_source is not None:
+            self._blocks.give_back_local([match.local_source])
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Give back the blocks of windows that no next token sees anything of."""
+        if not sequence.local:
+            return
+        gone = self._blocks.seen_from(sequence.computed) - sequence.behind
+        # Who begins alike needs those before the place where it parted from another, as this
+        # sequence did; a long prompt's others must not push out what is looked for.
+        parted = range(self._blocks.seen_from(sequence.full * self._blocks.size), sequence.full)
+        for place, block in enumerate(sequence.local[:gone], sequence.behind):
+            self._blocks.give_back_local([block], passed=place not in parted)
+        del sequence.local[:gone]
+        sequence.behind += gone
+
     def _guessed(self, part: Part, most: int) -> Part:
         """The same with a guess, where there is one and room for it that nobody else needs."""
         sequence = part.sequence
         if self._guess is None or not sequence.blocks:
             return part
         found = self._guess(sequence)[:most]
-        more = -(-(sequence.computed + 1 + len(found)) // self._blocks.size)
-        if more - len(sequence.blocks) > self._blocks.available - len(self.running):
+        places = -(-(sequence.computed + 1 + len(found)) // self._blocks.size)
+        windows, others = self._blocks.windows, len(self.running)
+        if places - len(sequence.blocks) > self._blocks.available - others:
             return part
+        if windows is not None:
+            places -= sequence.behind + len(sequence.local)
+            if places > windows.available - others:
+                return part
         self._grow(sequence, 1 + len(found))
         return Part(sequence, part.count, found)
 
@@ -227,12 +294,21 @@ class Scheduler:
             block = self._blocks.take(sequence.blocks[-1] if sequence.blocks else None)
             if block is not None:
                 sequence.blocks.append(block)
-                continue
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            elif self._preempt_youngest() is sequence:
+                return False
+        windows = self._blocks.windows
+        while windows is not None and sequence.behind + len(sequence.local) < needed:
+            block = windows.take(sequence.local[-1] if sequence.local else None)
+            if block is not None:
+                sequence.local.append(block)
+            elif self._preempt_youngest() is sequence:
                 return False
         return True
+
+    def _preempt_youngest(self) -> Sequence:
+        youngest = self.running[-1]
+        self._preempt(youngest)
+        return youngest
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence)
@@ -240,4 +316,4 @@ class Scheduler:
         self.preempted += 1
 
 
-__all__ = ["Part", "Plan", "Scheduler", "Sequence"]
+__all__ = ["Copy", "Part", "Plan", "Scheduler", "Sequence"]

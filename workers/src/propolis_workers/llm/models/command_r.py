@@ -27,6 +27,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(rope_theta=500_000.0)
     usual = read.usual(interleaved=True, epsilon="layer_norm_eps", epsilon_default=1e-5, tied=True)
     scale = read.number("logit_scale", 0.0625)
     return ModelConfig("command_r", **usual, norm="layer", parallel=True, logit_scale=scale)

@@ -18,13 +18,37 @@ from propolis_workers.llm.architecture import layer_names
 from propolis_workers.llm.config import Experts
 from propolis_workers.llm.config import Latent
 from propolis_workers.llm.config import ModelConfig
+from propolis_workers.llm.rearranged import Piece
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
     from propolis_workers.llm.reading import FolderSettings
     from propolis_workers.llm.reading import GGUFSettings
 
 _V3: Final = "deepseek_v3"
+_DEFAULTS: Final[Mapping[bool, Mapping[str, Any]]] = {  # of V2, and of V3
+    False: {
+        "moe_intermediate_size": 1407,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "q_lora_rank": 1536,
+    },
+    True: {
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+    },
+}
 _SIGMOID: Final = 2  # llama.cpp's number of it
 
 
@@ -69,6 +93,8 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    third = read.text("model_type") == _V3
+    read.complete(**_DEFAULTS[third])
     turned = read.count("qk_rope_head_dim", 64)
     head_dim = read.count("qk_nope_head_dim", 128) + turned
     usual = read.usual(epsilon_default=1e-6)
@@ -84,10 +110,9 @@ def from_folder(read: FolderSettings) -> ModelConfig:
             ),
         ),
     }
-    third = read.text("model_type") == _V3
     grouped = third or read.text("topk_method", "greedy") == "group_limited_greedy"
     groups = (read.count("n_group", 1) or 1) if grouped else 1
-    width = read.count("moe_intermediate_size", 2048 if third else 1407)
+    width = read.count("moe_intermediate_size")
     experts = Experts(
         read.count("n_routed_experts"),
         read.count("num_experts_per_tok"),
@@ -112,6 +137,30 @@ def _scaled(usual: dict[str, Any], weight: float) -> dict[str, Any]:
     factor = usual["ropes"][0].scaling.get("factor", 1.0)
     grown = 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
     return usual | {"score_scale": usual["head_dim"] ** -0.5 * grown * grown}
+
+
+def filed(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Piece]:
+    """Newer files hold kv_b in two parts, of which that of keys is transposed, head by head."""
+    assert config.latent is not None  # noqa: S101  each model of this architecture has it
+    heads, values, latent = config.heads, config.values_dim, config.latent.keys
+    plain = config.head_dim - config.ropes[0].dim
+    theirs = names["layers.{}.kv_b"]
+
+    def each(whole: np.ndarray) -> np.ndarray:
+        return whole.reshape(heads, plain + values, latent)
+
+    def keys(whole: np.ndarray) -> np.ndarray:
+        return each(whole)[:, :plain].swapaxes(1, 2)
+
+    def of_values(whole: np.ndarray) -> np.ndarray:
+        return each(whole)[:, plain:]
+
+    found = {}
+    for layer in range(config.layers):
+        whole = theirs.format(layer) + ".weight"
+        found[f"blk.{layer}.attn_k_b.weight"] = Piece(whole, (heads, latent, plain), keys)
+        found[f"blk.{layer}.attn_v_b.weight"] = Piece(whole, (heads, values, latent), of_values)
+    return found
 
 
 ARCHITECTURE: Final = Architecture(
@@ -139,4 +188,5 @@ ARCHITECTURE: Final = Architecture(
     },
     from_gguf=from_gguf,
     from_folder=from_folder,
+    filed=filed,
 )

@@ -41,6 +41,12 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(
+        num_key_value_heads=4,
+        sliding_window=4096,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
     usual = read.usual(
         activations=("gelu_pytorch_tanh",), head_dim=256, tied=True, epsilon_default=1e-6
     )

@@ -58,6 +58,7 @@ def from_folder(read: FolderSettings) -> ModelConfig:
         vocab_size=262_208,
         max_position_embeddings=131_072,
         rope_theta=1_000_000.0,
+        sliding_window=4096,
     )
     usual = read.usual(
         activations=("gelu_pytorch_tanh",),

@@ -25,6 +25,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(num_key_value_heads=2, rms_norm_eps=1.5625e-7)
     return ModelConfig("glm4", **read.usual(interleaved=True, rotary_share=0.5))
 
 

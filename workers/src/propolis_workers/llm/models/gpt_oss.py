@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from propolis_workers.llm.reading import GGUFSettings
 
 _ACTIVATION: Final = "clamped_swish"
+_YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _EXPERTS: Final = "model.layers.{}.mlp.experts."
 
 
@@ -50,6 +58,11 @@ def from_folder(read: FolderSettings) -> ModelConfig:
         if read.number(key, only) != only:
             msg = f"config.json: {key} is {read.number(key)}; supported: {only}"
             raise UnsupportedModelError(msg)
+    read.complete(
+        num_key_value_heads=8, sliding_window=128, rms_norm_eps=1e-5, rope_theta=150_000.0
+    )
+    if "rope_scaling" not in read.values:
+        read.complete(rope_parameters=_YARN)
     usual = read.usual(head_dim=64)
     experts = Experts(
         read.count("num_local_experts", 128),

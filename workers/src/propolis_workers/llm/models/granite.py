@@ -33,7 +33,7 @@ def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
     return ModelConfig(
         "granite",
-        **read.usual(),
+        **read.usual(epsilon_default=1e-6),
         embedding_scale=read.number("embedding_multiplier", 1.0),
         residual_scale=read.number("residual_multiplier", 1.0),
         score_scale=read.number("attention_multiplier", 1.0),

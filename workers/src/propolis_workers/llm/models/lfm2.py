@@ -10,9 +10,12 @@ from propolis_workers.llm.architecture import USUAL
 from propolis_workers.llm.architecture import Architecture
 from propolis_workers.llm.architecture import layer_names
 from propolis_workers.llm.config import ModelConfig
+from propolis_workers.llm.rearranged import Piece
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from propolis_workers.llm.reading import FolderSettings
     from propolis_workers.llm.reading import GGUFSettings
 
@@ -31,6 +34,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers; the network's width may be two thirds of what is said, rounded up."""
+    read.complete(num_key_value_heads=8, rope_theta=1_000_000.0)
     width = read.count("block_ff_dim", read.count("intermediate_size", 12288))
     if read.flag("block_auto_adjust_ff_dim", True):
         multiple = max(read.count("block_multiple_of", 256), 1)
@@ -57,6 +61,19 @@ def from_folder(read: FolderSettings) -> ModelConfig:
     )
 
 
+def filed(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Piece]:
+    """A checkpoint holds taps as torch has them: (width, 1, taps)."""
+    theirs = names["layers.{}.conv"]
+    shape = config.width, config.conv_taps
+    return {
+        f"blk.{layer}.shortconv.conv.weight": Piece(
+            theirs.format(layer) + ".weight", shape, lambda whole: whole.squeeze(1)
+        )
+        for layer, convolved in enumerate(config.convolved)
+        if convolved
+    }
+
+
 ARCHITECTURE: Final = Architecture(
     gguf=("lfm2",),
     folder=("lfm2",),
@@ -79,4 +96,5 @@ ARCHITECTURE: Final = Architecture(
     },
     from_gguf=from_gguf,
     from_folder=from_folder,
+    filed=filed,
 )

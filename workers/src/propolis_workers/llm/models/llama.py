@@ -24,7 +24,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
-    return ModelConfig("llama", **read.usual())
+    return ModelConfig("llama", **read.usual(epsilon_default=1e-6))
 
 
 ARCHITECTURE: Final = Architecture(

@@ -27,7 +27,8 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 
 def from_folder(read: FolderSettings) -> ModelConfig:
-    """The numbers."""
+    """The numbers; null for a window is none."""
+    read.complete(num_key_value_heads=8, rms_norm_eps=1e-6, sliding_window=4096)
     return ModelConfig("mistral", **read.usual(), windows=read.windows())
 
 

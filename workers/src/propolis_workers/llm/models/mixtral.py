@@ -30,6 +30,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1_000_000.0)
     usual = read.usual()
     experts = Experts(
         read.count("num_local_experts", 8), read.count("num_experts_per_tok", 2), usual["ffn_width"]

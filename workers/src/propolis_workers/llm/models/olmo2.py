@@ -35,7 +35,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
-    return ModelConfig("olmo2", **read.usual())
+    return ModelConfig("olmo2", **read.usual(epsilon_default=1e-5))
 
 
 ARCHITECTURE: Final = Architecture(

@@ -26,6 +26,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(layer_norm_eps=1e-5)
     usual = read.usual(epsilon="layer_norm_eps", activations=("gelu_new",), rotary_share=0.5)
     return ModelConfig(
         "phi2", **usual, norm="layer", activation="gelu_tanh", gated=False, parallel=True

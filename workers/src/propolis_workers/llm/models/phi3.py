@@ -24,7 +24,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
-    return ModelConfig("phi3", **read.usual(), windows=read.windows())
+    return ModelConfig("phi3", **read.usual(epsilon_default=1e-5), windows=read.windows())
 
 
 ARCHITECTURE: Final = Architecture(

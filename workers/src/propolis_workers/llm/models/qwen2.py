@@ -24,7 +24,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers; a window is of the layers from ``max_window_layers`` on, where it is used."""
-    return ModelConfig("qwen2", **read.usual(), windows=read.late_windows())
+    return ModelConfig("qwen2", **read.usual(epsilon_default=1e-6), windows=read.late_windows())
 
 
 ARCHITECTURE: Final = Architecture(

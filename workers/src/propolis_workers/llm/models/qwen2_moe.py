@@ -44,7 +44,8 @@ def from_folder(read: FolderSettings) -> ModelConfig:
         shared_width=read.count("shared_expert_intermediate_size", 5632),
         renormalize=read.flag("norm_topk_prob", False),
     )
-    return ModelConfig("qwen2_moe", **read.usual(), windows=read.late_windows(), experts=experts)
+    usual = read.usual(epsilon_default=1e-6)
+    return ModelConfig("qwen2_moe", **usual, windows=read.late_windows(), experts=experts)
 
 
 ARCHITECTURE: Final = Architecture(

@@ -25,7 +25,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
-    usual = read.usual(head_dim=128)
+    usual = read.usual(head_dim=128, epsilon_default=1e-6)
     return ModelConfig("qwen3", **usual, windows=read.late_windows())
 
 

@@ -32,6 +32,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
     read.refuse_dense_layers()
+    read.complete(num_key_value_heads=4, rms_norm_eps=1e-6)
     experts = Experts(
         read.count("num_experts", read.count("num_local_experts", 128)),
         read.count("num_experts_per_tok", 8),

@@ -31,6 +31,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers; ``no_rope_layers`` is 1 where queries and keys are turned."""
+    read.complete(num_key_value_heads=4, rms_norm_eps=1e-6, rope_theta=2_000_000.0)
     usual = read.usual(tied=True)
     turned = read.values.get("no_rope_layers")
     kinds = _kinds(usual["layers"], max(1, read.count("no_rope_layer_interval", _PERIOD)))

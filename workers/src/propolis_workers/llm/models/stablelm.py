@@ -27,7 +27,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
-    usual = read.usual(epsilon="layer_norm_eps", rotary_share=0.25)
+    usual = read.usual(epsilon="layer_norm_eps", epsilon_default=1e-5, rotary_share=0.25)
     parallel = read.flag("use_parallel_residual", False)
     return ModelConfig("stablelm", **usual, norm="layer", parallel=parallel)
 

@@ -32,6 +32,7 @@ def from_gguf(read: GGUFSettings) -> ModelConfig:
 
 def from_folder(read: FolderSettings) -> ModelConfig:
     """The numbers."""
+    read.complete(num_key_value_heads=2, norm_epsilon=1e-5)
     usual = read.usual(epsilon="norm_epsilon", activations=("gelu_pytorch_tanh",), tied=True)
     return ModelConfig(
         "starcoder2",

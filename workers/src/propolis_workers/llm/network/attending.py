@@ -32,8 +32,10 @@ class Rules:
 
 
 def as_kept(x: Tensor, other: Tensor) -> Tensor:
-    """The same numbers in the dtype of another tensor."""
-    return x if x.dtype is other.dtype else ops.cast(x, other.dtype)
+    """The same numbers in the dtype of another tensor, which may be a block format."""
+    if x.dtype is other.dtype:
+        return x
+    return (ops.quantize if other.dtype.is_block else ops.cast)(x, other.dtype)
 
 
 def attend(
@@ -53,14 +55,18 @@ def attend(
     Returns:
         Shape of ``q``, with the width of the values' heads last.
     """
-    wide, q = q, as_kept(q, keys)
+    wide, in_blocks = q, keys.dtype.is_block
+    if not in_blocks:  # queries are multiplied with blocks as they are
+        q = as_kept(q, keys)
     said: dict[str, Any] = {"causal": True, "scale": rules.scale, "softcap": rules.cap, **places}
     if rules.window:
         said["window"] = (rules.window - 1, 0)
     if rules.sinks is None:
-        return as_kept(ops.attention(q, keys, values, lengths, **said), wide)
+        attention = ops.qattention if in_blocks else ops.attention
+        return as_kept(attention(q, keys, values, lengths, **said), wide)
     # A share of 1 / (1 + exp(sink - lse)) is left for the keys that are there.
-    y, lse = ops.attention_lse(q, keys, values, lengths, **said)
+    attention_lse = ops.qattention_lse if in_blocks else ops.attention_lse
+    y, lse = attention_lse(q, keys, values, lengths, **said)
     y = as_kept(y, wide)
     heads = rules.sinks.unsqueeze(1).broadcast_to(*lse.shape)
     share = ops.sigmoid(ops.sub(lse, heads)).permute(0, 2, 1).unsqueeze(3)

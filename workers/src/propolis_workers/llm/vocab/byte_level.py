@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Final
 
 from propolis.errors import UnsupportedModelError
 from propolis_workers.files import shielded
 from propolis_workers.llm.vocab.family import Family
 from propolis_workers.llm.vocab.fields import merges_of
 from propolis_workers.llm.vocab.fields import value_of
+from propolis_workers.llm.vocab.library import ids_of
 from propolis_workers.llm.vocab.parts import CHAR_TO_BYTE
 from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
 from propolis_workers.llm.vocab.raw_bpe import RAW
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
     from propolis_workers.llm.vocab.pre_tokenizers import PreTokenizer
+
+_MERGES: Final = "tokenizer.ggml.merges"
 
 
 def byte_level_bpe(
@@ -44,13 +48,12 @@ def byte_level_bpe(
     pre_tokenizer = PRE_TOKENIZERS[pre]
     vocab = {text: index for index, text in enumerate(tokens)}
     merges = merges_of(metadata)
-    library = shielded("tokenizer.ggml.merges", lambda: _library(vocab, merges, pre_tokenizer))
+    library = shielded(_MERGES, lambda: _library(vocab, merges, pre_tokenizer))
     dropped = len(tokens)
 
     def encode(text: str) -> list[int]:
-        # Unlike encode, a batch lets other threads run meanwhile.
-        (found,) = library.encode_batch_fast([text], add_special_tokens=False)
-        return [index for index in found.ids if index != dropped]
+        (ids,) = ids_of(library, [text], _MERGES)
+        return [index for index in ids if index != dropped]
 
     return Family(
         encode=encode,

@@ -11,6 +11,7 @@ from propolis_workers.files import read_json
 from propolis_workers.files import read_text
 from propolis_workers.files import shielded
 from propolis_workers.llm.vocab.decoders import decoder_of
+from propolis_workers.llm.vocab.library import ids_of
 from propolis_workers.llm.vocab.parts import BYTE_TEXTS
 from propolis_workers.llm.vocab.parts import SPACE
 from propolis_workers.llm.vocab.parts import Parts
@@ -85,9 +86,7 @@ def folder_parts(folder: Path) -> Parts:
     def encode(text: str, parse_special: bool, add_special: bool) -> list[int]:
         with lock:
             library.encode_special_tokens = not parse_special
-            # Unlike encode, a batch lets other threads run meanwhile.
-            (found,) = library.encode_batch_fast([text], add_special_tokens=add_special)
-            return found.ids
+            return ids_of(library, [text], str(path), add_special=add_special)[0]
 
     return Parts(
         encode=encode,
@@ -134,8 +133,8 @@ def _folder_template(folder: Path, config: Mapping[str, object], name: str) -> s
         return read_text(path)
     found = config.get("chat_template")
     if isinstance(found, list):  # several, each with a name
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get(name)
+        items = [item for item in found if isinstance(item, dict)]
+        found = next((item.get("template") for item in items if item.get("name") == name), None)
     elif not default:
         found = None
     if found is not None and not isinstance(found, str):

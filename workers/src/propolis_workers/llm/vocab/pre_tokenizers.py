@@ -60,7 +60,9 @@ _JAIS2 = (
     _CONTRACTIONS
     + "|"
     + _HEAD
-    + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    # Within white space there is no line's end ahead: not looked for at each piece of a long one.
+    + r"(?<![^\S\r\n])\s*[\r\n]+|"
     + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
     + r"\s{1,2}(?!\S)|\s"
 )
@@ -115,7 +117,7 @@ _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED_LETTERS}]+",
     r"\s?[!-/:-~\uFF01-\uFF0F\uFF1A-\uFF5E\u2018-\u201F\u3001-\u3002]+",
-    r"\s+\z",
+    r"(?<!\s)\s++\z",  # tried where white space begins alone: it is long at times
     _EAST,
     r"\p{N}+",
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from typing import Final
 
 from propolis_workers.files import shielded
 from propolis_workers.llm.vocab.family import Family
 from propolis_workers.llm.vocab.family import byte_tokens
 from propolis_workers.llm.vocab.fields import merges_of
 from propolis_workers.llm.vocab.fields import value_of
+from propolis_workers.llm.vocab.library import ids_of
 from propolis_workers.llm.vocab.parts import SPACE
 from propolis_workers.llm.vocab.parts import spaced
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 # newlines that is a token is taken unmerged, and a beginning-of-sequence token always added.
 RAW = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
 
+_MERGES: Final = "tokenizer.ggml.merges"
 _LINES = re.compile(r"\n+|[^\n]+")
 
 
@@ -41,18 +44,16 @@ def raw_bpe(metadata: Mapping[str, object], tokens: list[str], types: list[int] 
     from tokenizers import Tokenizer as Library  # noqa: PLC0415  as for byte-level vocabularies
     from tokenizers import models  # noqa: PLC0415
 
-    library = shielded(
-        "tokenizer.ggml.merges", lambda: Library(models.BPE(vocab, merges, byte_fallback=True))
-    )
+    library = shielded(_MERGES, lambda: Library(models.BPE(vocab, merges, byte_fallback=True)))
 
     def encode(text: str) -> list[int]:
         lines = _LINES.findall(text.replace(" ", SPACE))
         whole = [vocab.get(line) if gemma and line[0] == "\n" else None for line in lines]
         merged = [line for line, index in zip(lines, whole, strict=True) if index is None]
-        found = iter(library.encode_batch_fast(merged, add_special_tokens=False))
+        found = iter(ids_of(library, merged, _MERGES))
         output: list[int] = []
         for index in whole:
-            output += next(found).ids if index is None else [index]
+            output += next(found) if index is None else [index]
         return output
 
     return Family(encode=encode, insists_on_bos=gemma, read=spaced, pieces=pieces)

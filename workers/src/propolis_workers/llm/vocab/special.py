@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,6 @@ _NAMED_ENDS = ("eos", "eot", "eom")
 
 # What C calls space: it is what a stripping token takes with it.
 _STRIPPED = " \t\n\v\f\r"
-_STRIPPED_AFTER = re.compile(f"[{_STRIPPED}]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,31 +174,39 @@ class Cutter:
         Returns:
             Each token's id, and the text between, never two texts side by side.
         """
-        parts: list[str | int] = [text] if text else []
+        taken = bytearray(len(text))  # 1: is of a token, or of the white space that one takes
+        found: list[tuple[int, int, int]] = []
         for token, index in self._special if parse_special else self._always:
-            if token not in text:
-                continue
-            cut: list[str | int] = []
-            for part in parts:
-                if isinstance(part, int):
-                    cut.append(part)
-                else:
-                    self._cut(part, token, index, cut)
-            parts = cut
-        return parts
-
-    def _cut(self, part: str, token: str, index: int, output: list[str | int]) -> None:
+            at = text.find(token)
+            while at >= 0:
+                end = at + len(token)
+                other = taken.find(1, at, end)
+                if other >= 0:  # what starts before that one ends reaches into it too
+                    free = taken.find(0, other)
+                    at = text.find(token, free) if free >= 0 else -1
+                    continue
+                begin, end = self._stripped(text, taken, index, at, end)
+                taken[begin:end] = bytes([1]) * (end - begin)
+                found.append((begin, end, index))
+                at = text.find(token, end)
+        parts: list[str | int] = []
         start = 0
-        while (at := part.find(token, start)) >= 0:
-            before = part[start:at]
-            if index in self._left:
-                before = before.rstrip(_STRIPPED)
-            output += [before, index] if before else [index]
-            start = at + len(token)
-            if index in self._right:
-                start += len(_STRIPPED_AFTER.match(part, start)[0])  # type: ignore[index]  # may be ""
-        if start < len(part):
-            output.append(part[start:])
+        for begin, end, index in sorted(found):
+            parts += [text[start:begin], index] if start < begin else [index]
+            start = end
+        return [*parts, text[start:]] if start < len(text) else parts
+
+    def _stripped(
+        self, text: str, taken: bytearray, index: int, begin: int, end: int
+    ) -> tuple[int, int]:
+        """Where a token begins and ends with the white space that it takes."""
+        if index in self._left:
+            while begin > 0 and text[begin - 1] in _STRIPPED and not taken[begin - 1]:
+                begin -= 1
+        if index in self._right:
+            while end < len(text) and text[end] in _STRIPPED and not taken[end]:
+                end += 1
+        return begin, end
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Final
 
 from propolis.errors import FileFormatError
 from propolis_workers.files import shielded
@@ -11,6 +12,7 @@ from propolis_workers.llm.vocab.family import Family
 from propolis_workers.llm.vocab.fields import id_of
 from propolis_workers.llm.vocab.fields import scores_of
 from propolis_workers.llm.vocab.fields import value_of
+from propolis_workers.llm.vocab.library import ids_of
 from propolis_workers.llm.vocab.parts import SPACE
 from propolis_workers.llm.vocab.parts import spaced
 from propolis_workers.llm.vocab.special import NORMAL
@@ -21,6 +23,7 @@ from propolis_workers.llm.vocab.special import USER_DEFINED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SCORES: Final = "tokenizer.ggml.scores"
 _UNKNOWN_ID = 2  # where the file names none
 
 
@@ -62,7 +65,7 @@ def unigram(
     from tokenizers import models  # noqa: PLC0415
 
     library = shielded(
-        "tokenizer.ggml.scores",
+        _SCORES,
         lambda: Library(models.Unigram(pieces, unknown, byte_fallback=False)),
     )
 
@@ -73,9 +76,7 @@ def unigram(
         else:
             spoken = prefixed and text.strip(" ")
             text = (SPACE if spoken else "") + text.replace(" ", SPACE)
-        # Unlike encode, a batch lets other threads run meanwhile.
-        (found,) = library.encode_batch_fast([text], add_special_tokens=False)
-        return list(found.ids)
+        return ids_of(library, [text], _SCORES)[0]
 
     return Family(
         encode=encode,

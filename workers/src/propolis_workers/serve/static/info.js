@@ -79,6 +79,8 @@ function server(part) {
     Size: part.size && `${part.size} pixels, ${part.smallest} to ${part.largest}`,
     Requests: "running" in now ? `${now.running} being computed, ${now.waiting} waiting` : "",
     Cache: part.blocks && `${now.blocks_taken ?? 0} of ${part.blocks} blocks in use`,
+    "Window cache":
+      part.window_blocks && `${now.window_blocks_taken ?? 0} of ${part.window_blocks} blocks in use`,
     Restarts: part.restarts || "",
     Version: told.version,
   };

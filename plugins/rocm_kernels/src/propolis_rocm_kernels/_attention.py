@@ -1,0 +1,184 @@
+"""What attention kernels have in common: their arguments, and how they are packed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+from propolis_rocm_kernels._constants import RUN
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._kernels import MAX_BLOCKS
+from propolis_rocm_kernels._product import in_packs
+from propolis_rocm_kernels._signature import Structure
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis import Tensor
+    from propolis.layout import Shape
+    from propolis.ops.attention import Window
+    from propolis_rocm_kernels._kernels import Kernel
+
+    Choose = Callable[..., tuple[Kernel, int, int]]
+
+MAX_DIM: Final = 256
+"""Elements of a head that the kernels hold."""
+
+SIDE: Final = 64
+"""Queries of a block, and keys it looks at together, where there are many."""
+
+FEW: Final = 4
+"""Queries of a sequence, up to which each has a block of its own."""
+
+DECODE_THREADS: Final = 512
+"""Threads of a block that has one query, where there are few such blocks."""
+
+_SHAPE: Final = Structure(
+    "AttentionShape",
+    {
+        **dict.fromkeys(("q", "k", "v", "bias"), "4q"),
+        "table": "2q",
+        **dict.fromkeys(("kv_len", "alibi", "q_start", "threads"), "q"),
+        **dict.fromkeys(("scale", "softcap"), "d"),
+        **dict.fromkeys(("batch", "total", "heads", "group", "dim", "value_dim"), "i"),
+        **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "wide_bias"), "i"),
+    },
+)
+ARGUMENTS: Final = (10 * "P", _SHAPE)
+"""Of every kernel."""
+
+_ALL: Final = -1
+
+
+class Options(NamedTuple):
+    """What a call says beside its tensors."""
+
+    scale: float | None
+    causal: bool
+    window: Window | None
+    softcap: float
+
+    def reach(self) -> tuple[int, int]:
+        """Keys seen to the left and right of a query's own; -1 for all."""
+        left, right = self.window or (_ALL, _ALL)
+        limit = 1 << 30  # sequences are shorter: sums stay within 32 bits
+        return min(left, limit), 0 if self.causal else min(right, limit)
+
+
+def supports(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /,
+    kv_len: Tensor | None = None,
+    *,
+    block_table: Tensor | None = None,
+    **_: Any,
+) -> str | None:
+    """None, or why not: heads too wide for the kernels, or too many."""
+    del kv_len
+    if max(q.shape[3], v.shape[3]) > MAX_DIM:
+        return f"head_dim {q.shape[3]} and value_dim {v.shape[3]}: up to {MAX_DIM} each"
+    slots = k.shape[1] * (1 if block_table is None else block_table.shape[1])
+    if slots >= 1 << 30 or q.shape[0] * q.shape[1] * q.shape[2] > MAX_BLOCKS:
+        return f"{slots} keys for {q.shape[0] * q.shape[1]} queries of {q.shape[2]} heads: too many"
+    return None
+
+
+def attend(
+    choose: Choose,
+    out: Tensor,
+    lse: Tensor | None,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    options: Options,
+    others: tuple[Tensor | None, ...],
+) -> None:
+    """
+    Queue a call.
+
+    Args:
+        choose: gives the kernel, its blocks and their threads: by shapes alone, never by lengths;
+            takes q, k, v, how many sequences there are, the most keys of one, and whether the
+            batch is ragged.
+        out: as the op has it.
+        lse: likewise; None where it is not wanted.
+        qkv: queries, keys, values.
+        options: what else the call says.
+        others: kv_len, bias, alibi, q_start, block_table.
+    """
+    q, k, v = qkv
+    kv_len, bias, alibi, q_start, table = others
+    rows, total, heads, dim = q.shape
+    value_dim = v.shape[3]
+    if out.numel == 0 and (lse is None or lse.numel == 0):
+        return
+    batch = rows if q_start is None else q_start.shape[0] - 1
+    pages, slots = (0, 0) if table is None else (k.shape[0], k.shape[1])
+    capacity = k.shape[1] if table is None else slots * table.shape[1] * (pages > 0)
+    kernel, blocks, threads = choose(q, k, v, batch, capacity, ragged=q_start is not None)
+    if value_dim == 0:  # there is nothing to read of v
+        v = k
+    bias_strides: Shape = (0, 0, 0, 0)
+    if bias is not None:
+        shape = (batch, heads, total, k.shape[1])
+        bias_strides = bias.layout.broadcast_to(shape).strides
+    steps = (0 if t is None else t.strides[0] for t in (kv_len, alibi, q_start))
+    tensors = (out, lse, q, k, v, kv_len, bias, alibi, q_start, table)
+    kernel(
+        out.device,
+        blocks,
+        *(0 if t is None else _address(t) for t in tensors),
+        *(*q.strides, *_strides(k), *_strides(v), *bias_strides),
+        *((0, 0) if table is None else table.strides),
+        *steps,
+        threads,
+        dim**-0.5 if options.scale is None else options.scale,
+        options.softcap,
+        *(batch, total, heads, heads // k.shape[2], dim, value_dim, capacity),
+        *options.reach(),
+        *(slots, pages, bias is not None and bias.dtype is not q.dtype),
+        threads=threads,
+    )
+
+
+def _address(x: Tensor) -> int:
+    return x.ptr if x.dtype.is_block else pointer(x)
+
+
+def _strides(x: Tensor) -> Shape:
+    """Strides as kernels count them: in elements, of blocks in bytes."""
+    if not x.dtype.is_block:
+        return x.strides
+    *strides, _ = x.strides
+    return (*map(x.dtype.nbytes, strides), 1)
+
+
+def few_queries(total: int, batch: int, *, ragged: bool) -> bool:
+    """Whether each query has a block of its own."""
+    return total <= FEW * (batch if ragged else 1)
+
+
+def lanes_of(dim: int, value_dim: int) -> int:
+    """Threads that have one query together."""
+    return next(n for n in (8, 16, 32) if n * RUN >= max(dim, value_dim))
+
+
+def columns_of(value_dim: int) -> int:
+    """Tiles of values side by side."""
+    return next(n for n in (1, 2, 4) if n * SIDE >= value_dim)
+
+
+def tiles_of(total: int, batch: int, *, ragged: bool) -> int:
+    """Tiles of queries of all sequences; where they are ragged, at most so many."""
+    return total // SIDE + batch if ragged else -(-total // SIDE) * batch
+
+
+def rows_in_packs(x: Tensor) -> bool:
+    """Whether every run of its rows may be loaded at once."""
+    *strides, step = x.strides
+    at, dtype = pointer(x), x.dtype
+    whole = step == 1 and x.shape[3] % RUN == 0 and x.numel > 0
+    return whole and all(in_packs(at, dtype, stride) for stride in strides)
