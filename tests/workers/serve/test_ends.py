@@ -176,7 +176,7 @@ def test_places_are_taken_at_once(serving):
     with ThreadPoolExecutor(24) as pool:
         asked = [pool.submit(server.chat, "hi") for _ in range(24)]
         until(lambda: sum(one.done() for one in asked) == 21)
-        assert server.engine.waiting == 3
+        until(lambda: server.engine.waiting == 3)
         os.killpg(server.engine._process.pid, signal.SIGCONT)
         assert sorted(one.result().status_code for one in asked) == [200] * 3 + [429] * 21
     assert max(seen) == 2
