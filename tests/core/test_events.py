@@ -30,15 +30,19 @@ def emitted() -> list[tuple[str, str, tuple[str, ...]]]:
     """Every ``events.NAME.emit(...)`` (or ``line``) of the sources: where, NAME, its keywords."""
     found = []
     for path in (path for source in SOURCES for path in source.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if not re.search(r"\.(emit|line)\(", text):
+            continue  # parsing all of them takes seconds, each time that tests are collected
+        tree = ast.parse(text)
         aliases: dict[str, list[str]] = {}  # event = events.A if ... else events.B
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 names = re.findall(r"\bevents\.([A-Z_]+)\b(?!\.emit)", ast.unparse(node.value))
                 aliases.setdefault(node.targets[0].id, []).extend(names)
         for node in ast.walk(tree):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            owner, _, method = called.rpartition(".")
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner, method = ast.unparse(node.func.value), node.func.attr
             if method != "emit" and not (method == "line" and owner.startswith("events.")):
                 continue
             keywords = tuple(keyword.arg or "**" for keyword in node.keywords)
