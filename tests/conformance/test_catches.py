@@ -220,6 +220,7 @@ def propolis_ops(device):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["kv_append", "scatter", "assign", "fill"])
 @pytest.mark.parametrize(
     ("check", "body"),
@@ -301,6 +302,7 @@ BOUND = ", workspace=lambda a, b: a.nbytes if a.numel >= b.numel else b.nbytes"
 BOTH = ", workspace=lambda a, b: 8 * max(a.numel, 1) * max(b.numel, 1)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "body", "flags"),
     [

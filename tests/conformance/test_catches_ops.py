@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 
+pytestmark = pytest.mark.slow  # most run the suite in processes apart
+
 # Right but for one line: the suite's own formulas, in f32, behind the op's signature.
 PLUGIN = """
 from propolis_conformance.families import OPS

@@ -52,6 +52,7 @@ def test_failing_cases_are_kept(saved):
     assert (mul.facts["seed"], mul.facts["distribution"]) == (0, "wrong-dist")
 
 
+@pytest.mark.slow
 def test_what_ends_the_process_is_on_disk_before(saved):
     """The case that aborted is the one in the file."""
     add = load(saved / "add-f32.npz")

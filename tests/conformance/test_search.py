@@ -54,6 +54,7 @@ def test_random_strides(judged_here):
     assert "steps 1.1.3" in found.case, found.case
 
 
+@pytest.mark.slow
 def test_random_cases_repeat(judged_here):
     """The same seed draws the same cases."""
     text = source(STEP)
@@ -141,6 +142,7 @@ def test_stride_patterns():
     assert named("step", 1).whole_blocks() == StridePattern(gaps=(1,))
 
 
+@pytest.mark.slow
 def test_time_is_bounded(install):
     """Slow implementations are judged on fewer cases, and the report says so."""
     install(source("time.sleep(0.05)", ", capture_safe=False"))

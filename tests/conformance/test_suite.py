@@ -148,6 +148,7 @@ def test_expectations_refused(tmp_path):
         expect.load(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -177,6 +178,7 @@ def test_pytest_plugin(tmp_path):
     assert "6 passed" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "said"),
     [

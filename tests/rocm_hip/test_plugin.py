@@ -133,6 +133,7 @@ def test_a_driver_that_fails(python, library):
     assert reason.startswith("rocm: hipGetDeviceCount: hipErrorUnknown (999): unknown error; ")
 
 
+@pytest.mark.slow
 def test_without_rocm_every_command_works(tmp_path, library):
     """The CPU serves everything, and the reason is in the list of plugins and in doctor."""
     environ = os.environ | {"ROCM_PATH": library(OLD, DEVICES="0"), "HOME": str(tmp_path)}

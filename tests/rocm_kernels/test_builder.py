@@ -98,6 +98,7 @@ def test_only_what_changed_is_compiled(found, workshop) -> None:
     assert 2 == len(build(found, ["gfx1100", "gfx90a"]))
 
 
+@pytest.mark.slow
 def test_files_of_other_targets_go(found, workshop) -> None:
     """What the manifest no longer names does not stay behind and into the wheel."""
     build(found, ["gfx1100", "gfx90a"])
@@ -106,6 +107,7 @@ def test_files_of_other_targets_go(found, workshop) -> None:
     assert ["gfx90a"] == _code.archs()
 
 
+@pytest.mark.slow
 def test_builds_are_reproducible(found, workshop) -> None:
     """The same sources give the same bytes, wherever they lie."""
     build(found, ["gfx1030"])

@@ -27,6 +27,7 @@ def script(code):
     return "-c", textwrap.dedent(head) + textwrap.dedent(code)
 
 
+@pytest.mark.slow
 def test_conformance(simulate) -> None:
     """What the ops say holds: values, every element written, nothing beside, capture, memory."""
     program = "from propolis.cli import main; main()"

@@ -390,6 +390,7 @@ def forced(monkeypatch, ids):
     monkeypatch.setattr(engine, "guess", told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [96 * 32, 200])
 def test_guesses_change_nothing(llm, tokens):
     """With look-ups each gets the tokens it gets without, also where blocks are short."""
@@ -421,6 +422,7 @@ def test_right_guesses_save_steps(llm, monkeypatch):
     assert engine.taken >= 3 * (steps - 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "most", "expected"),
     [

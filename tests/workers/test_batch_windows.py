@@ -113,6 +113,7 @@ def check(engine: BatchEngine, requests, expected) -> list:
     return got
 
 
+@pytest.mark.slow
 def test_each_gets_what_it_gets_alone(windowed) -> None:
     """Of each family: tokens of each alone, twice, as the second time most is found again."""
     llm, requests, expected = windowed
@@ -123,6 +124,7 @@ def test_each_gets_what_it_gets_alone(windowed) -> None:
         assert any(one.cached_tokens for one in got)
 
 
+@pytest.mark.slow
 def test_kept_in_blocks(gemma3) -> None:
     """Keys and values in q8_0 have two kinds of blocks too."""
     llm, requests, _ = gemma3
@@ -132,6 +134,7 @@ def test_kept_in_blocks(gemma3) -> None:
     check(engine, requests, [alone(llm, one) for one in requests])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [7, 512])
 @pytest.mark.parametrize("most", [1, 32])
 def test_thirty_two_at_once(gemma3, most, budget) -> None:

@@ -43,6 +43,7 @@ def judge(source, what: object) -> None:
     assert len(said) < 2000, what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_config(name, tmp_path):
     """Each key of a config.json at each absurd value, and without it."""

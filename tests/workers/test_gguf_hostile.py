@@ -374,6 +374,7 @@ def mutate(raw: bytes, mutations) -> bytes:
     return raw
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None, database=None)
 @given(mutations=MUTATIONS)
 def test_fuzz(mutations, scratch):

@@ -235,6 +235,7 @@ def test_command(file, capsys):
     assert "MAX_TOKENS" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_default_model():
     """SmolLM2's logits are off by a thousandth at most, and it says what it says with f32."""

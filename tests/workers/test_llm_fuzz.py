@@ -70,6 +70,7 @@ def test_header(tiny_gguf, scratch, changes, cut):
     assert "\n" not in (refusal(scratch) or "")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=CHECKED)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=2))
 def test_config(tiny_folder, changes):

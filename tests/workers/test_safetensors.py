@@ -356,6 +356,7 @@ VALUES = st.sampled_from(
 POSITIONS = st.integers(0, len(SMALL) - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None, database=None)
 @given(
     edits=st.lists(

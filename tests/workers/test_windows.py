@@ -112,6 +112,7 @@ def test_the_truth(name, tmp_path, small):
     assert ((ours - truth) ** 2).mean() <= 1e-9 * (truth**2).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 @pytest.mark.parametrize("length", [0, 5, 60, 88, 90, 96, 99, 100, 120])
 def test_cut_and_gone_on_with(name, length, tmp_path, small):
@@ -160,6 +161,7 @@ def test_what_is_kept_shrinks_only_by_what_is_written(tmp_path, small):
     assert all(engine.keeps(length) for length in range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_cuts(seed, tmp_path, small, monkeypatch):
     """Prompts, tokens and cuts in any order: the logits of the unlimited cache."""

@@ -37,6 +37,7 @@ def things(scene) -> list[tuple[str, str]]:
     return [(t.colour, t.shape) for t in scene.things]
 
 
+@pytest.mark.slow
 def test_training_never_draws_what_is_held_out(training, scenes, captions):
     """
     Of 10000 training scenes none has a held-out pair of colour and shape, nor a held-out couple.
@@ -64,6 +65,7 @@ def test_training_never_draws_what_is_held_out(training, scenes, captions):
     assert not judged & couples
 
 
+@pytest.mark.slow
 def test_training_data_is_drawn_from_training_scenes(training, tmp_path, monkeypatch):
     """What is written for training are the scenes that are not held out, and their captions."""
     data, prompts = training("data"), training("captions")
@@ -132,6 +134,7 @@ def test_other_prompts_are_refused(captions, prompt, message):
         captions.understand(prompt)
 
 
+@pytest.mark.slow
 def test_true_drawings_obey(scenes, captions, checker):
     """A drawn scene obeys all that a full caption says of it."""
     rng = np.random.default_rng(2)

@@ -132,6 +132,7 @@ def test_reset(repository, models, folder):
     assert (folder / REPO / FILE).read_bytes() == BIG
 
 
+@pytest.mark.slow
 def test_cut_often(hub, models, folder, monkeypatch):
     """A pull outlives more cuts than Python's stack has frames."""
     monkeypatch.setattr("propolis_workers.models.hub.CHUNK", 10)
