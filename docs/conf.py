@@ -22,6 +22,7 @@ NAVIGATION: Final = {
         "docs/models",
         "docs/sd",
         "docs/serving",
+        "docs/cpu-native",
         "docs/rocm",
         "docs/rocm-blas",
         "docs/rocm-miopen",

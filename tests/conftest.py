@@ -6,7 +6,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import importlib_metadata
 import pytest
@@ -17,6 +19,9 @@ from selection import pytest_testnodedown
 
 from propolis.plugins.discovery import identity
 
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "pytest_addoption",
@@ -29,29 +34,42 @@ __all__ = [
 ROOT = Path(__file__).parents[1]
 
 # Plugins that tests of core do not expect beside the CPU reference.
-OURS = ("propolis-rocm", "propolis-flash")
+OURS = ("propolis-rocm", "propolis-flash", "propolis-cpu-native")
+ALL = importlib_metadata.entry_points
+
+
+def _hide(*names: str) -> Callable[..., importlib_metadata.EntryPoints]:
+    def entry_points(**wanted: str) -> importlib_metadata.EntryPoints:
+        kept = [e for e in ALL(**wanted) if not identity(e.dist)[0].startswith(names)]
+        return importlib_metadata.EntryPoints(kept)
+
+    return entry_points
+
+
+# While tests are collected too: some modules make tensors, whose runtime later tests go on with.
+importlib_metadata.entry_points = _hide("propolis-cpu-native")
+# And in processes that tests start, of which some are given this one's path.
+ALONE = str(ROOT / "tests" / "support" / "alone")
+sys.path.insert(0, ALONE)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ALONE, os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(autouse=True)
 def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Of what is installed here, tests see the CPU reference alone.
+    Of what is installed here, tests and their processes see the CPU reference alone.
 
-    Those of ROCm plugins, and of the page that lists what all plugins declare, see all.
+    Those of other plugins, and of the page that lists what all plugins declare, see all.
     """
     page = ("integration", "test_op_matrix.py")
-    if (
-        any(part.startswith(("rocm_", "flash_")) for part in request.path.parts)
-        or request.path.parts[-2:] == page
-    ):
+    seeing = ("rocm_", "flash_", "cpu_native", "downstream")
+    parts = request.path.relative_to(ROOT / "tests").parts
+    if parts[0].startswith(seeing) or parts == page:
+        monkeypatch.setattr(importlib_metadata, "entry_points", ALL)
+        others = [path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path != ALONE]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(others))
         return
-    real = importlib_metadata.entry_points
-
-    def entry_points(**wanted: str) -> importlib_metadata.EntryPoints:
-        kept = [e for e in real(**wanted) if not identity(e.dist)[0].startswith(OURS)]
-        return importlib_metadata.EntryPoints(kept)
-
-    monkeypatch.setattr(importlib_metadata, "entry_points", entry_points)
+    monkeypatch.setattr(importlib_metadata, "entry_points", _hide(*OURS))
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+BUILDERS = ("build", "hatchling", "scikit-build-core")
+
+
 class Built(TypedDict):
     """What was built of a distribution: a digest of its sources, and of each file by name."""
 
@@ -43,6 +46,11 @@ class Built(TypedDict):
 def main(projects: tuple[Path, ...], dist: Path, state: Path) -> None:
     """Build what changed of PROJECTS, the folders of distributions."""
     dist.mkdir(parents=True, exist_ok=True)
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        compiled = [project for project in projects if (project / "native/CMakeLists.txt").exists()]
+        projects = tuple(project for project in projects if project not in compiled)
+        for project in compiled:
+            click.echo(f"left out: {project}, for want of a C++ compiler")
     old: dict[str, Built] = json.loads(state.read_text()) if state.exists() else {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         records = pool.map(partial(_one, old, dist), projects)
@@ -83,7 +91,7 @@ def build(project: Path, folder: Path) -> None:
 
 def _digest(project: Path) -> str:
     """Of everything that the distribution is made from, the tools that make it included."""
-    tools = [f"{name} {importlib.metadata.version(name)}" for name in ("build", "hatchling")]
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in BUILDERS]
     digest = hashlib.sha256("\0".join(tools).encode())
     for path in sorted(_sources(project)):
         digest.update(f"\0{path.relative_to(project)}\0{_of_file(path)}".encode())

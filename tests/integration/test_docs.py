@@ -39,35 +39,36 @@ def blocks(kind: str) -> list:
     return found
 
 
-# What the pages show is a machine without the ROCm plugins, save the pages about them, and
-# the README, which shows that they are there and have no GPU.
+# What the pages show is a machine with the CPU reference alone, save the pages about other plugins,
+# and the README, which shows that all are there and that there is no GPU.
 PLAIN = """
 import importlib_metadata
 real = importlib_metadata.entry_points
 importlib_metadata.entry_points = lambda **wanted: importlib_metadata.EntryPoints(
     entry
     for entry in real(**wanted)
-    if not entry.dist.name.startswith(("propolis-rocm", "propolis-flash"))
+    if not entry.dist.name.startswith(("propolis-rocm", "propolis-flash", "propolis-cpu-native"))
 )
 from propolis.cli import main
 main()
 """
-ROCM = "from propolis.cli import main; main()"
+ALL = "from propolis.cli import main; main()"
 
 
 @pytest.fixture(autouse=True)
 def program(request: pytest.FixtureRequest, monkeypatch, tmp_path: Path) -> str:
-    """What runs a command line; for the pages about ROCm on a machine with the simulator's GPU."""
+    """What runs a command line: with what is installed here, or with the CPU reference alone."""
     monkeypatch.setenv("PROPOLIS_PROBE_TIMEOUT", "600")  # a busy machine is no slow plugin
-    if "README.md" in request.node.name:
+    if re.search(r"README.md|cpu-native.md", request.node.name):
         monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
-        return ROCM
+        monkeypatch.delenv("PYTHONPATH")  # which hides the CPU kernels
+        return ALL
     if not re.search(r"rocm[\w-]*\.md", request.node.name):
         return PLAIN
     monkeypatch.setenv("ROCM_PATH", str(request.getfixturevalue("hipsim")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MIOPEN_CUSTOM_CACHE_DIR", str(tmp_path / "miopen"))  # not in HOME
-    return ROCM
+    return ALL
 
 
 @pytest.mark.parametrize("source", blocks("python"))

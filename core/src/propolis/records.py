@@ -9,6 +9,7 @@ from typing import Any
 from typing import Final
 from typing import Literal
 from typing import Protocol
+from typing import TypeAlias
 
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Iterable
     from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from propolis.dtypes import DType
     from propolis.storage import DeviceProperties
@@ -35,6 +37,10 @@ ESSENTIAL: Final = {"cpu_ref": "propolis-cpu-ref"}
 
 It is known by distribution too, so that no stranger can take its name.
 """
+
+
+Recorder: TypeAlias = "Callable[[Sequence[Callable[[], None]]], Callable[[], None] | None]"
+"""Makes one call of several; see :attr:`OpImpl.record`."""
 
 
 class Priority:
@@ -161,6 +167,10 @@ class OpImpl:
         in_place: ``out`` may be the memory of any input that has its shape, dtype size and
             strides.  Only of ops that work element by element (``OpSpec.elementwise``);
             for an implementation that cannot, core copies that input first.
+        record: makes one call of several of this implementation's and of others with the same
+            ``record``, for replays of a captured step: given functions that make the calls, it
+            calls each and keeps what they would do; None where it cannot.  For devices that
+            have no graphs of their own, as the CPU.
         workspace: the most bytes of the device's memory that a call allocates beside its
             outputs, or a function of the op's arguments that gives them; None for none.
         notes: one line for ``propolis explain``.
@@ -182,6 +192,7 @@ class OpImpl:
     deterministic: bool = True
     exact: bool = True
     in_place: bool = False
+    record: Recorder | None = None
     workspace: int | Callable[..., int] | None = None
     notes: str = ""
     provenance: Provenance | None = None

@@ -113,6 +113,11 @@ class SavedCall:
     results: tuple[HostTensor, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def exact(self) -> bool:
+        """Whether who ran it computes with its inputs as they are; so where nobody said."""
+        return bool(self.facts.get("exact", 1))
+
     @classmethod
     def of(cls, spec: OpSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SavedCall:
         """

@@ -14,6 +14,7 @@ from propolis.records import ESSENTIAL
 
 
 if TYPE_CHECKING:
+    from propolis.dispatch import Server
     from propolis.records import Provenance
     from propolis.runtime import Runtime
     from propolis.tensor import Device
@@ -44,6 +45,12 @@ def facts(device: Device, source: Provenance | None) -> dict[str, Any]:
     return found
 
 
+def served(server: Server) -> dict[str, Any]:
+    """Who took a call, in words, and whether it computes with its inputs as they are."""
+    impl = (server.cpu or server).impl
+    return {"by": str(server), "exact": int(impl is None or impl.exact)}
+
+
 def oracle(runtime: Runtime) -> Device:
     """A CPU of its own, which the reference alone serves."""
     cpu = CpuDevice()
@@ -58,4 +65,4 @@ def oracle(runtime: Runtime) -> Device:
     return cpu
 
 
-__all__ = ["facts", "oracle"]
+__all__ = ["facts", "oracle", "served"]

@@ -114,7 +114,8 @@ def compared(call: SavedCall, expected: Truth, cpu: Device) -> Errors:
         dtype = result.dtype
         wanted = expected.outputs[i]
         magnitude = expected.magnitudes[i]
-        found = found.worst(measure(call.spec, actual, wanted, dtype, magnitude))
+        errors = measure(call.spec, actual, wanted, dtype, magnitude, exact=call.exact)
+        found = found.worst(errors)
     return found
 
 
@@ -130,10 +131,16 @@ def expectation(call: SavedCall, oracle: Device) -> Truth:
 
 
 def measure(
-    spec: OpSpec, actual: Array, expected: Array, dtype: DType, magnitude: Array | None = None
+    spec: OpSpec,
+    actual: Array,
+    expected: Array,
+    dtype: DType,
+    magnitude: Array | None = None,
+    *,
+    exact: bool = True,
 ) -> Errors:
     """One output against its truth; arguments as ``conformance.compare.difference``."""
-    wrong = difference(spec, actual, expected, dtype, magnitude)
+    wrong = difference(spec, actual, expected, dtype, magnitude, exact=exact)
     message = wrong[1] if wrong else ""
     if actual.shape != expected.shape or not actual.size:
         return Errors(numel=actual.size, wrong=int(wrong is not None), message=message)
@@ -141,7 +148,7 @@ def measure(
         return _exact(actual, expected, message)
     with np.errstate(all="ignore"):
         values = actual.astype(np.float64)
-        off, allowed, odd = deviation(spec, values, expected, dtype, magnitude)
+        off, allowed, odd = deviation(spec, values, expected, dtype, magnitude, exact=exact)
         expected = expected.astype(np.float64)
         error = np.abs(values - expected)
         error[~np.isfinite(error)] = 0.0

@@ -12,6 +12,7 @@ import numpy as np
 
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import Handler
+from propolis.dispatch import Server
 from propolis.errors import DeviceLostError
 from propolis.wording import describe
 from propolis_conformance.drift.call import HostTensor
@@ -19,6 +20,7 @@ from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.call import destinations
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.facts import oracle
+from propolis_conformance.drift.facts import served
 from propolis_conformance.drift.measure import judge
 from propolis_conformance.drift.measure import rank
 from propolis_conformance.subject import Raised
@@ -113,8 +115,9 @@ def replay(
         if noted.reason_given is not None:
             found.problems = [f"runs: it {noted.reason_given}"]
             return found
-        found.by = seen.by
-        found.call = call.ended(tuple(outputs), **facts(device, seen.source), by=seen.by)
+        found.by = str(seen.server)
+        told = {**facts(device, seen.server.provenance), **served(seen.server)}
+        found.call = call.ended(tuple(outputs), **told)
         runs.append(found.call)
         found.problems = _changed(spec, call, tensors, before)
         again = not found.problems and len(runs) < len(_POISONS)
@@ -137,8 +140,7 @@ class _Seen(Handler):
         self.table = DispatchTable.of(device)
         self.spec = spec
         self.reached = False
-        self.by = ""
-        self.source: Any = None
+        self.server = Server()
 
     def run(self, call: dispatch.Call, proceed: Callable[[], None]) -> None:
         """Run it, and ask afterwards."""
@@ -147,8 +149,7 @@ class _Seen(Handler):
         self.reached = self.reached or itself
         proceed()
         if itself:
-            server = self.table.server(call)
-            self.by, self.source = str(server), server.provenance
+            self.server = self.table.server(call)
 
 
 def _placed(call: SavedCall, device: Device) -> dict[str, Tensor]:

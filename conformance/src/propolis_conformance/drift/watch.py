@@ -16,6 +16,7 @@ from propolis.dispatch import Handler
 from propolis_conformance.drift.call import HostTensor
 from propolis_conformance.drift.call import SavedCall
 from propolis_conformance.drift.facts import facts
+from propolis_conformance.drift.facts import served
 from propolis_conformance.drift.measure import Errors
 from propolis_conformance.drift.measure import compared
 from propolis_conformance.drift.measure import expectation
@@ -154,8 +155,8 @@ class Drift:
         proceed()
         self.device.synchronize()
         server = DispatchTable.of(self.device).server(call)
-        known_facts = facts(self.device, server.provenance)
-        saved = saved.ended(call.written, **known_facts, by=str(server), layer=layer)
+        told = {**facts(self.device, server.provenance), **served(server)}
+        saved = saved.ended(call.written, **told, layer=layer)
         try:
             truth = expectation(saved, self.oracle)
         except NoTruthError:

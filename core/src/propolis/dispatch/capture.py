@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.dispatch.resolve import Server
+    from propolis.records import Recorder
     from propolis.storage import Storage
     from propolis.tensor import Device
     from propolis.tensor import Tensor
@@ -133,9 +134,9 @@ class Graph:
         if not self._calls or table.handlers(None):
             return  # what somebody looks at runs call by call
         steps: list[Callable[[], None]] = []
-        for only_queues, stretch in groupby(self._calls, CapturedCall.only_queues):
+        for recorder, stretch in groupby(self._calls, partial(_recorder, device)):
             calls = list(stretch)
-            joined = _one_launch(device, calls) if only_queues and len(calls) > 1 else None
+            joined = _one_launch(device, recorder, calls) if recorder and len(calls) > 1 else None
             steps += [call.again for call in calls] if joined is None else [joined]
         self._generation = table.generation
         self._joined = steps
@@ -150,22 +151,26 @@ class Graph:
         self._calls.append(captured)
         self._again.append(captured.again)
 
-    def written(self) -> Iterator[Tensor]:
-        """The destinations of all calls, and what they and their parts write on the way."""
+    def tensors(self, *, written: bool = False) -> Iterator[Tensor]:
+        """Every tensor of all calls and their parts; or only what they write on the way."""
         for captured in self._calls:
             yield from captured.call.outputs
-            yield from captured.written()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor of all calls and their parts."""
-        for captured in self._calls:
-            yield from captured.call.outputs
-            yield from captured.call.read
-            yield from captured.tensors()
+            yield from () if written else captured.call.read
+            yield from captured.tensors(written=written)
 
 
-def _one_launch(device: Device, calls: Sequence[CapturedCall]) -> Callable[[], None] | None:
-    """One launch of all the calls; None where the device makes none, or crashed at one."""
+def _recorder(device: Device, captured: CapturedCall) -> Recorder | None:
+    """What makes one launch of this call and others like it: the implementation, or the device."""
+    if not captured.only_queues():
+        return None
+    impl = captured.server.impl
+    return device.record if impl is None or impl.record is None else impl.record
+
+
+def _one_launch(
+    device: Device, recorder: Recorder, calls: Sequence[CapturedCall]
+) -> Callable[[], None] | None:
+    """One launch of all the calls; None where there is none, or it crashed once."""
     first = calls[0].server.provenance
     name, barred = GRAPHS, None
     if first is not None:
@@ -176,7 +181,7 @@ def _one_launch(device: Device, calls: Sequence[CapturedCall]) -> Callable[[], N
     name = f"{name} {len(calls)} calls of {', '.join(names)}"
     # Named as well while it is made: that asks the driver for much.
     again = [captured.again for captured in calls]
-    joined = device.guarded(inflight.named(device.record, name), again)
+    joined = device.guarded(inflight.named(recorder, name), again)
     return None if joined is None else partial(device.guarded, inflight.named(joined, name))
 
 
@@ -222,14 +227,10 @@ class CapturedCall:
         impl = self.server.impl
         if impl is None:
             return self._mirrored is None and self._parts is not None and self._parts.only_queues()
-        servers = [impl]
         spec = catalogue()["copy"]
-        for copy in self._copies.values():
-            winner = self.table.trace(spec, spec.key(copy.dtype)).winner
-            if winner is None:
-                return False
-            servers.append(winner)
-        return all(server.capture_safe for server in servers)
+        keys = [spec.key(copy.dtype) for copy in self._copies.values()]
+        servers = [impl, *(self.table.trace(spec, key).winner for key in keys)]
+        return all(server is not None and server.capture_safe for server in servers)
 
     def contiguous(self, place: int | str, value: Tensor) -> Tensor:
         """
@@ -258,7 +259,7 @@ class CapturedCall:
         self._parts = parts
         if not self._inner:
             theirs = {id(storage_of(tensor)) for tensor in (*call.outputs, *call.read)}
-            mine = [t for t in self.written() if id(storage_of(t)) not in theirs]
+            mine = [t for t in self.tensors(written=True) if id(storage_of(t)) not in theirs]
             self._scratch.take_over(mine, self.tensors())
 
     def run_on_cpu(self, call: Call) -> None:
@@ -269,17 +270,11 @@ class CapturedCall:
             self._mirrored = Mirrored(call, cpu, there.bound, self._scratch.host)
         self._mirrored()
 
-    def written(self) -> Iterator[Tensor]:
-        """What it and its parts write before they read it."""
+    def tensors(self, *, written: bool = False) -> Iterator[Tensor]:
+        """What it and its parts hold apart from its arguments; or only what they write first."""
         yield from self._copies.values()
         if self._parts is not None:
-            yield from self._parts.written()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that it and its parts hold, apart from its arguments."""
-        yield from self._copies.values()
-        if self._parts is not None:
-            yield from self._parts.tensors()
+            yield from self._parts.tensors(written=written)
 
 
 class Scratch:

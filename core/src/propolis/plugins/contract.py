@@ -178,7 +178,7 @@ def _check_dtypes(impl: OpImpl, spec: OpSpec) -> None:
     given = impl.dtypes
     if isinstance(given, Mapping):
         if not given.keys() <= spec.dtypes.keys():
-            msg = f"{impl.op}: dtypes for {sorted(given)}; the op has {list(spec.dtypes)}"
+            msg = f"{impl.op}: dtypes for {sorted(map(str, given))}; the op has {list(spec.dtypes)}"
             raise PluginError(msg)
         collections = list(given.values())
     else:

@@ -1,0 +1,456 @@
+// Attention: few queries of a sequence, key by key; many, sixteen queries at a time in the lanes of a vector.
+// Sums and softmax are in f32.  Semantics: core's propolis/ops/attention.py.
+#include <algorithm>
+#include <memory>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace propolis {
+namespace {
+
+constexpr i64 FEW = 4;       // queries of a sequence, up to which each is looked at by itself
+constexpr i64 KEYS = 64;     // looked at together
+constexpr i64 PART = 512;    // keys of a task, where there are few queries
+constexpr int TOGETHER = 8;  // sums of a query vector that are in registers
+
+struct Sequence {
+    i64 index, row, first, tokens, valid;
+};
+
+Sequence sequence_at(const Attention& a, i64 index) {
+    Sequence s{index, index, 0, a.q.shape[1], 0};
+    if (a.q_start) s = {index, 0, a.q_start[index], a.q_start[index + 1] - a.q_start[index], 0};
+    s.valid = a.kv_len ? a.kv_len[index] : a.table ? a.blocks * a.k.shape[1] : a.k.shape[1];
+    return s;
+}
+
+// Rows of keys or values of a sequence and head.
+template <class T>
+struct Rows {
+    const T* at;
+    const i32* table;
+    i64 page, row, size;
+
+    Rows(const Attention& a, const View& v, const Sequence& s, i64 head) {
+        at = (const T*)v.at + head * v.strides[2];
+        table = a.table ? a.table + s.index * a.blocks : nullptr;
+        page = v.strides[0];
+        row = v.strides[1];
+        size = v.shape[1];
+        if (!table) at += s.index * page;
+    }
+    PROPOLIS_INLINE const T* operator[](i64 key) const {
+        return table ? at + table[key / size] * page + key % size * row : at + key * row;
+    }
+};
+
+struct Range {
+    i64 first, end;
+};
+// Keys that some query at a position from `low` to `high` sees.
+Range seen(const Attention& a, i64 valid, i64 low, i64 high) {
+    Range r{0, valid};
+    if (a.left >= 0) r.first = std::max<i64>(0, low - a.left);
+    if (a.right >= 0) r.end = std::min(valid, high + a.right + 1);
+    return r;
+}
+
+f32 capped(f32 score, f32 cap) { return cap == 0 ? score : cap * __builtin_tanhf(score / cap); }
+
+i64 padded(i64 n) { return (n + LANES - 1) / LANES * LANES; }
+
+// -- few queries -----------------------------------------------------------------------------------
+
+// What a task knows of one query and head: the largest score, the sum of exponentials less it, and the
+// weighted values.
+struct Partial {
+    f32 top, total;
+};
+
+// Heads [h0, h0 + G) of one query over keys [j0, j1): scores[g][j - j0].
+template <class T>
+void score(const Rows<T>& keys, i64 j0, i64 j1, const f32* q, i64 heads, i64 dim, f32* scores) {
+    const i64 wide_dim = padded(dim);
+    for (i64 j = j0; j < j1; ++j) {
+        const T* key = keys[j];
+        for (i64 g = 0; g < heads; ++g) {
+            F32s sums = splat(0.0f);
+            for (i64 i = 0; i < dim; i += LANES) {
+                sums = fma(load(q + g * wide_dim + i), load_some(key + i, dim - i), sums);
+            }
+            scores[g * PART + j - j0] = sum(sums);
+        }
+    }
+}
+
+// acc[g] += weights[g][j] * values[j], four vectors of each of G heads at a time.
+template <int G, class T>
+void weigh(const Rows<T>& values, i64 j0, i64 j1, const f32* weights, i64 dim, f32* acc) {
+    constexpr int V = 4;
+    const i64 wide_dim = padded(dim);
+    i64 i = 0;
+    for (; i + V * LANES <= dim; i += V * LANES) {
+        F32s sums[G][V];
+        for (int g = 0; g < G; ++g)
+            for (int v = 0; v < V; ++v) sums[g][v] = splat(0.0f);
+        for (i64 j = j0; j < j1; ++j) {
+            const T* value = values[j] + i;
+            F32s row[V];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) row[v] = load_wide(value + v * LANES);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                const F32s w = splat(weights[g * PART + j - j0]);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) sums[g][v] = fma(w, row[v], sums[g][v]);
+            }
+        }
+        for (int g = 0; g < G; ++g) {
+            for (int v = 0; v < V; ++v) store(acc + g * wide_dim + i + v * LANES, sums[g][v]);
+        }
+    }
+    for (; i < dim; i += LANES) {
+        F32s sums[G];
+        for (int g = 0; g < G; ++g) sums[g] = splat(0.0f);
+        for (i64 j = j0; j < j1; ++j) {
+            const F32s row = load_some(values[j] + i, dim - i);
+            for (int g = 0; g < G; ++g) sums[g] = fma(splat(weights[g * PART + j - j0]), row, sums[g]);
+        }
+        for (int g = 0; g < G; ++g) store(acc + g * wide_dim + i, sums[g]);
+    }
+}
+
+template <class T>
+void few(const Attention& a) {
+    const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
+    const i64 dim = a.q.shape[3], value_dim = a.v.shape[3];
+    const i64 wide_dim = padded(dim), wide_values = padded(value_dim);
+
+    // A task is a query, a head of keys, and some keys.
+    struct Task {
+        i64 sequence, token, head, first, end, part;
+    };
+    struct Place {
+        i64 sequence, token, head, tasks, at;
+    };
+    thread_local std::unique_ptr<Task[]> tasks;
+    thread_local std::unique_ptr<Place[]> places;
+    thread_local i64 task_room = 0, place_room = 0;
+    i64 total_tokens = 0, most = 0;
+    for (i64 s = 0; s < a.batch; ++s) {
+        const Sequence sequence = sequence_at(a, s);
+        total_tokens += sequence.tokens;
+        most += sequence.tokens * (sequence.valid / PART + 1);
+    }
+    if (place_room < total_tokens * kv_heads) {
+        place_room = total_tokens * kv_heads;
+        places.reset(new Place[place_room]);
+    }
+    if (task_room < most * kv_heads) {
+        task_room = most * kv_heads;
+        tasks.reset(new Task[task_room]);
+    }
+    i64 count = 0, spots = 0;
+    for (i64 s = 0; s < a.batch; ++s) {
+        const Sequence sequence = sequence_at(a, s);
+        for (i64 t = 0; t < sequence.tokens; ++t) {
+            const i64 position = sequence.valid - sequence.tokens + t;
+            const Range keys = seen(a, sequence.valid, position, position);
+            for (i64 h = 0; h < kv_heads; ++h) {
+                Place& place = places[spots++];
+                place = {s, t, h, 0, count};
+                i64 j = keys.first;
+                do {
+                    const i64 end = std::min(j + PART, keys.end);
+                    tasks[count] = {s, t, h, j, end, count};
+                    ++count;
+                    ++place.tasks;
+                    j = end;
+                } while (j < keys.end);
+            }
+        }
+    }
+    // What each task leaves: of each head a Partial and values.
+    thread_local std::unique_ptr<f32[]> left;
+    thread_local i64 left_room = 0;
+    const i64 each = group * (2 + wide_values);
+    if (left_room < count * each) {
+        left_room = count * each;
+        left.reset(new f32[left_room]);
+    }
+    const Task* all = tasks.get();
+    const Place* spot = places.get();
+    f32* partial = left.get();
+    i64 work = 0;
+    for (i64 i = 0; i < count; ++i) work += (all[i].end - all[i].first) * group * (dim + value_dim);
+    parallel(work < (1 << 16) ? 1 : a.threads, count, [&](i64 number) {
+        const Task& task = all[number];
+        const Sequence s = sequence_at(a, task.sequence);
+        const i64 position = s.valid - s.tokens + task.token, n = task.end - task.first;
+        f32* own = partial + number * each;
+        f32* acc = own + 2 * group;
+        const Rows<T> keys(a, a.k, s, task.head), values(a, a.v, s, task.head);
+        thread_local std::unique_ptr<f32[]> memory;
+        thread_local i64 room = 0;
+        constexpr i64 G = 4;
+        if (room < G * (wide_dim + PART)) {
+            room = G * (wide_dim + PART);
+            memory.reset(new f32[room]);
+        }
+        f32 *q = memory.get(), *scores = q + G * wide_dim;
+        for (i64 g0 = 0; g0 < group; g0 += G) {
+            const i64 some = std::min(G, group - g0);
+            for (i64 g = 0; g < some; ++g) {
+                const i64 h = task.head * group + g0 + g;
+                const T* from = (const T*)a.q.at + s.row * a.q.strides[0] +
+                                (s.first + task.token) * a.q.strides[1] + h * a.q.strides[2];
+                for (i64 i = 0; i < dim; i += LANES) {
+                    store(q + g * wide_dim + i, load_some(from + i, dim - i) * splat(a.scale));
+                }
+            }
+            score(keys, task.first, task.end, q, some, dim, scores);
+            for (i64 g = 0; g < some; ++g) {
+                f32* row = scores + g * PART;
+                const i64 h = task.head * group + g0 + g;
+                if (a.softcap != 0) {
+                    for (i64 j = 0; j < n; ++j) row[j] = capped(row[j], a.softcap);
+                }
+                if (a.alibi) {
+                    for (i64 j = 0; j < n; ++j) {
+                        row[j] -= a.alibi[h] * (f32)std::abs(position - task.first - j);
+                    }
+                }
+                f32 top = -INFINITE;
+                for (i64 j = 0; j < n; ++j) top = row[j] > top ? row[j] : top;
+                const F32s less = splat(top == -INFINITE ? 0.0f : top);
+                f32 total = 0;
+                for (i64 j = 0; j < n; j += LANES) {
+                    F32s e = exp(load_some(row + j, n - j) - less);
+                    store_some(row + j, e, n - j);
+                    for (i64 i = j; i < std::min(j + LANES, n); ++i) total += row[i];
+                }
+                own[2 * (g0 + g)] = top;
+                own[2 * (g0 + g) + 1] = total;
+            }
+            f32* to = acc + g0 * wide_values;
+            switch (some) {
+                case 1: weigh<1>(values, task.first, task.end, scores, value_dim, to); break;
+                case 2: weigh<2>(values, task.first, task.end, scores, value_dim, to); break;
+                case 3: weigh<3>(values, task.first, task.end, scores, value_dim, to); break;
+                case 4: weigh<4>(values, task.first, task.end, scores, value_dim, to); break;
+            }
+        }
+    });
+    for (i64 p = 0; p < spots; ++p) {
+        const Place& place = spot[p];
+        const Sequence s = sequence_at(a, place.sequence);
+        for (i64 g = 0; g < group; ++g) {
+            const i64 h = place.head * group + g, token = s.first + place.token;
+            f32 top = -INFINITE, total = 0;
+            bool odd = false;
+            for (i64 i = place.at; i < place.at + place.tasks; ++i) {
+                top = std::max(top, partial[i * each + 2 * g]);
+                odd |= partial[i * each + 2 * g + 1] != partial[i * each + 2 * g + 1];
+            }
+            const f32 less = top == -INFINITE ? 0 : top;
+            T* out = (T*)a.out.at + ((s.row * a.q.shape[1] + token) * heads + h) * value_dim;
+            for (i64 i = place.at; i < place.at + place.tasks; ++i) {
+                total += partial[i * each + 2 * g + 1] * __builtin_expf(partial[i * each + 2 * g] - less);
+            }
+            for (i64 e = 0; e < value_dim; e += LANES) {
+                F32s sums = splat(0.0f);
+                for (i64 i = place.at; i < place.at + place.tasks; ++i) {
+                    const f32* own = partial + i * each;
+                    const f32 share = __builtin_expf(own[2 * g] - less);
+                    sums = fma(splat(share), load(own + 2 * group + g * wide_values + e), sums);
+                }
+                if (total != 0) sums = sums * splat(1.0f / total);
+                else if (!odd) sums = splat(0.0f);
+                store_some(out + e, sums, value_dim - e);
+            }
+            if (a.lse) {
+                ((f32*)a.lse)[(s.row * heads + h) * a.q.shape[1] + token] = __builtin_logf(total) + less;
+            }
+        }
+    }
+}
+
+// -- many queries ----------------------------------------------------------------------------------
+
+// Scores of sixteen queries, one a lane: of each key the sum of its elements times those of the queries.
+PROPOLIS_INLINE void score_lanes(const f32* const* keys, i64 count, const f32* q, i64 dim, f32* scores) {
+    for (i64 j = 0; j < count; j += TOGETHER) {
+        const f32* key[TOGETHER];
+        for (int u = 0; u < TOGETHER; ++u) key[u] = keys[std::min(j + u, count - 1)];
+        F32s sums[TOGETHER];
+#pragma GCC unroll 8
+        for (int u = 0; u < TOGETHER; ++u) sums[u] = splat(0.0f);
+        for (i64 i = 0; i < dim; ++i) {
+            const F32s lanes = load(q + i * LANES);
+#pragma GCC unroll 8
+            for (int u = 0; u < TOGETHER; ++u) sums[u] = fma(splat(key[u][i]), lanes, sums[u]);
+        }
+#pragma GCC unroll 8
+        for (int u = 0; u < TOGETHER; ++u) store(scores + (j + u) * LANES, sums[u]);
+    }
+}
+
+// acc[e] = acc[e] * old + weights[j] * values[j][e]
+PROPOLIS_INLINE void weigh_lanes(const f32* const* values, i64 count, const f32* weights, const F32s& old,
+                                 i64 dim, f32* acc) {
+    i64 e = 0;
+    for (; e + TOGETHER <= dim; e += TOGETHER) {
+        F32s sums[TOGETHER];
+#pragma GCC unroll 8
+        for (int u = 0; u < TOGETHER; ++u) sums[u] = load(acc + (e + u) * LANES) * old;
+        for (i64 j = 0; j < count; ++j) {
+            const F32s w = load(weights + j * LANES);
+            const f32* value = values[j] + e;
+#pragma GCC unroll 8
+            for (int u = 0; u < TOGETHER; ++u) sums[u] = fma(splat(value[u]), w, sums[u]);
+        }
+#pragma GCC unroll 8
+        for (int u = 0; u < TOGETHER; ++u) store(acc + (e + u) * LANES, sums[u]);
+    }
+    for (; e < dim; ++e) {
+        F32s sums = load(acc + e * LANES) * old;
+        for (i64 j = 0; j < count; ++j) sums = fma(splat(values[j][e]), load(weights + j * LANES), sums);
+        store(acc + e * LANES, sums);
+    }
+}
+
+template <class T>
+void many(const Attention& a) {
+    const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
+    const i64 dim = a.q.shape[3], value_dim = a.v.shape[3];
+    // Tasks: blocks of sixteen queries of a sequence, by heads of keys; the last ones first, they see most.
+    i64 total = 0;
+    for (i64 s = 0; s < a.batch; ++s) total += (sequence_at(a, s).tokens + LANES - 1) / LANES;
+    parallel(a.threads, total * kv_heads, [&](i64 number) {
+        i64 block = total - 1 - number / kv_heads, index = 0;
+        const i64 kv_head = number % kv_heads;
+        Sequence s = sequence_at(a, 0);
+        while (block >= (s.tokens + LANES - 1) / LANES) {
+            block -= (s.tokens + LANES - 1) / LANES;
+            s = sequence_at(a, ++index);
+        }
+        const i64 t0 = block * LANES, count = std::min<i64>(LANES, s.tokens - t0);
+        const i64 origin = s.valid - s.tokens + t0;  // position of lane 0
+        const Range range = seen(a, s.valid, origin, origin + count - 1);
+        const Rows<T> keys(a, a.k, s, kv_head), values(a, a.v, s, kv_head);
+
+        constexpr bool direct = std::is_same_v<T, f32>;
+        thread_local std::unique_ptr<f32[]> memory;
+        thread_local i64 room = 0;
+        const i64 per_head = LANES * (dim + value_dim + 2);
+        const i64 wide_rows = direct ? 0 : KEYS * (padded(dim) + padded(value_dim));
+        const i64 wanted = group * per_head + KEYS * LANES + TOGETHER * LANES + wide_rows;
+        if (room < wanted) {
+            room = wanted;
+            memory.reset(new f32[wanted]);
+        }
+        f32* scores = memory.get();
+        f32* head_memory = scores + (KEYS + TOGETHER) * LANES;
+        f32* widened = head_memory + group * per_head;
+        for (i64 g = 0; g < group; ++g) {
+            f32 *q = head_memory + g * per_head, *acc = q + LANES * dim, *tops = acc + LANES * value_dim;
+            const i64 h = kv_head * group + g;
+            for (i64 lane = 0; lane < LANES; ++lane) {
+                const T* from = (const T*)a.q.at + s.row * a.q.strides[0] +
+                                (s.first + t0 + std::min(lane, count - 1)) * a.q.strides[1] +
+                                h * a.q.strides[2];
+                for (i64 i = 0; i < dim; ++i) q[i * LANES + lane] = wide(from[i]) * a.scale;
+            }
+            std::fill(acc, acc + LANES * value_dim, 0.0f);
+            std::fill(tops, tops + LANES, -INFINITE);
+            std::fill(tops + LANES, tops + 2 * LANES, 0.0f);
+        }
+        for (i64 j0 = range.first; j0 < range.end; j0 += KEYS) {
+            const i64 n = std::min(KEYS, range.end - j0);
+            const f32 *key[KEYS], *value[KEYS];
+            for (i64 j = 0; j < n; ++j) {
+                if constexpr (direct) {
+                    key[j] = keys[j0 + j];
+                    value[j] = values[j0 + j];
+                } else {
+                    f32* to = widened + j * padded(dim);
+                    f32* to_value = widened + KEYS * padded(dim) + j * padded(value_dim);
+                    const T *from = keys[j0 + j], *from_value = values[j0 + j];
+                    for (i64 i = 0; i < dim; i += LANES) store(to + i, load_some(from + i, dim - i));
+                    for (i64 i = 0; i < value_dim; i += LANES) {
+                        store(to_value + i, load_some(from_value + i, value_dim - i));
+                    }
+                    key[j] = to;
+                    value[j] = to_value;
+                }
+            }
+            // Whether some of these keys are hidden from some of these queries.
+            const bool edges = (a.right >= 0 && j0 + n - 1 > origin + a.right) ||
+                               (a.left >= 0 && j0 < origin + count - 1 - a.left);
+            for (i64 g = 0; g < group; ++g) {
+                f32 *q = head_memory + g * per_head, *acc = q + LANES * dim;
+                f32* tops = acc + LANES * value_dim;
+                score_lanes(key, n, q, dim, scores);
+                if (a.softcap != 0 || a.alibi || edges) {
+                    const f32 slope = a.alibi ? a.alibi[kv_head * group + g] : 0;
+                    for (i64 j = 0; j < n; ++j) {
+                        f32* row = scores + j * LANES;
+                        for (i64 lane = 0; lane < LANES; ++lane) {
+                            const i64 position = origin + lane, at = j0 + j;
+                            f32 v = capped(row[lane], a.softcap);
+                            if (a.alibi) v -= slope * (f32)std::abs(position - at);
+                            const bool hidden = (a.right >= 0 && at > position + a.right) ||
+                                                (a.left >= 0 && at < position - a.left);
+                            row[lane] = hidden ? -INFINITE : v;
+                        }
+                    }
+                }
+                const F32s before = load(tops);
+                F32s top = before;
+                for (i64 j = 0; j < n; ++j) top = larger(load(scores + j * LANES), top);
+                F32s less;
+                PROPOLIS_EACH less.part[p] = top.part[p] == -INFINITE ? f32v{} : top.part[p];
+                const F32s old = exp(before - less);
+                F32s sums = load(tops + LANES) * old;
+                for (i64 j = 0; j < n; ++j) {
+                    const F32s e = exp(load(scores + j * LANES) - less);
+                    store(scores + j * LANES, e);
+                    sums = sums + e;
+                }
+                store(tops, top);
+                store(tops + LANES, sums);
+                weigh_lanes(value, n, scores, old, value_dim, acc);
+            }
+        }
+        for (i64 g = 0; g < group; ++g) {
+            const f32* acc = head_memory + g * per_head + LANES * dim;
+            const f32* tops = acc + LANES * value_dim;
+            const i64 h = kv_head * group + g;
+            for (i64 lane = 0; lane < count; ++lane) {
+                const i64 token = s.first + t0 + lane;
+                const f32 sums = tops[LANES + lane];
+                T* out = (T*)a.out.at + ((s.row * a.q.shape[1] + token) * heads + h) * value_dim;
+                for (i64 e = 0; e < value_dim; ++e) {
+                    out[e] = narrow<T>(sums == 0 ? 0.0f : acc[e * LANES + lane] / sums);
+                }
+                if (a.lse) {
+                    const f32 less = tops[lane] == -INFINITE ? 0 : tops[lane];
+                    ((f32*)a.lse)[(s.row * heads + h) * a.q.shape[1] + token] = __builtin_logf(sums) + less;
+                }
+            }
+        }
+    });
+}
+
+}  // namespace
+
+void attention(const Attention& a) {
+    i64 most = 0;
+    for (i64 s = 0; s < a.batch; ++s) most = std::max(most, sequence_at(a, s).tokens);
+    with_type(a.kind, [&](auto type) {
+        most <= FEW ? few<decltype(type)>(a) : many<decltype(type)>(a);
+    });
+}
+
+}  // namespace propolis

@@ -1,0 +1,109 @@
+// What the module calls.  Arrays are row-major where no strides are given; `threads` may share a call.
+#pragma once
+
+#include "simd.h"
+
+namespace propolis {
+
+enum class Kind : int { F32, F16, BF16 };
+
+inline int size_of(Kind kind) { return kind == Kind::F32 ? 4 : 2; }
+
+// Calls f(T{}) with the type of a kind.
+template <class F>
+PROPOLIS_INLINE void with_type(Kind kind, F&& f) {
+    switch (kind) {
+        case Kind::F32: return f(f32{});
+        case Kind::F16: return f(f16{});
+        case Kind::BF16: return f(bf16{});
+    }
+}
+
+// -- weights in blocks ----------------------------------------------------------------------------
+
+struct Format {
+    const char* name;    // as core's dtype
+    i64 block;           // elements
+    i64 source;          // bytes of a block in a file
+    i64 tile;            // bytes of sixteen blocks, repacked
+    void (*put)(u8* tile, int row, const u8* blocks, i64 count);
+    void (*get)(u8* blocks, const u8* tile, int row, i64 count);
+    // Rows [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
+    void (*fast)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
+    void (*exact)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
+    i32 excess;    // of the factors of bytes
+    int grain;     // elements of a sum of activations
+};
+const Format* format_named(const char* name);
+
+// out (m, n) = x (m, k) @ w (n, k).T
+struct Product {
+    const Format* format;
+    const u8* tiles;
+    void* out;
+    const void* x;
+    Kind kind;
+    i64 m, n, k;
+    int threads;
+    // What `multiply` makes of x: rounded to bytes, or f32.
+    const i8* bytes = nullptr;      // (m, k)
+    const f32* scales = nullptr;    // (m, k / 32)
+    const i32* starts = nullptr;    // (m, k / grain): what sums of bytes begin with
+    const f32* sums = nullptr;      // (m, k / grain): of activations
+    const f32* wide = nullptr;      // (m, k)
+};
+void multiply(Product product, bool exact);
+
+void repack(const Format&, u8* tiles, const u8* blocks, i64 n, i64 k, int threads);
+void unpack(const Format&, u8* blocks, const u8* tiles, i64 n, i64 k, int threads);
+
+// -- rows ------------------------------------------------------------------------------------------
+
+// out = x / sqrt(mean(x ** 2) + eps) * weight, of each of `rows`; where there is a residual, x is
+// x + residual, which goes to `total` first, rounded.
+void rms_norm(Kind kind, void* out, void* total, const void* x, const void* residual,
+              const void* weight, i64 rows, i64 width, f32 eps, int threads);
+void layer_norm(Kind kind, void* out, const void* x, const void* weight, const void* bias, i64 rows,
+                i64 width, f32 eps, int threads);
+
+enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL };
+void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i64 count, int threads);
+enum class Single : int { SILU };
+void single(Single op, Kind kind, void* out, const void* x, i64 count, int threads);
+
+void softmax(Kind kind, void* out, const void* x, i64 rows, i64 width, int threads);
+
+// An array of up to four dimensions, in elements.
+struct View {
+    void* at;
+    i64 shape[4], strides[4];
+};
+
+// Rotates pairs of x (batch, tokens, heads, dim) by rows of tables; out is row-major.
+void rope(Kind kind, const View& out, const View& x, const View& positions, bool positions_64,
+          const View& cos, const View& sin, bool interleaved, int threads);
+
+// cache[b, positions[b, t]] = x[b, t]
+void kv_append(int size, const View& cache, const View& x, const View& positions, bool positions_64);
+
+// The first of `positions` outside [0, limit); -1 where there is none.
+i64 outside(const View& positions, bool positions_64, i64 limit, i64* which);
+
+// -- attention -------------------------------------------------------------------------------------
+
+struct Attention {
+    Kind kind;
+    View out, q, k, v;       // (batch, tokens, heads, dim); pages of k and v where there is a table
+    const i32* kv_len;       // contiguous, as the others here; null: all keys
+    const i32* q_start;
+    const i32* table;
+    const f32* alibi;
+    void* lse;               // (batch, heads, tokens), f32, or null
+    i64 batch, blocks;       // sequences; pages of a sequence
+    f32 scale, softcap;
+    i64 left, right;         // keys seen on either side; -1: all
+    int threads;
+};
+void attention(const Attention&);
+
+}  // namespace propolis

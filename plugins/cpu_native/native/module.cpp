@@ -1,0 +1,476 @@
+// The kernels as a Python module.  Arrays come as buffers; of dtypes that buffers cannot say, their number.
+// Between `record` and its end calls are kept instead of run, and a plan runs them again without Python.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+#ifndef PROPOLIS_MODULE
+#error "PROPOLIS_MODULE names the module"
+#endif
+#define CONCAT_(a, b) a##b
+#define CONCAT(a, b) CONCAT_(a, b)
+#define STRING_(a) #a
+#define STRING(a) STRING_(a)
+
+namespace propolis {
+namespace {
+
+// Buffers that a call holds; released with the interpreter's lock held.
+class Held {
+public:
+    Held() = default;
+    Held(Held&& other) noexcept : views_(std::move(other.views_)) { other.views_.clear(); }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() {
+        for (Py_buffer* view : views_) {
+            PyBuffer_Release(view);
+            delete view;
+        }
+    }
+    Py_buffer* take(PyObject* object, bool writable) {
+        Py_buffer* view = new Py_buffer;
+        if (PyObject_GetBuffer(object, view, writable ? PyBUF_STRIDED : PyBUF_STRIDED_RO) != 0) {
+            delete view;
+            return nullptr;
+        }
+        views_.push_back(view);
+        return view;
+    }
+
+private:
+    std::vector<Py_buffer*> views_;
+};
+
+// What went wrong in a call that runs without the interpreter; empty where nothing did.
+typedef std::string Error;
+
+struct Command {
+    std::function<Error()> run;
+    Held held;
+};
+typedef std::vector<Command> Plan;
+
+thread_local Plan* recording = nullptr;
+PyObject* op_error = nullptr;
+
+PyObject* finish(const Error& error) {
+    if (error.empty()) Py_RETURN_NONE;
+    PyErr_SetString(op_error ? op_error : PyExc_ValueError, error.c_str());
+    return nullptr;
+}
+
+// The arguments of a call, in order; after a failure `ok()` is false and a Python error is set.
+class Arguments {
+public:
+    Arguments(PyObject* const* args, Py_ssize_t count) : args_(args), count_(count) {}
+
+    bool ok() const { return ok_; }
+
+    View view(bool writable = false) {
+        View v{};
+        for (i64& size : v.shape) size = 1;
+        Py_buffer* b = buffer(writable);
+        if (!b) return v;
+        if (b->ndim > 4) return fail("an array has more than 4 dimensions"), v;
+        v.at = b->buf;
+        for (int i = 0; i < b->ndim; ++i) {
+            v.shape[i] = b->shape[i];
+            if (b->itemsize && b->strides[i] % b->itemsize && b->shape[i] > 1) {
+                return fail("a stride is no whole number of elements"), v;
+            }
+            v.strides[i] = b->itemsize ? b->strides[i] / b->itemsize : 0;
+        }
+        return v;
+    }
+    // Of an array that lies in a row; null for None.
+    void* flat(bool writable = false, i64* nbytes = nullptr) {
+        if (at_ < count_ && args_[at_] == Py_None) {
+            ++at_;
+            return nullptr;
+        }
+        Py_buffer* b = buffer(writable);
+        if (!b) return nullptr;
+        if (!PyBuffer_IsContiguous(b, 'C')) return fail("an array is not contiguous"), nullptr;
+        if (nbytes) *nbytes = b->len;
+        return b->buf;
+    }
+    bool is_none() const { return at_ < count_ && args_[at_] == Py_None; }
+    void skip() { ++at_; }
+    i64 whole() {
+        PyObject* object = next();
+        if (!object) return 0;
+        const long long value = PyLong_AsLongLong(object);
+        if (value == -1 && PyErr_Occurred()) ok_ = false;
+        return value;
+    }
+    double number() {
+        PyObject* object = next();
+        if (!object) return 0;
+        const double value = PyFloat_AsDouble(object);
+        if (value == -1 && PyErr_Occurred()) ok_ = false;
+        return value;
+    }
+    bool truth() {
+        PyObject* object = next();
+        return object && PyObject_IsTrue(object) == 1;
+    }
+    Kind kind() { return (Kind)whole(); }
+    PyObject* next() {
+        if (!ok_) return nullptr;
+        if (at_ >= count_) return fail("too few arguments"), nullptr;
+        return args_[at_++];
+    }
+    void fail(const char* message) {
+        if (ok_) PyErr_SetString(PyExc_TypeError, message);
+        ok_ = false;
+    }
+
+    // Run a call, or keep it for a plan.
+    PyObject* call(std::function<Error()> run) {
+        if (!ok_) return nullptr;
+        if (recording) {
+            recording->push_back({std::move(run), std::move(held_)});
+            Py_RETURN_NONE;
+        }
+        Error error;
+        Py_BEGIN_ALLOW_THREADS;
+        error = run();
+        Py_END_ALLOW_THREADS;
+        return finish(error);
+    }
+
+private:
+    Py_buffer* buffer(bool writable) {
+        PyObject* object = next();
+        if (!object) return nullptr;
+        Py_buffer* b = held_.take(object, writable);
+        if (!b) ok_ = false;
+        return b;
+    }
+
+    PyObject* const* args_;
+    Py_ssize_t count_, at_ = 0;
+    bool ok_ = true;
+    Held held_;
+};
+
+#define FUNCTION(name) PyObject* name(PyObject*, PyObject* const* args, Py_ssize_t count)
+
+// -- weights ---------------------------------------------------------------------------------------
+
+const Format* format(Arguments& a) {
+    PyObject* object = a.next();
+    if (!object) return nullptr;
+    const char* name = PyUnicode_AsUTF8AndSize(object, nullptr);
+    const Format* found = name ? format_named(name) : nullptr;
+    if (!found) a.fail("no such block format");
+    return found;
+}
+
+// tile_bytes(format): of sixteen blocks, or 0 where it is unknown
+FUNCTION(tile_bytes) {
+    if (count != 1) return PyErr_SetString(PyExc_TypeError, "tile_bytes(format)"), nullptr;
+    const char* name = PyUnicode_AsUTF8AndSize(args[0], nullptr);
+    if (!name) return nullptr;
+    const Format* found = format_named(name);
+    return PyLong_FromLongLong(found ? found->tile : 0);
+}
+
+// repack(tiles, blocks, format, n, k, threads), and unpack(blocks, tiles, ...)
+template <bool back>
+FUNCTION(rearrange) {
+    Arguments a(args, count);
+    i64 to_bytes = 0, from_bytes = 0;
+    u8* to = (u8*)a.flat(true, &to_bytes);
+    const u8* from = (const u8*)a.flat(false, &from_bytes);
+    const Format* f = format(a);
+    const i64 n = a.whole(), k = a.whole(), threads = a.whole();
+    if (!a.ok()) return nullptr;
+    const i64 tiles = (n + 15) / 16 * (k / f->block) * f->tile, blocks = n * (k / f->block) * f->source;
+    if (k % f->block || to_bytes != (back ? blocks : tiles) || from_bytes != (back ? tiles : blocks)) {
+        return a.fail("sizes do not fit"), nullptr;
+    }
+    return a.call([=] {
+        back ? unpack(*f, to, from, n, k, (int)threads) : repack(*f, to, from, n, k, (int)threads);
+        return Error();
+    });
+}
+
+// qmatmul(out, x, tiles, format, kind, m, n, k, threads, exact)
+FUNCTION(qmatmul) {
+    Arguments a(args, count);
+    Product p{};
+    p.out = a.flat(true);
+    p.x = a.flat();
+    i64 nbytes = 0;
+    p.tiles = (const u8*)a.flat(false, &nbytes);
+    p.format = format(a);
+    p.kind = a.kind();
+    p.m = a.whole();
+    p.n = a.whole();
+    p.k = a.whole();
+    p.threads = (int)a.whole();
+    const bool exact = a.truth();
+    if (!a.ok()) return nullptr;
+    if (p.k % p.format->block || nbytes != (p.n + 15) / 16 * (p.k / p.format->block) * p.format->tile) {
+        return a.fail("the weight's size does not fit"), nullptr;
+    }
+    return a.call([=] {
+        if (p.m && p.n) multiply(p, exact);
+        return Error();
+    });
+}
+
+// -- rows ------------------------------------------------------------------------------------------
+
+// rms_norm(out, total, x, residual, weight, kind, rows, width, eps, threads)
+FUNCTION(rms_norm_) {
+    Arguments a(args, count);
+    void *out = a.flat(true), *total = a.flat(true);
+    const void *x = a.flat(), *residual = a.flat(), *weight = a.flat();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole();
+    const f32 eps = (f32)a.number();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        rms_norm(kind, out, total, x, residual, weight, rows, width, eps, threads);
+        return Error();
+    });
+}
+
+// layer_norm(out, x, weight, bias, kind, rows, width, eps, threads)
+FUNCTION(layer_norm_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const void *x = a.flat(), *weight = a.flat(), *bias = a.flat();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole();
+    const f32 eps = (f32)a.number();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        layer_norm(kind, out, x, weight, bias, rows, width, eps, threads);
+        return Error();
+    });
+}
+
+// pairwise(op, out, a, b, kind, count, threads)
+FUNCTION(pairwise_) {
+    Arguments a(args, count);
+    const Pairwise op = (Pairwise)a.whole();
+    void* out = a.flat(true);
+    const void *x = a.flat(), *y = a.flat();
+    const Kind kind = a.kind();
+    const i64 n = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        pairwise(op, kind, out, x, y, n, threads);
+        return Error();
+    });
+}
+
+// softmax(out, x, kind, rows, width, threads)
+FUNCTION(softmax_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const void* x = a.flat();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        softmax(kind, out, x, rows, width, threads);
+        return Error();
+    });
+}
+
+Error is_outside(const char* op, const char* where, i64 limit, i64 found) {
+    return std::string(op) + ": position " + std::to_string(found) + " is outside [0, " +
+           std::to_string(limit) + "), " + where;
+}
+
+// rope(out, x, positions, wide positions, cos, sin, interleaved, kind, threads)
+FUNCTION(rope_) {
+    Arguments a(args, count);
+    const View out = a.view(true), x = a.view(), positions = a.view();
+    const bool wide_positions = a.truth();
+    const View cos = a.view(), sin = a.view();
+    const bool interleaved = a.truth();
+    const Kind kind = a.kind();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        i64 found;
+        const i64 rows = cos.shape[0];
+        if (outside(positions, wide_positions, rows, &found) >= 0) {
+            return is_outside("rope", "the rows of cos and sin", rows, found);
+        }
+        rope(kind, out, x, positions, wide_positions, cos, sin, interleaved, threads);
+        return Error();
+    });
+}
+
+// kv_append(cache, x, positions, wide positions, bytes of an element)
+FUNCTION(kv_append_) {
+    Arguments a(args, count);
+    const View cache = a.view(true), x = a.view(), positions = a.view();
+    const bool wide_positions = a.truth();
+    const int size = (int)a.whole();
+    return a.call([=] {
+        i64 found;
+        if (outside(positions, wide_positions, cache.shape[1], &found) >= 0) {
+            return is_outside("kv_append", "the cache", cache.shape[1], found);
+        }
+        kv_append(size, cache, x, positions, wide_positions);
+        return Error();
+    });
+}
+
+// -- attention -------------------------------------------------------------------------------------
+
+// attention(out, lse, q, k, v, kv_len, q_start, table, alibi, kind, scale, softcap, left, right, threads)
+FUNCTION(attention_) {
+    Arguments a(args, count);
+    Attention t{};
+    t.out = a.view(true);
+    t.lse = a.flat(true);
+    t.q = a.view();
+    t.k = a.view();
+    t.v = a.view();
+    t.kv_len = (const i32*)a.flat();
+    i64 starts = 0;
+    t.q_start = (const i32*)a.flat(false, &starts);
+    const View table = a.is_none() ? View{} : a.view();
+    if (!table.at) a.skip();
+    t.table = (const i32*)table.at;
+    t.blocks = table.at ? table.shape[1] : 0;
+    t.alibi = (const f32*)a.flat();
+    t.kind = a.kind();
+    t.scale = (f32)a.number();
+    t.softcap = (f32)a.number();
+    t.left = a.whole();
+    t.right = a.whole();
+    t.threads = (int)a.whole();
+    t.batch = t.q_start ? starts / 4 - 1 : t.q.shape[0];
+    if (table.at && table.shape[1] > 1 && (table.strides[1] != 1 || table.strides[0] != table.shape[1])) {
+        a.fail("the block table is not contiguous");
+    }
+    return a.call([=]() -> Error {
+        const i64 capacity = t.table ? t.blocks * t.k.shape[1] : t.k.shape[1];
+        for (i64 s = 0; t.kv_len && s < t.batch; ++s) {
+            if (t.kv_len[s] < 0 || t.kv_len[s] > capacity) {
+                return "attention: kv_len " + std::to_string(t.kv_len[s]) + " is outside [0, " +
+                       std::to_string(capacity) + "], the capacity of k and v";
+            }
+            if (!t.table) continue;
+            const i64 used = (t.kv_len[s] + t.k.shape[1] - 1) / t.k.shape[1];
+            for (i64 i = 0; i < used; ++i) {
+                const i32 page = t.table[s * t.blocks + i];
+                if (page < 0 || page >= t.k.shape[0]) {
+                    return "attention: page " + std::to_string(page) + " is outside [0, " +
+                           std::to_string(t.k.shape[0]) + "), the cache";
+                }
+            }
+        }
+        for (i64 s = 0; t.q_start && s <= t.batch; ++s) {
+            const i64 least = s == 0 ? 0 : t.q_start[s - 1];
+            const i64 most = s == 0 ? 0 : t.q.shape[1];
+            if (t.q_start[s] < least || t.q_start[s] > most ||
+                (s == t.batch && t.q_start[s] != t.q.shape[1])) {
+                return "attention: q_start must ascend from 0 to " + std::to_string(t.q.shape[1]) +
+                       ", the rows of q";
+            }
+        }
+        attention(t);
+        return Error();
+    });
+}
+
+// -- plans -----------------------------------------------------------------------------------------
+
+void drop_plan(PyObject* capsule) { delete (Plan*)PyCapsule_GetPointer(capsule, "propolis.plan"); }
+
+// record(calls): a plan of what they would do, or None where one did nothing that can be kept
+FUNCTION(record) {
+    if (count != 1) return PyErr_SetString(PyExc_TypeError, "record(calls)"), nullptr;
+    PyObject* calls = PySequence_List(args[0]);
+    if (!calls) return nullptr;
+    Plan* outer = recording;
+    Plan* plan = new Plan;
+    bool whole = true, failed = false;
+    recording = plan;
+    for (Py_ssize_t i = 0; i < PyList_Size(calls) && whole && !failed; ++i) {
+        const size_t before = plan->size();
+        PyObject* result = PyObject_CallNoArgs(PyList_GetItem(calls, i));
+        failed = result == nullptr;
+        Py_XDECREF(result);
+        whole = plan->size() > before;
+    }
+    recording = outer;
+    Py_DECREF(calls);
+    if (failed || !whole) {
+        delete plan;
+        if (failed) return nullptr;
+        Py_RETURN_NONE;
+    }
+    PyObject* capsule = PyCapsule_New(plan, "propolis.plan", drop_plan);
+    if (!capsule) delete plan;
+    return capsule;
+}
+
+// replay(plan)
+FUNCTION(replay) {
+    if (count != 1) return PyErr_SetString(PyExc_TypeError, "replay(plan)"), nullptr;
+    Plan* plan = (Plan*)PyCapsule_GetPointer(args[0], "propolis.plan");
+    if (!plan) return nullptr;
+    Error error;
+    Py_BEGIN_ALLOW_THREADS;
+    for (Command& command : *plan) {
+        error = command.run();
+        if (!error.empty()) break;
+    }
+    Py_END_ALLOW_THREADS;
+    return finish(error);
+}
+
+// raise_as(class): of what arguments' values are refused with
+FUNCTION(raise_as) {
+    if (count != 1) return PyErr_SetString(PyExc_TypeError, "raise_as(class)"), nullptr;
+    Py_INCREF(args[0]);
+    Py_XDECREF(op_error);
+    op_error = args[0];
+    Py_RETURN_NONE;
+}
+
+#define METHOD(name, function) \
+    { name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, nullptr }
+PyMethodDef METHODS[] = {
+    METHOD("tile_bytes", tile_bytes),
+    METHOD("repack", rearrange<false>),
+    METHOD("unpack", rearrange<true>),
+    METHOD("qmatmul", qmatmul),
+    METHOD("rms_norm", rms_norm_),
+    METHOD("layer_norm", layer_norm_),
+    METHOD("pairwise", pairwise_),
+    METHOD("softmax", softmax_),
+    METHOD("rope", rope_),
+    METHOD("kv_append", kv_append_),
+    METHOD("attention", attention_),
+    METHOD("record", record),
+    METHOD("replay", replay),
+    METHOD("raise_as", raise_as),
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, STRING(PROPOLIS_MODULE), nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace propolis
+
+extern "C" __attribute__((visibility("default"))) PyObject* CONCAT(PyInit_, PROPOLIS_MODULE)() {
+    return PyModule_Create(&propolis::MODULE);
+}

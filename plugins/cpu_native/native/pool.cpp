@@ -1,0 +1,177 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace propolis {
+namespace {
+
+typedef std::atomic<std::uint32_t> Word;
+static_assert(sizeof(Word) == 4 && Word::is_always_lock_free);
+
+void sleep_while(Word& word, std::uint32_t value) {
+    syscall(SYS_futex, (std::uint32_t*)&word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+void wake(Word& word) {
+    syscall(SYS_futex, (std::uint32_t*)&word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+void pause_a_little() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// How long a helper looks for the next call before it sleeps: the calls of a decode step follow each other
+// within some microseconds, and waking a sleeper costs the caller more than that.
+constexpr std::chrono::microseconds PATIENCE{40};
+// After so many looks it lets others have the core, if any wait for it.
+constexpr int LOOKS = 64;
+
+// A call, and who is at it.  `state` counts calls in its upper half, has OPEN while helpers may join, and
+// counts those who did.
+constexpr std::uint64_t CALL = std::uint64_t{1} << 32;
+constexpr std::uint64_t OPEN = std::uint64_t{1} << 31;
+constexpr std::uint64_t HELPERS = OPEN - 1;
+
+struct Shared {
+    alignas(64) std::atomic<std::uint64_t> state{0};
+    alignas(64) Word bell{0};  // rung at each call
+    Word sleepers{0};
+    std::atomic<std::uint64_t> most{0};  // helpers that the call asked for
+    Word finished{0};  // rung when the last helper leaves a closed call
+    std::atomic<bool> waited{false};
+    alignas(64) std::atomic<std::int64_t> next{0};
+    // Written before a call opens, read by those who joined it.
+    Pool::Work work = nullptr;
+    void* context = nullptr;
+    std::int64_t tasks = 0;
+
+    std::mutex owner;  // of the helpers
+    int helpers = 0;
+};
+
+void work_on(Shared& s) {
+    for (std::int64_t task; (task = s.next.fetch_add(1, std::memory_order_relaxed)) < s.tasks;) {
+        s.work(s.context, task);
+    }
+}
+
+bool join(Shared& s, std::uint64_t& done) {
+    std::uint64_t state = s.state.load(std::memory_order_acquire);
+    while ((state & OPEN) && state / CALL != done) {
+        if ((state & HELPERS) >= s.most.load(std::memory_order_relaxed)) return false;
+        if (s.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+            done = state / CALL;
+            return true;
+        }
+    }
+    return false;
+}
+
+void leave(Shared& s) {
+    const std::uint64_t before = s.state.fetch_sub(1, std::memory_order_acq_rel);
+    if (!(before & OPEN) && (before & HELPERS) == 1 && s.waited.load(std::memory_order_seq_cst)) {
+        s.finished.fetch_add(1, std::memory_order_seq_cst);
+        wake(s.finished);
+    }
+}
+
+void help(Shared* shared) {
+    Shared& s = *shared;
+    std::uint64_t done = ~std::uint64_t{0};
+    while (true) {
+        const auto until = std::chrono::steady_clock::now() + PATIENCE;
+        bool joined = false;
+        for (int look = 1; !(joined = join(s, done)); ++look) {
+            pause_a_little();
+            if (look % LOOKS) continue;
+            if (std::chrono::steady_clock::now() > until) break;
+            sched_yield();
+        }
+        if (joined) {
+            work_on(s);
+            leave(s);
+            continue;
+        }
+        const std::uint32_t heard = s.bell.load(std::memory_order_seq_cst);
+        s.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        if (join(s, done)) {  // it came meanwhile
+            s.sleepers.fetch_sub(1, std::memory_order_relaxed);
+            work_on(s);
+            leave(s);
+            continue;
+        }
+        sleep_while(s.bell, heard);
+        s.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    }
+}
+
+// A fork has none of the threads: it begins anew, and what the parent had stays where it is.
+Shared* the_pool = new Shared;
+
+void start_helpers(Shared& s, int wanted) {
+    while (s.helpers < wanted) {
+        try {
+            std::thread(help, &s).detach();
+        } catch (const std::system_error&) {  // no more threads are allowed: there are fewer helpers
+            return;
+        }
+        ++s.helpers;
+    }
+}
+
+struct AtFork {
+    AtFork() {
+        pthread_atfork(nullptr, nullptr, [] { the_pool = new Shared; });
+    }
+} at_fork;
+
+}  // namespace
+
+void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
+    Shared& s = *the_pool;
+    std::unique_lock<std::mutex> owner(s.owner, std::try_to_lock);
+    if (!owner) {
+        for (std::int64_t task = 0; task < tasks; ++task) work(context, task);
+        return;
+    }
+    start_helpers(s, threads - 1);
+    s.work = work;
+    s.context = context;
+    s.tasks = tasks;
+    s.most.store(threads - 1, std::memory_order_relaxed);
+    s.next.store(0, std::memory_order_relaxed);
+    s.waited.store(false, std::memory_order_relaxed);
+    const std::uint64_t call = (s.state.load(std::memory_order_relaxed) / CALL + 1) * CALL;
+    s.state.store(call | OPEN, std::memory_order_seq_cst);
+    s.bell.fetch_add(1, std::memory_order_seq_cst);
+    if (s.sleepers.load(std::memory_order_seq_cst)) wake(s.bell);
+
+    work_on(s);
+
+    std::uint64_t state = s.state.fetch_and(~OPEN, std::memory_order_acq_rel) & ~OPEN;
+    for (int look = 0; state & HELPERS; ++look) {
+        if (look < 2000) {
+            pause_a_little();
+        } else {
+            const std::uint32_t heard = s.finished.load(std::memory_order_seq_cst);
+            s.waited.store(true, std::memory_order_seq_cst);
+            if (s.state.load(std::memory_order_seq_cst) & HELPERS) sleep_while(s.finished, heard);
+        }
+        state = s.state.load(std::memory_order_acquire);
+    }
+}
+
+}  // namespace propolis

@@ -1,0 +1,422 @@
+// Sixteen numbers at a time, in as many of the machine's vectors as that takes.  Each kernel is compiled
+// once for each level of instructions; what differs between them stands here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace propolis {
+
+using std::size_t;
+typedef int8_t i8;
+typedef uint8_t u8;
+typedef int16_t i16;
+typedef uint16_t u16;
+typedef int32_t i32;
+typedef uint32_t u32;
+typedef int64_t i64;
+typedef uint64_t u64;
+typedef float f32;
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+
+#define PROPOLIS_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 64;
+#elif defined(__AVX2__)
+constexpr int VECTOR = 32;
+#else
+constexpr int VECTOR = 16;
+#endif
+constexpr int LANES = 16;
+constexpr int PARTS = LANES * 4 / VECTOR;  // vectors of 16 numbers of 4 bytes
+
+typedef f32 f32v __attribute__((vector_size(VECTOR)));
+typedef i32 i32v __attribute__((vector_size(VECTOR)));
+typedef u32 u32v __attribute__((vector_size(VECTOR)));
+
+// -- sixteen of 4 bytes ---------------------------------------------------------------------------
+
+template <class V>
+struct Sixteen {
+    V part[PARTS];
+};
+typedef Sixteen<f32v> F32s;
+typedef Sixteen<i32v> I32s;
+typedef Sixteen<u32v> U32s;
+
+#define PROPOLIS_EACH                                            \
+    _Pragma("GCC unroll 4") for (int p = 0; p < PARTS; ++p)
+
+#define PROPOLIS_OPERATOR(op)                                                   \
+    template <class V>                                                          \
+    PROPOLIS_INLINE Sixteen<V> operator op(const Sixteen<V>& a, const Sixteen<V>& b) { \
+        Sixteen<V> c;                                                           \
+        PROPOLIS_EACH c.part[p] = a.part[p] op b.part[p];                       \
+        return c;                                                               \
+    }
+PROPOLIS_OPERATOR(+)
+PROPOLIS_OPERATOR(-)
+PROPOLIS_OPERATOR(*)
+PROPOLIS_OPERATOR(/)
+PROPOLIS_OPERATOR(&)
+PROPOLIS_OPERATOR(|)
+PROPOLIS_OPERATOR(^)
+#undef PROPOLIS_OPERATOR
+
+template <class S, class T>
+PROPOLIS_INLINE S splat(T value) {
+    S s;
+    typedef std::remove_reference_t<decltype(s.part[0])> V;
+    PROPOLIS_EACH s.part[p] = value - V{};  // a scalar beside a vector is repeated
+    return s;
+}
+PROPOLIS_INLINE F32s splat(f32 value) { return splat<F32s>(value); }
+
+template <class V>
+PROPOLIS_INLINE Sixteen<V> operator<<(const Sixteen<V>& a, int bits) {
+    Sixteen<V> c;
+    PROPOLIS_EACH c.part[p] = a.part[p] << bits;
+    return c;
+}
+template <class V>
+PROPOLIS_INLINE Sixteen<V> operator>>(const Sixteen<V>& a, int bits) {
+    Sixteen<V> c;
+    PROPOLIS_EACH c.part[p] = a.part[p] >> bits;
+    return c;
+}
+
+template <class S>
+PROPOLIS_INLINE S load_bytes(const void* from) {
+    S s;
+    std::memcpy(&s, from, sizeof(S));
+    return s;
+}
+PROPOLIS_INLINE F32s load(const f32* from) { return load_bytes<F32s>(from); }
+PROPOLIS_INLINE void store(f32* to, const F32s& s) { std::memcpy(to, &s, sizeof s); }
+
+template <class To, class From>
+PROPOLIS_INLINE To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+PROPOLIS_INLINE F32s fma(const F32s& a, const F32s& b, const F32s& c) {
+    F32s d;
+    PROPOLIS_EACH d.part[p] = a.part[p] * b.part[p] + c.part[p];  // -ffp-contract=fast
+    return d;
+}
+PROPOLIS_INLINE F32s larger(const F32s& a, const F32s& b) {  // of NaN and b: b
+    F32s c;
+    PROPOLIS_EACH c.part[p] = a.part[p] > b.part[p] ? a.part[p] : b.part[p];
+    return c;
+}
+PROPOLIS_INLINE F32s smaller(const F32s& a, const F32s& b) {
+    F32s c;
+    PROPOLIS_EACH c.part[p] = a.part[p] < b.part[p] ? a.part[p] : b.part[p];
+    return c;
+}
+PROPOLIS_INLINE F32s magnitude(const F32s& a) {
+    return bits_as<F32s>(bits_as<U32s>(a) & splat<U32s>(0x7fffffffu));
+}
+PROPOLIS_INLINE F32s as_floats(const I32s& a) {
+    F32s c;
+    PROPOLIS_EACH c.part[p] = __builtin_convertvector(a.part[p], f32v);
+    return c;
+}
+PROPOLIS_INLINE F32s as_floats(const U32s& a) {  // below 2**31
+    return as_floats(bits_as<I32s>(a));
+}
+
+PROPOLIS_INLINE f32 sum(const F32s& a) {
+    f32v v = a.part[0];
+    for (int p = 1; p < PARTS; ++p) v += a.part[p];
+    f32 lanes[VECTOR / 4], total = 0;
+    std::memcpy(lanes, &v, sizeof v);
+    for (int half = VECTOR / 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return total + lanes[0];
+}
+PROPOLIS_INLINE f32 largest(const F32s& a) {
+    f32v v = a.part[0];
+    for (int p = 1; p < PARTS; ++p) v = a.part[p] > v ? a.part[p] : v;
+    f32 lanes[VECTOR / 4];
+    std::memcpy(lanes, &v, sizeof v);
+    f32 top = lanes[0];
+    for (int i = 1; i < VECTOR / 4; ++i) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
+
+// -- between types --------------------------------------------------------------------------------
+
+PROPOLIS_INLINE f32 wide(f32 x) { return x; }
+PROPOLIS_INLINE f32 wide(bf16 x) { return bits_as<f32>((u32)x.bits << 16); }
+PROPOLIS_INLINE f32 wide(f16 x) {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+    return (f32)bits_as<__fp16>(x.bits);
+#else
+    // The exponent moves by 112; what was below the least normal number is renormalised by a product.
+    const u32 sign = (u32)(x.bits & 0x8000) << 16, rest = (u32)(x.bits & 0x7fff) << 13;
+    if (rest >= 0x0f800000) return bits_as<f32>(sign | (rest + 0x70000000));
+    return bits_as<f32>(sign | bits_as<u32>(bits_as<f32>(rest) * 0x1p112f));
+#endif
+}
+
+template <class T>
+PROPOLIS_INLINE T narrow(f32 x);
+template <>
+PROPOLIS_INLINE f32 narrow<f32>(f32 x) {
+    return x;
+}
+template <>
+PROPOLIS_INLINE bf16 narrow<bf16>(f32 x) {
+    const u32 u = bits_as<u32>(x);
+    if (x != x) return {(u16)((u >> 16) | 0x40)};
+    return {(u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+template <>
+PROPOLIS_INLINE f16 narrow<f16>(f32 x) {
+#if defined(__F16C__)
+    return {(u16)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+#elif defined(__aarch64__)
+    return {bits_as<u16>((__fp16)x)};
+#else
+    const u32 u = bits_as<u32>(x), sign = (u >> 16) & 0x8000, rest = u & 0x7fffffff;
+    if (rest > 0x7f800000) return {(u16)(sign | 0x7e00 | ((rest >> 13) & 0x3ff))};
+    if (rest >= 0x477ff000) return {(u16)(sign | 0x7c00)};
+    if (rest < 0x38800000) {  // subnormal: the sum with 2**-1 * 2**-13 rounds as it should
+        const f32 shifted = bits_as<f32>(rest) + 0.5f;
+        return {(u16)(sign | (bits_as<u32>(shifted) - 0x3f000000))};
+    }
+    return {(u16)(sign | ((rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13))};
+#endif
+}
+
+PROPOLIS_INLINE F32s load_wide(const f32* from) { return load(from); }
+PROPOLIS_INLINE F32s load_wide(const bf16* from) {
+#if defined(__AVX512F__)
+    const __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+    return bits_as<F32s>(_mm512_slli_epi32(u, 16));
+#else
+    U32s u;
+    u32 each[LANES];
+    for (int i = 0; i < LANES; ++i) each[i] = (u32)from[i].bits << 16;
+    std::memcpy(&u, each, sizeof u);
+    return bits_as<F32s>(u);
+#endif
+}
+PROPOLIS_INLINE F32s load_wide(const f16* from) {
+#if defined(__AVX512F__)
+    return bits_as<F32s>(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)));
+#elif defined(__F16C__)
+    F32s s;
+    s.part[0] = (f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+    s.part[1] = (f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)));
+    return s;
+#else
+    f32 each[LANES];
+    for (int i = 0; i < LANES; ++i) each[i] = wide(from[i]);
+    return load(each);
+#endif
+}
+template <class T>
+PROPOLIS_INLINE void store_narrow(T* to, const F32s& s) {
+    f32 each[LANES];
+    store(each, s);
+    for (int i = 0; i < LANES; ++i) to[i] = narrow<T>(each[i]);
+}
+PROPOLIS_INLINE void store_narrow(f32* to, const F32s& s) { store(to, s); }
+#if defined(__AVX512F__)
+PROPOLIS_INLINE void store_narrow(f16* to, const F32s& s) {
+    _mm256_storeu_si256((__m256i*)to,
+                        _mm512_cvtps_ph(bits_as<__m512>(s), _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+
+// The first of sixteen; the others are 0, and nothing is read or written for them.
+template <class T>
+PROPOLIS_INLINE F32s load_some(const T* from, i64 count) {
+    if (count >= LANES) return load_wide(from);
+    T each[LANES] = {};
+    std::memcpy(each, from, count * sizeof(T));
+    return load_wide(each);
+}
+template <class T>
+PROPOLIS_INLINE void store_some(T* to, const F32s& s, i64 count) {
+    if (count >= LANES) return store_narrow(to, s);
+    T each[LANES];
+    store_narrow(each, s);
+    std::memcpy(to, each, count * sizeof(T));
+}
+
+// -- sixty-four bytes -----------------------------------------------------------------------------
+
+// Sixteen groups of four bytes: of each of sixteen rows four neighbours.
+typedef U32s U8s;
+
+PROPOLIS_INLINE U8s load_u8s(const u8* from) { return load_bytes<U8s>(from); }
+PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * value); }
+
+// Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
+PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
+    I32s c;
+#if defined(__AVX512VNNI__)
+    c.part[0] = (i32v)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], _mm512_set1_epi32(a));
+#elif defined(__AVX512BW__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w.part[0], _mm512_set1_epi32(a));
+    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    PROPOLIS_EACH {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.part[p], _mm256_set1_epi32(a));
+        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+#elif defined(__SSSE3__)
+    PROPOLIS_EACH {
+        const __m128i pairs = _mm_maddubs_epi16((__m128i)w.part[p], _mm_set1_epi32(a));
+        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    }
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(a));
+    PROPOLIS_EACH c.part[p] = (i32v)vdotq_s32((int32x4_t)sums.part[p], (int8x16_t)w.part[p], four);
+#else
+    i32 each[LANES];
+    u8 bytes[4 * LANES];
+    i8 four[4];
+    std::memcpy(each, &sums, sizeof each);
+    std::memcpy(bytes, &w, sizeof bytes);
+    std::memcpy(four, &a, sizeof four);
+    for (int i = 0; i < LANES; ++i)
+        for (int j = 0; j < 4; ++j) each[i] += (i32)(i8)bytes[4 * i + j] * four[j];
+    std::memcpy(&c, each, sizeof c);
+#endif
+    return c;
+}
+
+// The same of signed bytes from -128 on.  What is given to `dot_signed` is made by `as_dotted`, and its
+// sums are too large by OFFSET times the sum of the other factors.
+#if defined(__AVX512VNNI__)
+constexpr i32 OFFSET = 128;
+PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w ^ repeat_byte(0x80); }
+PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return dot(sums, w, a); }
+#else
+constexpr i32 OFFSET = 0;
+PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w; }
+PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
+#if defined(__AVX512BW__)
+    // Products of pairs of bytes with signs fit 16 bits where one factor is unsigned: |w| and +-a.
+    const __m512i v = (__m512i)w.part[0];
+    const __mmask64 negative = _mm512_movepi8_mask(v);
+    const __m512i four = _mm512_set1_epi32(a);
+    const __m512i turned = _mm512_mask_sub_epi8(four, negative, _mm512_setzero_si512(), four);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(v), turned);
+    I32s c;
+    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    return c;
+#elif defined(__AVX2__)
+    I32s c;
+    PROPOLIS_EACH {
+        const __m256i v = (__m256i)w.part[p];
+        const __m256i turned = _mm256_sign_epi8(_mm256_set1_epi32(a), v);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), turned);
+        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    return c;
+#elif defined(__SSSE3__)
+    I32s c;
+    PROPOLIS_EACH {
+        const __m128i v = (__m128i)w.part[p];
+        const __m128i turned = _mm_sign_epi8(_mm_set1_epi32(a), v);
+        const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(v), turned);
+        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    }
+    return c;
+#else
+    return dot(sums, w, a);
+#endif
+}
+#endif
+
+// One of sixteen bytes for each of sixty-four numbers below 16.
+PROPOLIS_INLINE U8s look_up(const i8* table, const U8s& index) {
+    U8s c;
+#if defined(__AVX512BW__)
+    const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    c.part[0] = (u32v)_mm512_shuffle_epi8(t, (__m512i)index.part[0]);
+#elif defined(__AVX2__)
+    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    PROPOLIS_EACH c.part[p] = (u32v)_mm256_shuffle_epi8(t, (__m256i)index.part[p]);
+#elif defined(__SSSE3__)
+    const __m128i t = _mm_loadu_si128((const __m128i*)table);
+    PROPOLIS_EACH c.part[p] = (u32v)_mm_shuffle_epi8(t, (__m128i)index.part[p]);
+#elif defined(__aarch64__)
+    const int8x16_t t = vld1q_s8(table);
+    PROPOLIS_EACH c.part[p] = (u32v)vqtbl1q_s8(t, (uint8x16_t)index.part[p]);
+#else
+    u8 bytes[4 * LANES];
+    std::memcpy(bytes, &index, sizeof bytes);
+    for (u8& byte : bytes) byte = (u8)table[byte];
+    std::memcpy(&c, bytes, sizeof c);
+#endif
+    return c;
+}
+
+// -- functions ------------------------------------------------------------------------------------
+
+constexpr f32 INFINITE = std::numeric_limits<f32>::infinity();
+
+// exp, to 2 units of the last place; what is below the least normal number is 0.
+PROPOLIS_INLINE F32s exp(const F32s& x) {
+    // exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; ln(2) in two parts, so that r is exact.
+    const F32s bounded = smaller(larger(x, splat(-88.0f)), splat(89.0f));
+    const F32s shifted = fma(bounded, splat(1.44269504f), splat(12582912.0f));  // rounds: 1.5 * 2**23
+    const F32s n = shifted - splat(12582912.0f);
+    F32s r = fma(n, splat(-0.693359375f), bounded);
+    r = fma(n, splat(2.12194440e-4f), r);
+    F32s y = splat(1.0f / 5040);
+    y = fma(y, r, splat(1.0f / 720));
+    y = fma(y, r, splat(1.0f / 120));
+    y = fma(y, r, splat(1.0f / 24));
+    y = fma(y, r, splat(1.0f / 6));
+    y = fma(y, r, splat(0.5f));
+    y = fma(y, r, splat(1.0f));
+    y = fma(y, r, splat(1.0f));
+    // 2**n as two factors: n may be 128.
+    const I32s whole = bits_as<I32s>(shifted) - splat<I32s>(0x4b400000);
+    const I32s half = whole >> 1;
+    const F32s one = bits_as<F32s>((half + splat<I32s>(127)) << 23);
+    const F32s other = bits_as<F32s>((whole - half + splat<I32s>(127)) << 23);
+    y = y * one * other;
+    F32s c;
+    PROPOLIS_EACH {
+        f32v v = y.part[p];
+        const f32v zero = {};
+        v = x.part[p] < -87.3365f ? zero : v;
+        v = x.part[p] > 88.7228394f ? zero + INFINITE : v;
+        c.part[p] = x.part[p] == x.part[p] ? v : x.part[p];
+    }
+    return c;
+}
+
+PROPOLIS_INLINE F32s silu(const F32s& x) {
+    return x / (splat(1.0f) + exp(splat(0.0f) - x));
+}
+
+}  // namespace propolis

@@ -1,0 +1,1 @@
+"""CPU kernels for Propolis, in C++."""

@@ -1,0 +1,115 @@
+"""
+The compiled kernels: which of the levels of instructions this CPU has, and the module for it.
+
+Importing this file loads nothing; :func:`native` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from functools import cache
+from typing import TYPE_CHECKING
+from typing import Final
+
+import numpy as np
+
+from propolis import dtypes
+from propolis.errors import OpError
+from propolis.errors import PluginError
+
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from propolis import DType
+
+LEVEL: Final = "PROPOLIS_CPU_LEVEL"
+"""The environment variable that names a level to take instead of the best."""
+
+KINDS: Final[dict[DType, int]] = {dtypes.f32: 0, dtypes.f16: 1, dtypes.bf16: 2}
+"""The dtypes that the kernels compute with, and their numbers there."""
+
+FLOATS: Final = frozenset(KINDS)
+"""These dtypes alone."""
+
+# From the best; of each what the kernel must say of the CPU (/proc/cpuinfo names features so).
+_X86: Final = {
+    "x86_64_v4_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni"},
+    "x86_64_v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
+    "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
+    "x86_64_v2": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
+}
+_ARM: Final = {"arm64_dotprod": {"asimddp"}, "arm64": {"asimd"}}
+
+
+def levels() -> dict[str, set[str]]:
+    """The levels that there are kernels for on this machine's architecture, the best first."""
+    return {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine(), {})
+
+
+def level() -> str:
+    """
+    The best level that this CPU has, or the one that the environment names.
+
+    Raises:
+        PluginError: it has none, or there is no level of that name here.
+    """
+    known, wanted = levels(), os.environ.get(LEVEL)
+    if wanted:
+        if wanted not in known:
+            msg = f"{LEVEL}={wanted}: there is no such level; here there are {', '.join(known)}"
+            raise PluginError(msg)
+        return wanted
+    found = _features()
+    for name, needed in known.items():
+        if needed <= found:
+            return name
+    msg = (
+        f"no kernels for this CPU ({platform.machine()}): there are some for x86-64 from "
+        f"x86-64-v2 on and for 64-bit Arm; without this plugin cpu_ref serves everything"
+    )
+    raise PluginError(msg)
+
+
+@cache
+def _features() -> frozenset[str]:
+    """What the operating system says that programs may use of this CPU."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (procfs, not a path)
+        for line in file:
+            key, _, value = line.partition(":")
+            if key.strip() in {"flags", "Features"}:
+                return frozenset(value.split())
+    return frozenset()
+
+
+@cache
+def native() -> ModuleType:
+    """
+    The kernels for this CPU.
+
+    Raises:
+        PluginError: there are none, or they do not load.
+    """
+    name = level()
+    try:
+        module = importlib.import_module(f"propolis_cpu_native._{name}")
+    except ImportError as exc:
+        msg = (
+            f"the kernels for {name} do not load ({exc}): install propolis-cpu-native anew, as a "
+            f"wheel or with a C++20 compiler"
+        )
+        raise PluginError(msg) from exc
+    module.raise_as(OpError)
+    return module
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Bytes that begin at a multiple of 64, as vectors like them."""
+    memory = np.empty(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes]
+
+
+__all__ = ["FLOATS", "KINDS", "LEVEL", "aligned", "level", "levels", "native"]

@@ -1,0 +1,99 @@
+"""Products with weights in GGUF block formats."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from propolis import Prepared
+from propolis import Priority
+from propolis import Tensor
+from propolis import dtypes
+from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._native import FLOATS
+from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import aligned
+from propolis_cpu_native._native import native
+
+
+FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
+"""The block formats of weights; the other two are of activations."""
+
+TILE: Final = 16
+"""Rows of a weight that are repacked together."""
+
+
+def prepare(w: Tensor) -> Prepared:
+    """Repack a weight: the same bits, sixteen rows together."""
+    tiles = _repacked(w)
+    device, shape, dtype = w.device, w.shape, w.dtype
+
+    def restore() -> Tensor:
+        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+        native().unpack(raw, tiles, dtype.name, *shape, device.threads)
+        return Tensor.from_blocks(raw, dtype, shape, device)
+
+    return Prepared(tiles, tiles.nbytes, "repacked, as small as in the file", restore)
+
+
+def _repacked(w: Tensor) -> np.ndarray:
+    rows, width = w.shape
+    blocks = width // w.dtype.block_size
+    tiles = aligned(-(-rows // TILE) * blocks * native().tile_bytes(w.dtype.name))
+    raw = np.ascontiguousarray(w.array)
+    native().repack(tiles, raw, w.dtype.name, rows, width, w.device.threads)
+    return tiles
+
+
+def _multiply(out: Tensor, x: Tensor, w: Tensor, *, exact: bool) -> None:
+    tiles = w.prepared.get(prepare)
+    if tiles is None:
+        tiles = _repacked(w)
+    rows, width = w.shape
+    native().qmatmul(
+        out.array,
+        x.array,
+        tiles,
+        w.dtype.name,
+        KINDS[x.dtype],
+        math.prod(x.shape[:-1]),
+        rows,
+        width,
+        out.device.threads,
+        exact,
+    )
+
+
+def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    """``x @ dequantize(w).T``, with sums in f32."""
+    _multiply(out, x, w, exact=True)
+
+
+def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    """The same with activations rounded to 16 bits, 32 with a scale."""
+    _multiply(out, x, w, exact=False)
+
+
+_DTYPES: Final = {"x": FLOATS, "w": FORMATS}
+
+OPS: Final = [
+    implementation(
+        "qmatmul",
+        qmatmul_rounded,
+        variant="rounded",
+        dtypes=_DTYPES,
+        priority=Priority.GENERIC + 10,
+        prepare=prepare,
+        exact=False,
+        notes="activations rounded to 16 bits, 32 with a scale; weights repacked",
+    ),
+    implementation(
+        "qmatmul",
+        qmatmul,
+        dtypes=_DTYPES,
+        prepare=prepare,
+        notes="activations as they are; weights repacked",
+    ),
+]

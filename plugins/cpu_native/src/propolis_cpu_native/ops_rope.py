@@ -1,0 +1,57 @@
+"""Rotary position embeddings, and where keys and values go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+
+from propolis import dtypes
+from propolis.dtypes import PLAIN
+from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._native import FLOATS
+from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import native
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+
+_POSITIONS: Final = frozenset({dtypes.i32, dtypes.i64})
+
+
+def rope(
+    out: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """Rotate pairs of elements of each head by its token's position."""
+    native().rope(
+        out.array,
+        x.array,
+        positions.array,
+        positions.dtype is dtypes.i64,
+        cos.array,
+        sin.array,
+        interleaved,
+        KINDS[x.dtype],
+        out.device.threads,
+    )
+
+
+def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
+    """``cache[b, positions[b, t]] = x[b, t]``; nothing is written if one is outside."""
+    wide = positions.dtype is dtypes.i64
+    native().kv_append(cache.array, x.array, positions.array, wide, cache.dtype.block_bytes)
+
+
+OPS: Final = [
+    implementation("rope", rope, dtypes={"x": FLOATS, "positions": _POSITIONS}),
+    implementation(
+        "kv_append", kv_append, dtypes={"cache": PLAIN, "positions": _POSITIONS}, strided=True
+    ),
+]

@@ -1,0 +1,31 @@
+// The pool under the thread sanitizer: callers, nested calls and changing counts of threads.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "pool.h"
+
+using propolis::parallel;
+
+int main() {
+    std::atomic<int> wrong{0};
+    auto caller = [&](int seed) {
+        for (int round = 0; round < 300; ++round) {
+            const std::int64_t tasks = (seed * 7 + round) % 40;
+            std::vector<int> done(tasks);  // no atomics: each task is one thread's, and then the caller's
+            parallel(1 + round % 4, tasks, [&](std::int64_t task) {
+                done[task] += 1;
+                parallel(2, 3, [&](std::int64_t) {});
+            });
+            for (int count : done) wrong += count != 1;
+            if (round % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+    };
+    std::vector<std::thread> callers;
+    for (int seed = 0; seed < 3; ++seed) callers.emplace_back(caller, seed);
+    for (std::thread& one : callers) one.join();
+    std::printf("%d wrong\n", wrong.load());
+    return wrong != 0;
+}

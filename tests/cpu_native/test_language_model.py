@@ -1,0 +1,45 @@
+"""SmolLM2 on the kernels: the reference's tokens, at the numerics that each mode promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from propolis_workers.llm import LLM
+from propolis_workers.llm.default_model import find_model
+from propolis_workers.llm.engine import Engine
+
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+PROMPT = "What is the capital of France? And of Italy? Answer both."
+
+
+@pytest.fixture
+def logits(runtime):
+    """After each token of a prompt, and of one decoded."""
+
+    def of(**settings):
+        started = runtime(**settings)
+        model = LLM.load(find_model(started.config), runtime=started)
+        ids = list(model.tokenizer.encode(PROMPT))
+        engine = Engine(model.model, 64)
+        rows = engine.logits_of(ids)
+        return np.concatenate([rows, engine.decode(int(rows[-1].argmax()))[None]])
+
+    return of
+
+
+def nmse(a, b):
+    """Squares of errors over squares of what is right."""
+    return ((a.astype(np.float64) - b) ** 2).sum() / (b.astype(np.float64) ** 2).sum()
+
+
+def test_logits(logits):
+    """NMSE to the reference: 1e-9 where numerics are exact, 1e-6 where activations are rounded."""
+    reference = logits(plugins=["cpu_ref"])
+    exact = logits(numerics="exact")
+    fast = logits()
+    assert nmse(exact, reference) <= 1e-9
+    assert nmse(fast, reference) <= 1e-6
+    assert (exact.argmax(1) == reference.argmax(1)).all()

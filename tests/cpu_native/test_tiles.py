@@ -1,0 +1,61 @@
+"""Repacked weights: what the gguf library reads comes out, and the file's bits come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf import dequantize
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_cpu_native import ops_quantized
+from propolis_cpu_native._native import native
+
+
+FORMATS = sorted(ops_quantized.FORMATS, key=lambda dtype: dtype.name)
+ROWS, WIDTH = 37, 512
+
+
+def weight(dtype):
+    """The reference's blocks of random numbers."""
+    values = np.random.default_rng(7).normal(0, 1, (ROWS, WIDTH)).astype(np.float32)
+    return ops.quantize(Tensor.from_numpy(values), dtype)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
+def test_the_bits_come_back(dtype):
+    """A repacked weight takes what the file has (and 5 % more at most), and restores it exactly."""
+    w = weight(dtype)
+    prepared = ops_quantized.prepare(w)
+    np.testing.assert_array_equal(prepared.restore().array, w.array)
+    whole_tiles = -(-ROWS // 16) * 16 / ROWS
+    limit = 1.23 if dtype is dtypes.tq1_0 else 1.05  # 1.69 bits an element become 2.06
+    assert prepared.nbytes <= limit * whole_tiles * w.nbytes
+
+
+@pytest.mark.parametrize("function", [ops_quantized.qmatmul, ops_quantized.qmatmul_rounded])
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
+@pytest.mark.parametrize("tokens", [1, 3, 13])
+def test_products_are_those_of_what_gguf_reads(dtype, function, tokens):
+    """Products in float64 with the gguf library's values, to 2e-5 of the largest."""
+    w = weight(dtype)
+    kind = GGMLQuantizationType[dtype.name.upper()]
+    values = dequantize(np.asarray(w.array), kind).astype(np.float64)
+    x = np.random.default_rng(8).normal(0, 1, (tokens, WIDTH)).astype(np.float32)
+    x[:, 5] = 300  # as language models have them
+    expected = x.astype(np.float64) @ values.T
+    out = Tensor.from_numpy(np.full((tokens, ROWS), np.nan, np.float32))
+    function(out, Tensor.from_numpy(x), w)
+    assert np.abs(out.numpy() - expected).max() <= 2e-5 * np.abs(x).max() * np.abs(values).max() * 8
+
+
+def test_a_size_that_does_not_fit_is_refused():
+    """The module itself never reads beyond a buffer."""
+    tiles = np.zeros(10, np.uint8)
+    x = np.zeros((1, 32), np.float32)
+    with pytest.raises(TypeError, match="size does not fit"):
+        native().qmatmul(np.zeros((1, 16), np.float32), x, tiles, "q4_0", 0, 1, 16, 32, 1, True)
+    with pytest.raises(TypeError, match="no such block format"):
+        native().repack(tiles, tiles, "q9_9", 16, 32, 1)
