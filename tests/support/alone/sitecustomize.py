@@ -4,13 +4,13 @@ import importlib_metadata
 
 
 _real = importlib_metadata.entry_points
-_HIDDEN = "propolis-cpu-native"
 
 
 def entry_points(**wanted: str) -> importlib_metadata.EntryPoints:
     """All but those of the kernels."""
-    kept = [e for e in _real(**wanted) if e.dist is None or e.dist.name != _HIDDEN]
+    kept = [e for e in _real(**wanted) if not e.value.startswith("propolis_cpu_native")]
     return importlib_metadata.EntryPoints(kept)
 
 
+entry_points.everything = _real
 importlib_metadata.entry_points = entry_points
