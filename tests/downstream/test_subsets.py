@@ -66,7 +66,9 @@ def test_each_subset_brings_what_it_says(env) -> None:
     assert "--queue" in env.run("propolis", "serve", "--help")
     assert "fastapi" in env.distributions()
 
-    assert CORE | {"propolis-workers"} == install(env, "propolis[all]")
+    everything = {"propolis-workers", "propolis-cpu-native"}
+    assert CORE | everything == install(env, "propolis[all]")
+    assert "by cpu_native" in env.run("propolis", "llm", "generate", "-n", "8", "-m", model(), "Hi")
     assert "pillow" in env.distributions()
 
 
@@ -97,10 +99,14 @@ def test_rocm_stands_aside(fresh) -> None:
 
 
 def test_each_is_tested() -> None:
-    """The README names what is installed above, and Ray, which `make ray` installs and runs."""
-    ray = {"propolis[ray]"}
-    named = ray | {
+    """
+    The README names what is installed above.
+
+    And Ray, which `make ray` installs and runs, and the CPU kernels, which test_levels.py does.
+    """
+    named = {
+        "propolis[ray]",
         "propolis",
-        *(f"propolis[{extra}]" for extra in ("llm", "sd", "serve", "all", "rocm")),
+        *(f"propolis[{extra}]" for extra in ("cpu", "llm", "sd", "serve", "all", "rocm")),
     }
     assert named == NAMED

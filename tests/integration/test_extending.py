@@ -62,7 +62,7 @@ def propolis(workspace):
             [sys.executable, "-c", "from propolis.cli import main; main()", *args],
             env={
                 **kept,
-                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONPATH": os.pathsep.join([*paths, os.environ["PYTHONPATH"]]),
                 "XDG_CACHE_HOME": str(workspace / "cache"),
                 **variables,
             },
@@ -124,7 +124,7 @@ def test_an_architecture(workspace, tmp_path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PROPOLIS_", "COVERAGE_"))}
     done = subprocess.run(
         [sys.executable, "-c", LOGITS, folder],
-        env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**kept, "PYTHONPATH": os.pathsep.join([*paths, os.environ["PYTHONPATH"]])},
         capture_output=True,
         text=True,
         check=False,

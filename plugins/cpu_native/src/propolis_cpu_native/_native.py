@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from propolis import DType
 
-LEVEL: Final = "PROPOLIS_CPU_LEVEL"
+LEVEL: Final = "CPU_NATIVE_LEVEL"
 """The environment variable that names a level to take instead of the best."""
 
 KINDS: Final[dict[DType, int]] = {dtypes.f32: 0, dtypes.f16: 1, dtypes.bf16: 2}
