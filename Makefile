@@ -176,7 +176,7 @@ $(NATIVE): $(wildcard $(COMPILED)/native/*) $(addsuffix /pyproject.toml,$(COMPIL
 	@if command -v $(CXX) >/dev/null; then \
 		level=$$(PYTHONPATH=plugins/cpu_native/src $(BIN)/python -c "from propolis_cpu_native._native import level; print(level())"); \
 		PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation \
-			-C build-dir=build/cpu_native/$$level -C cmake.define.PROPOLIS_LEVELS=$$level $(addprefix -e ./,$(COMPILED)); \
+			--config-settings=build-dir=build/cpu_native/$$level --config-settings=cmake.define.PROPOLIS_LEVELS=$$level $(addprefix -e ./,$(COMPILED)); \
 	else \
 		echo "no C++ compiler ($(CXX)): $(COMPILED) is left out, and the CPU reference serves what it would"; \
 	fi
