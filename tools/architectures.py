@@ -28,7 +28,3 @@ def table() -> list[str]:
             f"| {docs.removesuffix('.')} (`{name}`) | {gguf} | {folder} | {', '.join(models)} |"
         )
     return lines
-
-
-def _code(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

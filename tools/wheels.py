@@ -50,7 +50,9 @@ def main(projects: tuple[Path, ...], dist: Path, state: Path) -> None:
         compiled = [project for project in projects if (project / "native/CMakeLists.txt").exists()]
         projects = tuple(project for project in projects if project not in compiled)
         for project in compiled:
-            click.echo(f"left out: {project}, for want of a C++ compiler")
+            click.echo(
+                f"left out: {project}, for want of a C++ compiler (propolis[cpu] and [all] need it)"
+            )
     old: dict[str, Built] = json.loads(state.read_text()) if state.exists() else {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         records = pool.map(partial(_one, old, dist), projects)

@@ -278,3 +278,22 @@ def test_weighted_means_are_judged_by_what_is_averaged(cpu, watch):
     given = (truth.outputs[0], dtypes.f32, truth.magnitudes[0])
     assert measure(ops.attention, y.numpy(), *given).passed
     assert not measure(ops.attention, half, *given).passed
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_says_that_it_rounds_is_judged_by_the_suites_rule(fakes, watch, exact):
+    """A product of 8-bit activations passes where its implementation says so, and fails else."""
+
+    def rounded(out, a, b, /):
+        scale = np.abs(fakes.view(a)).max() / 127
+        fakes.view(out)[...] = (np.rint(fakes.view(a) / scale) * scale) @ fakes.view(b)
+
+    device = fakes.device(fakes.impl("matmul", rounded, exact=exact))
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(0, 1, shape).astype(np.float32) for shape in ((3, 64), (64, 5)))
+    drift = watch(device)
+    with drift.watching():
+        ops.matmul(Tensor.from_numpy(a, device), Tensor.from_numpy(b, device))
+    assert drift.failed == (1 if exact else 0)
+    call = drift.worst["matmul"][1]
+    assert (call.exact, call.facts["exact"]) == (exact, int(exact))

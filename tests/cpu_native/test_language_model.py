@@ -43,3 +43,14 @@ def test_logits(logits):
     assert nmse(exact, reference) <= 1e-9
     assert nmse(fast, reference) <= 1e-6
     assert (exact.argmax(1) == reference.argmax(1)).all()
+
+
+def test_a_decode_step_is_one_plan(runtime):
+    """A captured step replays as the embedding, which is of Python, and one plan of the rest."""
+    started = runtime()
+    model = LLM.load(find_model(started.config), runtime=started)
+    engine = Engine(model.model, 64)
+    engine.logits_of(list(model.tokenizer.encode(PROMPT)))
+    engine.decode(1)
+    engine.decode(2)
+    assert len(engine._step[0]._joined) == 2

@@ -14,7 +14,7 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
-from propolis_cpu_ref import ops_attention
+from propolis_cpu_ref import _attention
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -150,7 +150,7 @@ def test_any_sizes(
         lengths = np.array(given_lengths, np.int32)
     optional = [] if lengths is None else tensors(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops_attention, "BLOCK", data.draw(st.sampled_from([1, 2, 4, 128])))
+        patch.setattr(_attention, "BLOCK", data.draw(st.sampled_from([1, 2, 4, 128])))
         actual = run(ops.attention, *tensors(q, k, v), *optional, causal=causal)
     close(ops.attention, attention(q, k, v, lengths, causal=causal), actual)
 

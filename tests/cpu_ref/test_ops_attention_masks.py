@@ -16,7 +16,7 @@ from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
-from propolis_cpu_ref import ops_attention
+from propolis_cpu_ref import _attention
 
 
 FLOATS = [d for d in dtypes.ALL if d in dtypes.FLOATS]
@@ -285,7 +285,7 @@ def test_any_window(both, draw, tokens, capacity, group, window, causal, block, 
     lengths = [data.draw(st.integers(0, capacity)) for _ in range(2)]
     rules = {"causal": causal, "window": window}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops_attention, "BLOCK", block)
+        patch.setattr(_attention, "BLOCK", block)
         both(batched(q, k, v, lengths, **rules), *tensors(q, k, v), i32(*lengths), **rules)
 
 
@@ -355,7 +355,7 @@ def test_shape_errors():
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, (2, 1)), (True, (3, 0))])
 def test_a_hidden_key_adds_nothing(monkeypatch, odd, causal, window):
     """Its value may be NaN or infinite: queries that do not see it give what they give without."""
-    monkeypatch.setattr(ops_attention, "BLOCK", 4)
+    monkeypatch.setattr(_attention, "BLOCK", 4)
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(1, 11, h, 8)).astype(np.float32) for h in (4, 2, 2))
     v[0, 7, 1, 3] = odd
@@ -433,7 +433,7 @@ def test_keys_that_no_query_sees_cost_nothing(paged, tokens):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    scores = ops_attention.BLOCK * 2 * (ops_attention.BLOCK + window) * 4
+    scores = _attention.BLOCK * 2 * (_attention.BLOCK + window) * 4
     rows = (tokens + window + size) * 8
     assert peak < 100_000 + 3 * scores + 16 * rows
     assert peak < pool.nbytes

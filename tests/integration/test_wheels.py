@@ -122,3 +122,14 @@ def test_builds_are_real(tool, folder) -> None:
     """Where a build fails, the error has what the program that builds said of it."""
     with pytest.raises(click.ClickException, match=r"src does not build:[^$]*pyproject\.toml"):
         tool("wheels").build(folder / "core/src", folder / "out")
+
+
+def test_without_a_compiler_the_rest_is_built(wheels, folder, monkeypatch) -> None:
+    """A distribution in C++ is left out by name, with the extras that need it; others are built."""
+    monkeypatch.setenv("CXX", "absent-compiler")
+    (folder / "core/native").mkdir()
+    (folder / "core/native/CMakeLists.txt").write_text("")
+    left_out, *built = sorted(wheels(), key=lambda line: not line.startswith("left out"))
+    assert left_out.startswith("left out: core, for want of a C++ compiler")
+    assert "propolis[cpu] and [all] need it" in left_out
+    assert built == [f"building {folder.name}"]

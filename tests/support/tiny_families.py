@@ -125,7 +125,7 @@ def gguf_tensors(family: Family, truth: Truth) -> dict[str, np.ndarray]:
         for part, count in heads.items():
             if family.permuted and part in theirs:
                 halves = values.reshape(count, 2, len(values) // count // 2, *values.shape[1:])
-                values = halves.swapaxes(1, 2).reshape(values.shape)  # noqa: PLW2901
+                values = halves.swapaxes(1, 2).reshape(values.shape)  # noqa: PLW2901  (as the file has it)
         tensors[theirs] = family.convert(theirs, values) if family.convert else values
     for name, parts in experts.items():
         tensors[name] = np.stack([parts[number] for number in range(len(parts))])

@@ -46,7 +46,7 @@ struct Product {
     i64 m, n, k;
     int threads;
     // What `multiply` makes of x: rounded to bytes, or f32.
-    const i8* bytes = nullptr;      // (m, k)
+    const i8* bytes = nullptr;      // (2, m, k): the upper ones, then the lower
     const f32* scales = nullptr;    // (m, k / 32)
     const i32* starts = nullptr;    // (m, k / grain): what sums of bytes begin with
     const f32* sums = nullptr;      // (m, k / grain): of activations
@@ -68,11 +68,6 @@ void layer_norm(Kind kind, void* out, const void* x, const void* weight, const v
 
 enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL };
 void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i64 count, int threads);
-enum class Single : int { SILU };
-void single(Single op, Kind kind, void* out, const void* x, i64 count, int threads);
-
-void softmax(Kind kind, void* out, const void* x, i64 rows, i64 width, int threads);
-
 // An array of up to four dimensions, in elements.
 struct View {
     void* at;

@@ -275,20 +275,6 @@ FUNCTION(pairwise_) {
     });
 }
 
-// softmax(out, x, kind, rows, width, threads)
-FUNCTION(softmax_) {
-    Arguments a(args, count);
-    void* out = a.flat(true);
-    const void* x = a.flat();
-    const Kind kind = a.kind();
-    const i64 rows = a.whole(), width = a.whole();
-    const int threads = (int)a.whole();
-    return a.call([=] {
-        softmax(kind, out, x, rows, width, threads);
-        return Error();
-    });
-}
-
 Error is_outside(const char* op, const char* where, i64 limit, i64 found) {
     return std::string(op) + ": position " + std::to_string(found) + " is outside [0, " +
            std::to_string(limit) + "), " + where;
@@ -456,7 +442,6 @@ PyMethodDef METHODS[] = {
     METHOD("rms_norm", rms_norm_),
     METHOD("layer_norm", layer_norm_),
     METHOD("pairwise", pairwise_),
-    METHOD("softmax", softmax_),
     METHOD("rope", rope_),
     METHOD("kv_append", kv_append_),
     METHOD("attention", attention_),

@@ -2,6 +2,8 @@
 #include <memory>
 #include <new>
 
+#include "formats_256.h"
+#include "formats_32.h"
 #include "kernels.h"
 #include "pool.h"
 #include "tiles.h"
@@ -230,9 +232,9 @@ void multiply(Product p, bool exact) {
         p.wide = wide;
     } else {
         const i64 grains = p.k / f.grain, scales = p.k / SUBBLOCK;
-        const Rounded r{room<i8>(2 * p.m * p.k), room<f32>(p.m * (scales + grains)),
-                        room<i32>(p.m * grains), nullptr};
-        const Rounded all{r.bytes, r.scales, r.starts, r.scales + p.m * scales};
+        f32* const numbers = room<f32>(p.m * (scales + grains));
+        const Rounded all{room<i8>(2 * p.m * p.k), numbers, room<i32>(p.m * grains),
+                          numbers + p.m * scales};
         parallel(preparing, p.m, [&](i64 m) {
             with_type(p.kind, [&](auto type) { round_row<decltype(type)>(p, all, m); });
         });

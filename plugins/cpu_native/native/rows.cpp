@@ -113,48 +113,6 @@ void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i
     });
 }
 
-void single(Single op, Kind kind, void* out, const void* x, i64 count, int threads) {
-    with_type(kind, [&](auto type) {
-        typedef decltype(type) T;
-        over_elements(count, threads, [&](i64 i, i64 left) {
-            switch (op) {
-                case Single::SILU:
-                    store_some((T*)out + i, silu(load_some((const T*)x + i, left)), left);
-            }
-        });
-    });
-}
-
-void softmax(Kind kind, void* out, const void* x, i64 rows, i64 width, int threads) {
-    with_type(kind, [&](auto type) {
-        typedef decltype(type) T;
-        over_rows(rows, width, threads, [&](i64 row) {
-            const T* from = (const T*)x + row * width;
-            T* to = (T*)out + row * width;
-            f32 top = -INFINITE;
-            bool odd = false;
-            for (i64 i = 0; i < width; ++i) {
-                const f32 v = wide(from[i]);
-                top = v > top ? v : top;
-                odd |= v != v;
-            }
-            // A row of -inf alone is NaN, as inf - inf is.
-            const F32s less = splat(odd ? top - top + (INFINITE - INFINITE) : top);
-            f32 total = 0;
-            for (i64 i = 0; i < width; i += LANES) {
-                f32 each[LANES];
-                store(each, exp(load_some(from + i, width - i) - less));
-                for (i64 e = 0; e < LANES && i + e < width; ++e) total += each[e];
-            }
-            const F32s share = splat(1.0f / total);
-            for (i64 i = 0; i < width; i += LANES) {
-                const i64 left = width - i;
-                store_some(to + i, exp(load_some(from + i, left) - less) * share, left);
-            }
-        });
-    });
-}
-
 // -- positions -------------------------------------------------------------------------------------
 
 namespace {

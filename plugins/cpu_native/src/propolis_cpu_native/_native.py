@@ -38,7 +38,7 @@ FLOATS: Final = frozenset(KINDS)
 _X86: Final = {
     "x86_64_v4_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni"},
     "x86_64_v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
-    "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
+    "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
     "x86_64_v2": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
 }
 _ARM: Final = {"arm64_dotprod": {"asimddp"}, "arm64": {"asimd"}}
