@@ -26,7 +26,7 @@ empty :=
 comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
 # Tests that run on whatever GPU there is.
-ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py images.py products.py quantized.py walks.py)
+ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py images.py matrix.py products.py quantized.py walks.py)
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
@@ -37,8 +37,10 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 # COVERAGE=1 keeps what the tests of `make test` and `make test-all` cover: twice the time.
 MEASURED := OPENBLAS_NUM_THREADS=1 $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 
-# Each command starts in half the time once it is compiled.
+# Each command starts in half the time once it is compiled: what it imports, when it first does, and not
+# all that pip installs.
 unexport PYTHONDONTWRITEBYTECODE
+export PIP_NO_COMPILE := 1
 # Our own numbers are those of the machine's fastest BLAS kernels, not of a pinned type.
 unexport OPENBLAS_CORETYPE
 # Tests say themselves which ROCm they mean, mostly the simulator.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 # Where parameters are the cells of a matrix, as op x dtype x layout, and not cases of their own.
-MATRICES = ("cpu_ref", "rocm_kernels")
+MATRICES = ("cpu_native", "cpu_ref", "rocm_kernels")
 ADDED = """\
 {slow} slow tests: fresh environments, hipRTC, a fault at every launch, SmolLM2 on the simulated GPU
 {cell} more cells of op x dtype x layout

@@ -139,7 +139,8 @@ def judge(subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None
 def _run_all(
     subject: Subject, unit: Unit, plan: Plan, alive: Callable[[Case], None], result: Result
 ) -> None:
-    recipes, until = info_of(unit.spec.name).recipes, time.monotonic() + plan.seconds
+    recipes = info_of(unit.spec.name).drawn_from(quick=plan.quick)
+    until = time.monotonic() + plan.seconds
     promises: tuple[Promise, ...] = _PROMISES  # of the first case that is taken
 
     def attempt(case: Case, *promised: Promise) -> bool:

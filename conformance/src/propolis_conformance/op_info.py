@@ -41,6 +41,8 @@ class OpInfo:
             not as the numbers that they stand for.
         own_dtype: whether the result depends on the dtype that its inputs have, so that the
             reference is not asked with f64 copies of them.
+        brief: the numbers of the recipes that a quick run keeps to, where the op is another one
+            with one result more; None for all.
     """
 
     truth: Callable[..., Any] | None = None
@@ -48,6 +50,13 @@ class OpInfo:
     truth_of_call: TruthOfCall | None = None
     as_bytes: bool = False
     own_dtype: bool = False
+    brief: tuple[int, ...] | None = None
+
+    def drawn_from(self, *, quick: bool) -> tuple[Recipe, ...]:
+        """The recipes of a run."""
+        if not quick or self.brief is None:
+            return self.recipes
+        return tuple(self.recipes[i] for i in self.brief)
 
     def formula(
         self, values: Mapping[str, Value], attributes: Mapping[str, Any]

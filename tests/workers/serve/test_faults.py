@@ -76,7 +76,11 @@ def test_a_simulated_gpu_that_fails(
     engine = Engine({**config, "model": str(tiny_gguf)}, options, most_waiting=32)
     broken = hosting(Service(tiny_gguf, engine))
     wrong, errors, right = [], [], 0
-    for _ in range(4):
+    lost = "HIPSIM_DEVICE_LOST" in fault
+    # How many launches a round takes is the machine's: requests that meet are answered together.
+    for number in range(24):
+        if number >= 4 and (broken.engine.status.restarts or not lost):
+            break
         until(lambda: broken.http.get("/v1/ready").status_code == 200, 120)
         with ThreadPoolExecutor(8) as pool:
             got = list(pool.map(broken.chat, texts))
@@ -90,7 +94,7 @@ def test_a_simulated_gpu_that_fails(
     assert not wrong
     assert right >= 8
     assert all(status in (500, 503) and message for status, message in errors), errors
-    if "HIPSIM_DEVICE_LOST" in fault:
+    if lost:
         assert broken.engine.status.restarts >= 1
         assert any("hipErrorLaunchFailure" in message for _, message in errors)
     assert broken.http.get("/health").status_code == 200

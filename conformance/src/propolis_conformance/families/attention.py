@@ -192,7 +192,8 @@ _RECIPES = (
     ),
 )
 OPS["attention"] = OpInfo(_attention, _RECIPES)
-OPS["attention_lse"] = OpInfo(_attention_lse, _RECIPES)
+# Lengths, ragged sequences in pages, and tiles: what is seen by whom is the same as above.
+OPS["attention_lse"] = OpInfo(_attention_lse, _RECIPES, brief=(0, 8, 10, 11))
 
 # Keys and values in blocks are the numbers that they stand for.  Sizes of heads are counted in
 # blocks of 32.
@@ -250,4 +251,4 @@ _QUANTIZED = (
     ),
 )
 OPS["qattention"] = OpInfo(_attention, _QUANTIZED)
-OPS["qattention_lse"] = OpInfo(_attention_lse, _QUANTIZED)
+OPS["qattention_lse"] = OpInfo(_attention_lse, _QUANTIZED, brief=(1, 5, 7))
