@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
+import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -23,8 +27,6 @@ COLD = {
 }
 COLD |= {"random_normal_f64"}  # two sines, two cosines and two logarithms of f64
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
-# Eight 64-bit places a thread, of a type that nobody looks for the largest of, across rows.
-COLD |= {f"reduce_extreme_{op}_i16_packs" for op in ("argmax", "argmin")}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 
@@ -118,6 +120,40 @@ def test_memory_bound_kernels_fill_the_machine(resources, arch) -> None:
     for op in ("neg", "relu"):
         for dtype in ("f32", "f16", "bf16"):
             assert resources["unary"][arch][f"unary_{op}_{dtype}"]["occupancy"] >= 8
+
+
+# By the beginning of an architecture's name; gfx1030 has none.
+MATRIX_INSTRUCTION = {
+    "gfx9": "v_mfma_f32_16x16x16_{}",
+    "gfx11": "v_wmma_f32_16x16x16_{}",
+    "gfx12": "v_wmma_f32_16x16x16_{}",
+}
+
+
+def test_products_are_made_of_matrix_instructions(manifest, arch, tmp_path) -> None:
+    """Every kernel that is launched for them has them, in its own dtype."""
+    found = [word for start, word in MATRIX_INSTRUCTION.items() if arch.startswith(start)]
+    if not found:
+        pytest.skip(f"{arch} has no matrix instructions, and no kernel of them is launched there")
+    if (objdump := shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")) is None:
+        if os.environ.get("PROPOLIS_REQUIRE_NATIVE") == "1":
+            pytest.fail("llvm-objdump is missing: apt-get install llvm-19")
+        pytest.skip("llvm-objdump is not installed")
+    file = tmp_path / "matrix.co"
+    file.write_bytes(dict(objects(manifest, arch))["matmul_matrix"])
+    command = [objdump, "--disassemble", "--no-show-raw-insn", str(file)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    kernels = dict(
+        re.findall(
+            r"^\w+ <(matmul_matrix_\w+)>:\n(.*?)(?:\n\n|\Z)", listing, re.MULTILINE | re.DOTALL
+        )
+    )
+    launched = [name for name in kernels if "128x128x64" not in name]  # which LDS has no room for
+    assert len(launched) == 8
+    for name in launched:
+        dtype = name.rpartition("_")[2]
+        assert found[0].format(dtype) in kernels[name], name
+        assert "scratch_" not in kernels[name], name
 
 
 def test_no_flag_gives_up_ieee(manifest) -> None:

@@ -95,7 +95,7 @@ PROPOLIS_FN void reduce_blocks(typename R::Out* out, const typename R::In* x, u3
     }
 }
 
-// Packs of V outputs side by side, COLUMN_LANES of a block, each shared by SHARERS threads.
+// Packs of V outputs side by side (of integers one at a time: columns of theirs are rare), COLUMN_LANES of a block, each shared by SHARERS threads.
 constexpr int SHARERS = BLOCK / COLUMN_LANES;
 
 // Elements of a pack: each has an accumulator, and 16 or 8 of bytes do not all stay in registers.
@@ -182,6 +182,12 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
     }
 }
 
+#define REDUCE_COLUMNS(module, op, R, T, name, V)                                                \
+    PROPOLIS_KERNEL module##_##op##_##T##_##name(                                                \
+        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
+        i32 splits, Strided kept, Strided inner) {                                               \
+        reduce_columns<R<T>, V>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner); \
+    }
 #define REDUCE(module, op, R, T)                                                                 \
     PROPOLIS_KERNEL module##_##op##_##T##_warps(R<T>::Out* out, const T* x, i64 outputs, i64 n,  \
                                               i64 extra, Strided kept, Strided inner) {          \
@@ -192,24 +198,17 @@ PROPOLIS_FN void reduce_columns(typename R::Out* out, const typename R::In* x, u
         i32 splits, Strided kept, Strided inner) {                                               \
         reduce_blocks<R<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner);     \
     }                                                                                            \
-    PROPOLIS_KERNEL module##_##op##_##T##_columns(                                               \
-        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
-        i32 splits, Strided kept, Strided inner) {                                               \
-        reduce_columns<R<T>, 1>(out, x, scratch, outputs, n, chunk, extra, splits, kept, inner); \
-    }                                                                                            \
-    PROPOLIS_KERNEL module##_##op##_##T##_packs(                                                 \
-        R<T>::Out* out, const T* x, u32* scratch, i64 outputs, i64 n, i64 extra, i64 chunk,      \
-        i32 splits, Strided kept, Strided inner) {                                               \
-        reduce_columns<R<T>, WIDTH<T>>(out, x, scratch, outputs, n, chunk, extra, splits, kept,  \
-                                       inner);                                                   \
-    }
-#define REDUCE_FLOATS(module, op, R) \
-    REDUCE(module, op, R, f64)       \
-    REDUCE(module, op, R, f32)       \
-    REDUCE(module, op, R, f16)       \
-    REDUCE(module, op, R, bf16)      \
-    REDUCE(module, op, R, f8e4m3)    \
-    REDUCE(module, op, R, f8e5m2)
+    REDUCE_COLUMNS(module, op, R, T, columns, 1)
+#define REDUCE_FLOAT(module, op, R, T) \
+    REDUCE(module, op, R, T)           \
+    REDUCE_COLUMNS(module, op, R, T, packs, WIDTH<T>)
+#define REDUCE_FLOATS(module, op, R)    \
+    REDUCE_FLOAT(module, op, R, f64)    \
+    REDUCE_FLOAT(module, op, R, f32)    \
+    REDUCE_FLOAT(module, op, R, f16)    \
+    REDUCE_FLOAT(module, op, R, bf16)   \
+    REDUCE_FLOAT(module, op, R, f8e4m3) \
+    REDUCE_FLOAT(module, op, R, f8e5m2)
 #define REDUCE_ALL(module, op, R)  \
     REDUCE_FLOATS(module, op, R)   \
     REDUCE(module, op, R, u8)      \

@@ -124,8 +124,9 @@ HIPSIM_API int hipGetDevicePropertiesR0600(hipDeviceProp_tR0600 *p, int device) 
     p->maxThreadsPerBlock = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, device);
     p->maxThreadsPerMultiProcessor =
         attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
+    // HIP has no second limit that a function must ask for: module.cpp asks, for every one.
     p->sharedMemPerBlock = static_cast<size_t>(
-        attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, device));
+        attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device));
     p->regsPerBlock = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, device);
     p->clockRate = attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE, device);
     p->memoryClockRate = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device);

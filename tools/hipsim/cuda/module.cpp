@@ -16,7 +16,17 @@ HIPSIM_API int hipModuleLoad(CUmodule *module, const char *path) {
 HIPSIM_API int hipModuleUnload(CUmodule module) { HIPSIM_FORWARD(cuModuleUnload(module)); }
 
 HIPSIM_API int hipModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    HIPSIM_FORWARD(cuModuleGetFunction(function, module, name));
+    if (int code = hipsim::enter()) return record(code);
+    if (CUresult failed = cuModuleGetFunction(function, module, name)) {
+        return record(static_cast<int>(failed));
+    }
+    // All of the shared memory that a block may have is for the launch to give, as in HIP.
+    int most = 0, fixed = 0;
+    cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                         current_device());
+    cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, *function);
+    return record(static_cast<int>(cuFuncSetAttribute(
+        *function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - fixed)));
 }
 
 HIPSIM_API int hipModuleGetGlobal(void **p, size_t *bytes, CUmodule module, const char *name) {

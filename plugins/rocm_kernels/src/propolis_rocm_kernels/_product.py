@@ -148,14 +148,20 @@ def side_for(sides: Iterable[int], units: int, m: int, n: int, batches: int) -> 
     return side
 
 
-def tiles(side: int, m: int, n: int) -> int:
-    """How many tiles a product of (m, n) has."""
-    return -(-m // side) * -(-n // side)
+def tiles(side: int | tuple[int, int], m: int, n: int) -> int:
+    """How many tiles of one side, or of two, a product of (m, n) has."""
+    down, along = (side, side) if isinstance(side, int) else side
+    return -(-m // down) * -(-n // along)
 
 
 def launch(
-    kernel: Kernel, device: Any, blocks: int, values: tuple[Any, ...], rest: tuple[Any, ...]
+    kernel: Kernel,
+    device: Any,
+    blocks: int,
+    values: tuple[Any, ...],
+    rest: tuple[Any, ...],
+    shared: int = 0,
 ) -> None:
     """Queue a kernel over any number of blocks; the first one's goes between its arguments."""
     for first in range(0, blocks, MAX_BLOCKS):
-        kernel(device, min(blocks - first, MAX_BLOCKS), *values, first, *rest)
+        kernel(device, min(blocks - first, MAX_BLOCKS), *values, first, *rest, shared=shared)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _SPLIT: Final = "PPPqqqqi11"
 # Who reduces an output, as the last word of a kernel's name has it.
-_WAYS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT, "packs": _SPLIT}
+_WAYS: Final = {"warps": "PPqqq11", "blocks": _SPLIT, "columns": _SPLIT}
+_FLOAT_WAYS: Final = {**_WAYS, "packs": _SPLIT}
 
 _SHARERS: Final = BLOCK // COLUMN_LANES
 # Elements that are worth a block of their own.
@@ -62,9 +63,10 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _plan(
-    shape: Shape, strides: Shape, dims: Shape, size: int, start: int, warp: int, units: int
+    shape: Shape, strides: Shape, dims: Shape, dtype: DType, start: int, warp: int, units: int
 ) -> _Plan:
     """``start`` is what the first element's address is past a multiple of PACK_BYTES."""
+    size = dtype.block_bytes
     reduced = sorted(dims)
     rest = [d for d in range(len(shape)) if d not in dims]
     own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
@@ -79,7 +81,7 @@ def _plan(
     if near is not None and (far is None or near < far):
         pack = BYTE_COLUMNS if size == 1 else PACK_BYTES // size
         whole = near == 1 and kept.run >= pack and not any(s % pack for s in theirs[1])
-        whole = whole and start % (pack * size) == 0 and len(offsets) == 1
+        whole = whole and dtype.is_float and start % (pack * size) == 0 and len(offsets) == 1
         tiles = -(-outputs // (COLUMN_LANES * (pack if whole else 1)))
         most = min(PARTIALS // outputs, -(-n // (8 * _SHARERS)), -(-wanted // tiles))
         splits = max(1, most if tiles <= COUNTERS and tiles < wanted // 2 else 1)
@@ -112,7 +114,7 @@ class Reduction:
         self._kernels: dict[tuple[DType, str], Kernel] = {
             (d, way): module.kernel(f"{name}_{d.name}_{way}", letters)
             for d in kinds
-            for way, letters in _WAYS.items()
+            for way, letters in (_FLOAT_WAYS if d.is_float else _WAYS).items()
         }
 
     def __call__(self, out: Tensor, x: Tensor, dims: Shape, extra: int = 0) -> None:
@@ -124,7 +126,7 @@ class Reduction:
         to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
         units = device.compute_units
         plan = _plan(
-            layout.shape, layout.strides, dims, size, start % PACK_BYTES, device.warp_size, units
+            layout.shape, layout.strides, dims, dtype, start % PACK_BYTES, device.warp_size, units
         )
         kernel = self._kernels[dtype, plan.way]
         for first, second in plan.offsets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 from propolis import dtypes
@@ -20,10 +21,13 @@ from propolis_rocm_kernels._product import launch_rows
 from propolis_rocm_kernels._product import launch_tiles
 from propolis_rocm_kernels._product import plan
 from propolis_rocm_kernels._product import rows_for
+from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
+from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
 
 
 if TYPE_CHECKING:
     from propolis import Tensor
+    from propolis.dtypes import DType
     from propolis.layout import Shape
 
 MODULE: Final = Module("matmul")
@@ -100,11 +104,21 @@ def _product(
     bias_at = 0 if bias is None else pointer(bias)
     for i, (a_start, b_start) in enumerate(given.batches.starts):
         start = out_at + i * given.batches.numel * given.m * n * of_out
-        values = (start, at + a_start * size, b_at + b_start * size, bias_at, *strides)
+        places = (start, at + a_start * size, b_at + b_start * size, bias_at)
         if most and in_runs:
+            values = (*places, *strides)
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
         else:
-            launch_tiles(_KERNELS[dtype].tiles, device, given, n, values)
+            _launch_tiles(device, dtype, given, places, strides)
+
+
+def _launch_tiles(
+    device: Any, dtype: DType, given: Plan, places: tuple[int, int, int, int], strides: Shape
+) -> None:
+    """On matrix instructions where these fit; ``strides`` begin with m, n and depth."""
+    if dtype not in MATRIX or not launch_matrix(device, dtype, given, places, strides):
+        values = (*places, *strides)
+        launch_tiles(_KERNELS[dtype].tiles, device, given, strides[1], values)
 
 
 def over_channels(
@@ -125,14 +139,14 @@ def over_channels(
     positions, depth = math.prod(sizes), x.shape[1]
     row, step = w_strides
     batches = strided_of((images,), ((images,), (0,)), ((images,), x.strides[:1]))
-    given = Plan(n, row, batches, 0, 0)
-    values = (
-        *(pointer(out), pointer(w), pointer(x), 0 if bias is None else pointer(bias)),
+    given = Plan(n, row, batches, row, x.strides[0] if images > 1 else 0)
+    places = (pointer(out), pointer(w), pointer(x), 0 if bias is None else pointer(bias))
+    strides = (
         *(n, positions, depth, row if n > 1 else 0, step if depth > 1 else 1),
         *(x_step if positions > 1 else 0, x.strides[1] if depth > 1 else 1),
         *(0 if bias is None else bias.strides[0], 0),
     )
-    launch_tiles(_KERNELS[out.dtype].tiles, out.device, given, positions, values)
+    _launch_tiles(out.device, out.dtype, given, places, strides)
 
 
 OPS: Final = [

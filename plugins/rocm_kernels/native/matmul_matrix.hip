@@ -1,0 +1,43 @@
+// Products of plain matrices of 16-bit numbers on matrix instructions, in tiles of m x n and k
+// deep; of those named `across`, neighbours in memory are neighbouring rows of b.  Sums are in f32.
+#include "propolis_matrix_product.h"
+
+#define ARGUMENTS(T)                                                                          \
+    T *out, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 depth, i64 a_row,        \
+        i64 b_apart, i64 bias_row, i64 bias_step, i64 first, i64 stages, Strided2 batches
+#define KERNEL(T, m_, n_, k_, name) \
+    PROPOLIS_KERNEL matmul_matrix_##name##m_##x##n_##x##k_##_##T(ARGUMENTS(T))
+#define FRAGMENTS(T, m_, n_, k_, name, across)                                                         \
+    KERNEL(T, m_, n_, k_, name) {                                                                      \
+        const Product<T> product{out, a, bias, m, n, depth, a_row, 1, bias_row, bias_step, first}; \
+        product_of_fragments<m_, n_, k_, across>(product, b, b_apart, batches, (int)stages);           \
+    }
+#define ABSENT(T, m_, n_, k_, name, across)                                                     \
+    KERNEL(T, m_, n_, k_, name) {                                                               \
+        (void)out, (void)a, (void)b, (void)bias, (void)m, (void)n, (void)depth, (void)a_row;    \
+        (void)b_apart, (void)bias_row, (void)bias_step, (void)first, (void)stages;              \
+        (void)batches;                                                                          \
+        __builtin_trap();                                                                       \
+    }
+
+#if PROPOLIS_FRAGMENTS
+#define SMALL FRAGMENTS
+#else
+#define SMALL ABSENT
+#endif
+// More than AMD's GPUs have shared memory for.
+#if defined(PROPOLIS_MMA)
+#define LARGE FRAGMENTS
+#else
+#define LARGE ABSENT
+#endif
+
+#define TILES(KIND, T, m_, n_, k_)    \
+    KIND(T, m_, n_, k_, along, false) \
+    KIND(T, m_, n_, k_, across, true)
+#define MATRIX(T)                 \
+    TILES(SMALL, T, 64, 64, 64)   \
+    TILES(SMALL, T, 128, 128, 32) \
+    TILES(LARGE, T, 128, 128, 64)
+MATRIX(f16)
+MATRIX(bf16)

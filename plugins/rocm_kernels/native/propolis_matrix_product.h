@@ -1,0 +1,263 @@
+// Whole products out = a @ b.T + bias of 16-bit numbers on matrix instructions.  A block of 256
+// threads has a tile of M x N sums; operands pass through shared memory, K deep at a time, in `stages`
+// that are filled while earlier ones are multiplied.
+#pragma once
+
+#include "propolis_matrix.h"
+#include "propolis_product.h"
+
+constexpr int COPIED = 8;  // numbers that a thread copies at once: 16 bytes
+
+#if PROPOLIS_FRAGMENTS
+
+// Elements of a stage: rows of M + N, either way round.
+template <int M, int N, int K>
+constexpr int STAGE = (M + N) * (K + GAP);
+
+// Copies that end later, where there are such: 16 bytes of which those beyond `bytes` are 0.
+#if defined(PROPOLIS_MMA)
+PROPOLIS_FN void copy_async(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+PROPOLIS_FN void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last `stages` - 2 groups of copies have ended.
+PROPOLIS_FN void wait_for_stage(int stages) {
+    if (stages >= 4) {
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    } else if (stages == 3) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+}
+#endif
+
+// One operand's part of a tile: SIDE rows from row `first` on, of which a thread copies some packs.
+// Neighbours in memory are neighbours in depth, or `across` rows; `apart` is the other stride.
+template <class T, int SIDE, int K, bool across>
+struct Panel {
+    static constexpr int PACKS = SIDE * K / COPIED / BLOCK;
+    static constexpr int APART = across ? SIDE + GAP : K + GAP;
+    static_assert(SIDE * K % (COPIED * BLOCK) == 0, "Panel: threads have unequal shares");
+    static constexpr int WIDE = (across ? SIDE : K) / COPIED;  // packs side by side
+    static constexpr int BELOW = BLOCK / WIDE;  // from a pack of a thread to its next
+    static_assert(BLOCK % WIDE == 0, "Panel: packs of a thread are not below each other");
+    const T* at;   // its first pack, of the next stage
+    i64 apart;     // in memory, of what lies below each other
+    i64 rows;      // that are left from that of the first pack on
+    i64 depth;     // likewise
+    i32 place;     // in shared memory
+    Pack<T, COPIED> held[PACKS];
+
+    PROPOLIS_METHOD Panel(const T* from, i64 first, i64 rows, i64 depth, i64 apart) : apart(apart) {
+        const int down = (int)thread_x() / WIDE, along = (int)thread_x() % WIDE * COPIED;
+        const int row = across ? along : down, k = across ? down : along;
+        at = from + (across ? first + row + k * apart : (first + row) * apart + k);
+        this->rows = rows - first - row;
+        this->depth = depth - k;
+        place = down * APART + along;
+    }
+    PROPOLIS_METHOD bool exists(int p) const {
+        return rows > (across ? 0 : p * BELOW) && depth > (across ? p * BELOW : 0);
+    }
+    PROPOLIS_METHOD void next() {
+        depth -= K;
+        at += across ? K * apart : K;
+    }
+#if defined(PROPOLIS_MMA)
+    PROPOLIS_METHOD void copy(T* to, const T* any) {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            const bool there = exists(p);
+            copy_async(to + place + p * BELOW * APART, there ? at + p * BELOW * apart : any, there ? 16 : 0);
+        }
+        next();
+    }
+#else
+    PROPOLIS_METHOD void fetch(const T* any) {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            const bool there = exists(p);
+            held[p] = load_pack<COPIED>(there ? at + p * BELOW * apart : any);
+#pragma unroll
+            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
+        }
+        next();
+    }
+    PROPOLIS_METHOD void put(T* to) const {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            store_pack<COPIED>(to + place + p * BELOW * APART, held[p]);
+        }
+    }
+#endif
+};
+
+// How the warps of a block share its tile: DOWN of them share its rows, the others its columns.
+constexpr int WARPS = BLOCK / PROPOLIS_WARP;
+constexpr int DOWN = 2;
+
+// Whether fragments are loaded while those before are multiplied, which takes registers for both.
+#if defined(PROPOLIS_MMA)
+constexpr int BUFFERS = 2;
+#else
+constexpr int BUFFERS = 1;
+#endif
+
+// What a warp has of a tile, in fragments.
+template <int M, int N>
+struct WarpTile {
+    static constexpr int ROWS = M / DOWN / FRAGMENT;
+    static constexpr int COLUMNS = N / (WARPS / DOWN) / FRAGMENT;
+    static_assert(ROWS > 0 && COLUMNS > 0, "WarpTile: less than a fragment for each warp");
+    Sums sums[ROWS][COLUMNS] = {};
+
+    PROPOLIS_METHOD static int row() { return warp_of_block() / (WARPS / DOWN) * (M / DOWN); }
+    PROPOLIS_METHOD static int column() {
+        return warp_of_block() % (WARPS / DOWN) * (N / (WARPS / DOWN));
+    }
+    // A stage's products: the left operand lies along, the right as it is said.
+    template <int K, bool across, class T>
+    PROPOLIS_METHOD void add(const T* a, int a_apart, const T* b, int b_apart) {
+        const T* from_a = a + row() * a_apart;
+        const T* from_b = b + column() * (across ? 1 : b_apart);
+        Left<T> left[BUFFERS][ROWS];
+        Right<T> right[BUFFERS][COLUMNS];
+        const auto load = [&](int k) {
+            const int which = k / FRAGMENT % BUFFERS;
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                left[which][i].template load<false>(from_a + i * FRAGMENT * a_apart + k, a_apart);
+            }
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                const int place = j * FRAGMENT * (across ? 1 : b_apart) + k * (across ? b_apart : 1);
+                right[which][j].template load<across>(from_b + place, b_apart);
+            }
+        };
+        if (BUFFERS > 1) load(0);
+#pragma unroll
+        for (int k = 0; k < K; k += FRAGMENT) {
+            const int next = k + (BUFFERS - 1) * FRAGMENT;
+            if (next < K) load(next);
+            const int which = k / FRAGMENT % BUFFERS;
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) sums[i][j].add(left[which][i], right[which][j]);
+            }
+        }
+    }
+};
+
+// Tiles of a product in an order in which those that run at a time share operands: GROUP columns wide.
+constexpr int GROUP = 8;
+struct TilePlace {
+    i64 i, j;
+};
+PROPOLIS_FN TilePlace tile_place(i64 which, i64 down, i64 along) {
+    const i64 first = which / (GROUP * down) * GROUP;
+    const i64 within = which - first * down;
+    const i64 width = along - first < GROUP ? along - first : GROUP;
+    return {within / width, first + within % width};
+}
+
+// All rows of both operands begin at multiples of 16 bytes, and are multiples of eight elements; of
+// b `across`, rows of depth.
+template <int M, int N, int K, bool across, class T>
+PROPOLIS_FN void product_of_fragments(const Product<T>& p, const T* b, i64 b_apart,
+                                      const Strided2& batches, int stages) {
+    PROPOLIS_DYNAMIC_SHARED(T, shared);
+    const i64 down = (p.m + M - 1) / M;
+    const i64 along = (p.n + N - 1) / N;
+    const i64 tile = p.first + block_x();
+    const i64 batch = tile / (down * along);
+    const TilePlace place = tile_place(tile - batch * (down * along), down, along);
+    const i64 i0 = place.i * M, j0 = place.j * N;
+    const Offsets<2> at = locate(batches, batch);
+    Panel<T, M, K, false> left(p.a + at.at[0], i0, p.m, p.depth, p.a_row);
+    Panel<T, N, K, across> right(b + at.at[1], j0, p.n, p.depth, b_apart);
+    constexpr int RIGHT = M * (K + GAP);  // where it begins in a stage
+    const i32 steps = (i32)((p.depth + K - 1) / K);
+    const auto stage_at = [&](int s) { return shared + s * STAGE<M, N, K>; };
+    WarpTile<M, N> own;
+    int filled = 0, used = 0;  // stages that are next
+    const auto after = [&](int s) { return s + 1 == stages ? 0 : s + 1; };
+#if defined(PROPOLIS_MMA)
+    const auto copy = [&] {
+        left.copy(stage_at(filled), p.a);
+        right.copy(stage_at(filled) + RIGHT, b);
+        filled = after(filled);
+    };
+    for (int s = 0; s < stages - 1; ++s) {
+        if (s < steps) copy();
+        end_of_stage();
+    }
+    for (i32 t = 0; t < steps; ++t) {
+        wait_for_stage(stages);
+        __syncthreads();
+        if (t + stages - 1 < steps) copy();
+        end_of_stage();
+        const T* stage = stage_at(used);
+        own.template add<K, across>(stage, left.APART, stage + RIGHT, right.APART);
+        used = after(used);
+    }
+#else
+    const auto fetch = [&] {
+        left.fetch(p.a);
+        right.fetch(b);
+    };
+    const auto put = [&] {
+        left.put(stage_at(filled));
+        right.put(stage_at(filled) + RIGHT);
+        filled = after(filled);
+    };
+    fetch();
+    put();
+    for (i32 t = 0; t < steps; ++t) {
+        __syncthreads();
+        const bool more = t + 1 < steps;
+        if (more) fetch();
+        const T* stage = stage_at(used);
+        own.template add<K, across>(stage, left.APART, stage + RIGHT, right.APART);
+        used = after(used);
+        if (more) put();
+    }
+#endif
+    T* out = p.out + batch * p.m * p.n;
+    const bool paired = Sums::RUNS == 2 && p.n % 2 == 0 && aligned<2>(p.out);
+#pragma unroll
+    for (int i = 0; i < own.ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < own.COLUMNS; ++j) {
+#pragma unroll
+            for (int e = 0; e < Sums::COUNT; e += Sums::RUNS) {
+                const i64 row = i0 + own.row() + i * FRAGMENT + Sums::row(e);
+                const i64 column = j0 + own.column() + j * FRAGMENT + Sums::column(e);
+                if (row >= p.m) continue;
+                Pack<T, Sums::RUNS> pack;
+#pragma unroll
+                for (int k = 0; k < Sums::RUNS; ++k) {
+                    f32 sum = own.sums[i][j].at[e + k];
+                    if (p.bias && column + k < p.n) {
+                        sum += wide(p.bias[row * p.bias_row + (column + k) * p.bias_step]);
+                    }
+                    pack.at[k] = narrow<T>(sum);
+                }
+                T* to = out + row * p.n + column;
+                if (paired) {
+                    if (column < p.n) store_pack<Sums::RUNS>(to, pack);
+                } else {
+#pragma unroll
+                    for (int k = 0; k < Sums::RUNS; ++k) {
+                        if (column + k < p.n) to[k] = pack.at[k];
+                    }
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,150 @@
+"""Products of 16-bit numbers on matrix instructions, which ``ops_matmul`` takes where they fit."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis import dtypes
+from propolis_rocm_kernels._constants import PACK_BYTES
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._product import launch
+from propolis_rocm_kernels._product import tiles
+
+
+if TYPE_CHECKING:
+    from propolis import OpImpl
+    from propolis.dtypes import DType
+    from propolis.layout import Shape
+    from propolis_rocm_kernels._product import Plan
+
+MODULE: Final = Module("matmul_matrix")
+
+GAP: Final = MODULE.constant("GAP", 8)
+"""Elements between rows in shared memory, so that loads of eight rows meet no common bank."""
+
+_AMD: Final = {(64, 64, 64): 0.5, (128, 128, 32): 1.0}
+"""Tiles: m, n and how deep operands are read at a time; how well one uses a compute unit."""
+
+_LARGE: Final = {(64, 64, 64): 0.5, (128, 128, 64): 1.0}
+"""Those of devices with more shared memory than AMD's."""
+
+_SIZE: Final = 2  # bytes of an element
+_PACK: Final = PACK_BYTES // _SIZE
+_LDS: Final = 64 << 10
+"""Shared memory of a block on AMD's GPUs."""
+
+MATRIX: Final = (dtypes.f16, dtypes.bf16)
+"""What there are instructions for."""
+
+_ARGUMENTS: Final = "PPPP" + 9 * "q" + "2"
+_KERNELS: Final = {
+    (d, across, tile): MODULE.kernel(
+        f"{'across' if across else 'along'}{'x'.join(map(str, tile))}_{d.name}", _ARGUMENTS
+    )
+    for d in MATRIX
+    for across in (False, True)
+    for tile in _AMD | _LARGE
+}
+
+
+def has_instructions(arch: str, dtype: DType) -> bool:
+    """
+    Whether an architecture multiplies matrices of a dtype exactly, with sums in f32.
+
+    gfx90a takes denormal numbers of f16 for zero.
+
+    >>> has_instructions("gfx1100", dtypes.f16), has_instructions("gfx90a", dtypes.f16)
+    (True, False)
+    """
+    if arch.startswith("gfx90a"):
+        return dtype is dtypes.bf16
+    return arch.startswith(("gfx94", "gfx11", "gfx12", "sm_", "hipsim"))
+
+
+@lru_cache(maxsize=4096)
+def tile_for(m: int, n: int, batches: int, units: int, most: int) -> tuple[int, int, int]:
+    """
+    The tiles that take the least time: rounds of all compute units, of so many sums each.
+
+    Args:
+        m: rows of a.
+        n: and of b.
+        batches: products.
+        units: compute units of the device.
+        most: shared memory of a block, in bytes.
+
+    >>> tile_for(2048, 2048, 1, 132, 232448), tile_for(2048, 2048, 1, 60, 65536)
+    ((128, 128, 64), (128, 128, 32))
+    """
+    known = _LARGE if most > _LDS else _AMD
+
+    def time(tile: tuple[int, int, int]) -> float:
+        rounds = math.ceil(tiles(tile[:2], m, n) * batches / units)
+        return rounds * tile[0] * tile[1] / known[tile]
+
+    return min(known, key=time)
+
+
+def bytes_of(tile: tuple[int, int, int]) -> int:
+    """Of a stage of operands in shared memory."""
+    return sum(tile[:2]) * (tile[2] + GAP) * _SIZE
+
+
+def stages_for(tile: tuple[int, int, int], most: int) -> int:
+    """
+    How many there are: more than two where copies go on by themselves, which AMD's GPUs do not do.
+
+    >>> stages_for((128, 128, 32), 65536), stages_for((128, 128, 64), 232448)
+    (2, 3)
+    """
+    return 3 if most > _LDS else 2  # so many of two blocks fit
+
+
+def launch_matrix(
+    device: Any, dtype: DType, given: Plan, places: tuple[int, int, int, int], strides: Shape
+) -> bool:
+    """
+    Queue a product, if matrix instructions can take it as it lies in memory.
+
+    Args:
+        device: a ``RocmDevice``.
+        dtype: of both operands and the product: one of :data:`MATRIX`.
+        given: rows and batches; its steps divide all of their strides.
+        places: addresses of out, a, b and the bias, or 0.
+        strides: m, n and depth; of a, b and the bias between rows and between elements.
+
+    Returns:
+        Whether it did.
+    """
+    m, n, depth, a_row, a_step, b_row, b_step, *of_bias = strides
+    across = b_row == 1 and b_step != 1
+    apart = b_step if across else b_row
+    if (
+        not has_instructions(device.properties.arch, dtype)
+        or a_step != 1
+        or depth % _PACK
+        or (n % _PACK if across else b_step != 1)
+        or any(place % PACK_BYTES for place in places[1:3])
+        or any(stride % _PACK for stride in (given.step, given.b_step, apart))
+    ):
+        return False
+    most = device.hardware.shared_bytes
+    tile = tile_for(m, n, given.batches.numel, device.compute_units, most)
+    stages, stage = stages_for(tile, most), bytes_of(tile)
+    launch(
+        _KERNELS[dtype, across, tile],
+        device,
+        tiles(tile[:2], m, n) * given.batches.numel,
+        (*places, m, n, depth, a_row, apart, *of_bias),
+        (stages, given.batches.packed),
+        shared=stages * stage,
+    )
+    return True
+
+
+OPS: Final[list[OpImpl]] = []
+"""None of its own."""
