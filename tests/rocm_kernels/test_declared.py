@@ -218,7 +218,7 @@ def test_modules_are_found_and_named_by_family() -> None:
         assert file == family.MODULE.name
         assert file.split("_")[0] in families
         of = {catalogue()[made.op].family for made in family.OPS}
-        assert of == {file.split("_")[0]}, file
+        assert of <= {file.split("_")[0]}, file  # none where a neighbour launches its kernels
 
 
 @pytest.mark.parametrize("lost", ["source", "declarations"])

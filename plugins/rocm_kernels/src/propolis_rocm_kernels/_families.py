@@ -27,7 +27,7 @@ class Family(Protocol):
 
     Attributes:
         MODULE: what it declares of ``native/<name>.hip``.
-        OPS: what it implements.
+        OPS: what it implements; none where another file of the family launches its kernels.
     """
 
     MODULE: Module

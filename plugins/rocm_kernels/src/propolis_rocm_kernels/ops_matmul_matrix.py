@@ -147,4 +147,3 @@ def launch_matrix(
 
 
 OPS: Final[list[OpImpl]] = []
-"""None of its own."""
