@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from propolis import Tensor
+from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import ModelError
 from propolis.errors import PropolisError
@@ -258,6 +259,37 @@ def test_a_step_that_fails_once_is_computed_again(llm, truth, monkeypatch):
     monkeypatch.setattr(engine, "_rows", failing)
     assert all(map(same, answers(engine, requests), expected))
     assert engine.blocks.taken == 0
+
+
+def test_what_a_failed_step_wrote_is_nobodys_prefix(llm, monkeypatch):
+    """A failure that is told only when a row is read: blocks filled by then are computed anew."""
+    prompt = [1 + n % 7 for n in range(40)]
+    engine = BatchEngine(llm, context=96)
+    engine.add("a", request(prompt, 9))
+    compute, failures = engine._rows, iter([True])
+
+    class Unread:
+        """Rows of a step that failed."""
+
+        def best(self, _):
+            """As of Rows."""
+            raise DeviceError("a kernel failed")
+
+    def lost(plan):
+        rows, due = compute(plan)
+        if not due or not next(failures, False):
+            return rows, due
+        for pair in engine._cache.layers:
+            for kept in pair:
+                ops.assign(kept, ops.full(kept.shape, np.nan, kept.dtype, kept.device))
+        return Unread(), due
+
+    monkeypatch.setattr(engine, "_rows", lost)
+    drawn = []
+    while engine.busy:
+        drawn += engine.step()
+    assert next(failures, "failed") == "failed"
+    assert drawn[-1].finish.ids == alone(llm, request(prompt, 9)).ids
 
 
 def test_a_step_that_fails_twice_ends_what_ran(llm, monkeypatch):

@@ -198,9 +198,15 @@ class Scheduler:
         self._leave_behind(sequence)
 
     def rewind(self) -> None:
-        """After a step that failed: compute all that run again, as nobody knows what it wrote."""
+        """
+        After a step that failed: compute all that run again, as nobody knows what it wrote.
+
+        Nor since when: a device tells of a failure when somebody waits for it. So nobody's blocks are
+        found any more.
+        """
         for sequence in reversed(list(self.running)):
             self._preempt(sequence)
+        self._blocks.forget()
 
     def _admit(self, budget: int, parts: list[Part]) -> Iterator[Copy]:
         """Let those that wait run, as far as there is room; says which blocks are copied."""
