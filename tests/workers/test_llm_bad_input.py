@@ -153,7 +153,10 @@ def test_truncated(fails, patched, tiny_gguf):
             {"tokenizer.chat_template": "{% for %}"},
             "the chat template cannot be compiled in line 1",
         ),
-        ({"tokenizer.chat_template": "{% include 'x' %}"}, "include is refused"),
+        (
+            {"tokenizer.chat_template": "{% include 'x' %}"},
+            "'x' is refused: a chat template stands alone",
+        ),
         ({"tokenizer.chat_template": "{{ [].append }}{{ ''.__class__ }}"}, "the chat template can"),
         ({"tokenizer.chat_template": ""}, "the prompt is empty"),
     ],

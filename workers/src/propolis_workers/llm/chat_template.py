@@ -1,61 +1,149 @@
 """
 Chat templates: programs in Jinja, in files that strangers made.
 
-jinja2's sandbox keeps a template from touching Python, but lets it run for ever and fill
-the memory, and neither can be stopped from outside without killing the process.  So here
-everything a template does is paid for from a budget, which bounds time and memory alike:
-
-- The tree is rewritten before it is compiled.  Statements and expressions other than a
-  known few are refused.  Every turn of a loop and every call of a macro begins with a
-  payment for the statements in its body, and what Jinja would compile to bare Python (~,
-  comparisons, slices, literals of lists and dicts) becomes a call of the sandbox.
-- Attributes, items, operators, calls, filters and output go through methods of the
-  environment.  Each pays for the size of what it reads, and *before* it makes something
-  large pays for that: a template that cannot pay ends, with the memory not yet taken.
-- A list can hold another twice, and so be small in memory yet endless to print or to
-  compare: values are measured by a walk that pays as it goes.
-- Filters, methods and globals are lists of those that templates use.  Those that pad to a
-  given width or are quadratic are not among them, or have bounds on their arguments.
-- Jinja's optimizer, which runs expressions at compile time and unpaid, is off.
-
-One unit is about a microsecond, or 16 characters.  The budget grows with the messages, so
-that an honest template works on a conversation of any length.
+They run in a process of their own (``_template_child.py``), with limits of memory and of processor
+time: one for all templates of this process, started again where a template brought it down.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import select
+import subprocess
+import sys
 import threading
+import time
 from collections import abc
+from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
-from typing import TypeVar
-
-from jinja2 import TemplateSyntaxError
+from typing import Final
 
 from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.arguments import shown
-from propolis_workers.llm._sandbox import MAX_OUTPUT
-from propolis_workers.llm._sandbox import Environment
-from propolis_workers.llm._template_tree import BudgetError
-from propolis_workers.llm._template_tree import Rewriter
-from propolis_workers.llm._template_tree import exceed
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Mapping
     from collections.abc import Sequence
 
-    from jinja2.environment import Template
+_CHILD: Final = Path(__file__).with_name("_template_child.py")
+_MAX_SOURCE: Final = 128 * 1024
+_ROLES: Final = ("system", "user", "assistant")
+SECONDS: Final = 2.0
+"""Of processor time that a rendering may take; longer conversations may take more."""
+_PER_CHARACTER: Final = 4e-6
+_PATIENCE: Final = 60.0
+"""Seconds to wait for an answer, the process having used less than it may: the machine is busy."""
+_INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ")
 
-_T = TypeVar("_T")
 
-_BUDGET = 400_000
-_MAX_SOURCE = 128 * 1024
-_ROLES = ("system", "user", "assistant")
+class _Renderer:
+    """The process, as far as it runs, and what it knows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers: dict[str, int] = {}
+        self._owner = 0
+
+    def compiled(self, source: str) -> dict[str, Any]:
+        """What the process says of a template; raises as :class:`ChatTemplate`."""
+        with self._lock:
+            return self._compiled(source)
+
+    def text(self, source: str, variables: dict[str, Any], size: int) -> str:
+        """A template's text for variables of so many characters; raises as `render`."""
+        with self._lock:
+            if not self._runs() or source not in self._numbers:
+                self._compiled(source)
+            seconds = SECONDS + size * _PER_CHARACTER
+            asked = {"template": self._numbers[source], "variables": variables}
+            return str(self._ask("rendered", asked, seconds)["text"])
+
+    def _compiled(self, source: str) -> dict[str, Any]:
+        if not self._runs():
+            self._start()
+        known = self._ask("compiled", {"source": source}, SECONDS)
+        self._numbers[source] = known["number"]
+        return known
+
+    def _runs(self) -> bool:
+        # A fork's child must not talk to what its parent talks to.
+        return self._process is not None and self._owner == os.getpid()
+
+    def _start(self) -> None:
+        self._numbers.clear()
+        self._owner = os.getpid()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+            )
+        except OSError as error:
+            msg = f"the process that renders chat templates cannot be started: {error}"
+            raise ModelError(msg) from None
+
+    def stop(self) -> None:
+        """End the process; the next request starts another."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            with process:  # closes its pipes, and waits for it
+                pass
+
+    def _ask(self, what: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        assert self._process is not None  # noqa: S101  for the type checker
+        line = json.dumps({**request, "seconds": seconds}).encode() + b"\n"
+        try:
+            answered = _exchanged(self._process, line, time.monotonic() + seconds + _PATIENCE)
+        except BaseException:  # of Ctrl-C too: what it answers next is not what is asked next
+            self.stop()
+            raise
+        if answered is None:
+            self.stop()
+            msg = f"the chat template asks for too much: it cannot be {what} within {seconds:.1f} s"
+            msg += " of processor time, or within its memory"
+            raise ModelError(msg)
+        known: dict[str, Any] = json.loads(answered)
+        if "error" not in known:
+            return known
+        if known.get("much"):
+            msg = f"the chat template asks for too much: {known['error']}"
+        else:
+            msg = f"the chat template cannot be {what}{known.get('line', '')}: {known['error']}"
+        raise ModelError(msg)
+
+
+def _exchanged(process: subprocess.Popen[bytes], line: bytes, until: float) -> bytes | None:
+    """What a process answers a line with; None where it ends instead, or takes too long."""
+    assert process.stdin is not None  # noqa: S101  for the type checker
+    assert process.stdout is not None  # noqa: S101
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    parts: list[bytes] = []
+    out = process.stdout.fileno()
+    while not parts or not parts[-1].endswith(b"\n"):
+        if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+            return None
+        parts.append(os.read(out, 1 << 20))
+        if not parts[-1]:
+            return None
+    return b"".join(parts)
+
+
+_renderer: Final = _Renderer()
+atexit.register(_renderer.stop)
 
 
 class ChatTemplate:
@@ -78,11 +166,10 @@ class ChatTemplate:
             msg = f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}"
             raise ModelError(msg)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._environment = Environment()
-        self._lock = threading.Lock()
-        self.roles: tuple[str, ...] = _ROLES
-        self.names: frozenset[str] = frozenset()
-        self._template = _shielded("cannot be compiled", lambda: self._compiled(source))
+        self._source = source
+        known = _renderer.compiled(source)
+        self.roles: tuple[str, ...] = *_ROLES, *sorted(set(known["roles"]).difference(_ROLES))
+        self.names: frozenset[str] = frozenset(known["names"])
 
     def render(
         self,
@@ -117,16 +204,12 @@ class ChatTemplate:
         plain = [dict(message) for message in messages]
         given = {"messages": plain, "tools": None, "documents": None, **extra}
         try:
-            # A copy of plain types: nothing that the template is given has other methods.
-            size = len(encoded := json.dumps(given, ensure_ascii=False))
-            variables = json.loads(encoded)
+            size = len(json.dumps(given))
         except (TypeError, ValueError, RecursionError) as error:
             msg = f"the messages and variables of a chat template are JSON values: {error}"
             raise UsageError(msg) from None
-        variables |= self._tokens | {"add_generation_prompt": add_generation_prompt}
-        with self._lock:
-            self._environment.left = _BUDGET + 4 * size
-            return _shielded("cannot be rendered", lambda: self._rendered(variables))
+        given |= self._tokens | {"add_generation_prompt": add_generation_prompt}
+        return _renderer.text(self._source, given, size)
 
     def _check(self, messages: object) -> None:
         """Check that these are messages of one conversation."""
@@ -150,37 +233,5 @@ class ChatTemplate:
                 msg += f"by the model's chat template: {', '.join(self.roles)}: use one of them"
                 raise UsageError(msg)
 
-    def _compiled(self, source: str) -> Template:
-        environment = self._environment
-        rewriter = Rewriter()
-        tree = rewriter.visit(environment.parse(source))
-        self.roles = *_ROLES, *sorted(rewriter.roles.difference(_ROLES))
-        self.names = frozenset(rewriter.names)
-        tree.set_environment(environment)
-        code = environment.compile(tree)
-        return environment.template_class.from_code(environment, code, environment.globals)
 
-    def _rendered(self, variables: dict[str, Any]) -> str:
-        parts = []
-        length = 0
-        for part in self._template.generate(variables):
-            length += len(part)
-            if length > MAX_OUTPUT:
-                exceed(f"more than {MAX_OUTPUT} characters of output")
-            parts.append(part)
-        return "".join(parts)
-
-
-def _shielded(what: str, run: Callable[[], _T]) -> _T:
-    """Run a template; whatever it raises becomes an error of one line."""
-    try:
-        return run()
-    except BudgetError as error:
-        msg = str(error)
-    except RecursionError:
-        msg = f"the chat template {what}: it is nested or recurses too deeply"
-    except Exception as error:  # noqa: BLE001  a stranger's program may raise anything
-        reason = " ".join(str(error).split())[:300]
-        line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        msg = f"the chat template {what}{line}: {reason or type(error).__name__}"
-    raise ModelError(msg)
+__all__ = ["ChatTemplate"]

@@ -201,8 +201,8 @@ class Scheduler:
         """
         After a step that failed: compute all that run again, as nobody knows what it wrote.
 
-        Nor since when: a device tells of a failure when somebody waits for it. So nobody's blocks are
-        found any more.
+        Nor since when: a device tells of a failure when somebody waits for it. So nobody's blocks
+        are found any more.
         """
         for sequence in reversed(list(self.running)):
             self._preempt(sequence)
