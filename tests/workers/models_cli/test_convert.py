@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
+from microscaled_model import microscaled_parts
+from microscaled_model import write_microscaled
 from small_vocabularies import BYTES
 from small_vocabularies import CHARACTERS
 from small_vocabularies import MERGES
@@ -304,3 +306,25 @@ def test_vocabularies_refused(tmp_path, tiny_folder):
         vocab_out.vocabulary_of(tmp_path)
     with pytest.raises(convert.ModelError, match="266 tokens, the embedding 9 rows"):
         vocab_out.padded(vocab_out.vocabulary_of(tiny_folder), 9)
+
+
+@pytest.mark.usefixtures("_no_vocabulary")
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_blocks_are_kept(tmp_path, kind):
+    """Experts in MXFP4 go into the file as they are, bit for bit, and give the same logits."""
+    import gguf
+    from safetensors.numpy import load_file
+
+    folder = write_microscaled(tmp_path / "m", Truth.read("gpt_oss"))
+    file = made(folder, tmp_path / "o.gguf", kind)
+    info = file.tensors["blk.0.ffn_down_exps.weight"]
+    assert info.dtype is dtypes.mxfp4
+    held = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    again = microscaled_parts(file.data(info.name).reshape(*info.shape[:-1], -1))
+    assert (again[0] == held[f"{name}_blocks"]).all()
+    assert (again[1] == held[f"{name}_scales"]).all()
+    assert gguf.GGUFReader(tmp_path / "o.gguf").fields
+    source = SafetensorsFolder.open(folder)
+    tolerance = {"f16": 1e-2, "f32": 1e-5}[kind]
+    np.testing.assert_allclose(logits(file), logits(source), rtol=tolerance, atol=tolerance)

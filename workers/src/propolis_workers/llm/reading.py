@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -10,17 +11,23 @@ from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm.config import MOST_LAYERS
 from propolis_workers.llm.config import Rope
+from propolis_workers.llm.microscaled import METHOD as MICROSCALED
+from propolis_workers.llm.microscaled import Microscaled
 from propolis_workers.llm.rope_scaling import extended
 from propolis_workers.llm.rope_scaling import rope_from_config
 from propolis_workers.llm.rope_scaling import rope_from_gguf
 from propolis_workers.llm.rope_scaling import with_gguf_factors
+from propolis_workers.llm.scaled import Scaled
 from propolis_workers.llm.scaled import block_of
 from propolis_workers.settings import FileSettings
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis_workers.weights import GGUFFile
     from propolis_workers.weights import SafetensorsFolder
+    from propolis_workers.weights import Weights
 
 _MODEL: Final = "language model"  # for messages
 _KINDS: Final = ("full_attention", "sliding_attention")
@@ -204,7 +211,7 @@ class FolderSettings(ModelSettings):
                 rope scaling.
             ModelError: a number is missing or of another type.
         """
-        self.scales()  # refuses others
+        self.quantised()  # refuses others
         for key in ("hidden_activation", activation_key):
             found = self.values.get(key)
             if found is not None and found not in activations:
@@ -301,16 +308,21 @@ class FolderSettings(ModelSettings):
         first = self.count("max_window_layers", 0)
         return tuple(window * (layer >= first) for layer, window in enumerate(windows))
 
-    def scales(self) -> tuple[int, int] | None:
+    def quantised(self) -> Callable[[Weights], Weights] | None:
         """
-        Rows and columns of weights that share a scale; None where it is plain, or all of one do.
+        What reads its weights; None where they are plain.
 
         Raises:
-            UnsupportedModelError: its weights are quantised by a method that is not read here.
+            UnsupportedModelError: they are quantised by a method that is not read here.
         """
         said = self.values.get("quantization_config")
+        if said is None:
+            return None
         # Some methods keep the tensors' names and shapes, but not what the numbers mean.
-        return None if said is None else block_of(said if isinstance(said, dict) else {})
+        said = said if isinstance(said, dict) else {}
+        if said.get("quant_method") == MICROSCALED:
+            return Microscaled
+        return partial(Scaled, block=block_of(said))
 
 
 __all__ = ["FolderSettings", "GGUFSettings"]

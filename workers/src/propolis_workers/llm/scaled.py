@@ -39,8 +39,8 @@ def block_of(said: Mapping[str, Any]) -> tuple[int, int] | None:
         what = f"{method!r:.40}" if method else "an unknown method"
         what = f"{what} in {kind!r:.40}" if method == METHOD else what
         msg = (
-            f"config.json: weights quantised by {what}; supported: plain ones, 'fp8' in 'e4m3', or "
-            f"a GGUF file"
+            f"config.json: weights quantised by {what}; supported: plain ones, 'fp8' in 'e4m3', "
+            f"'mxfp4', or a GGUF file"
         )
         raise UnsupportedModelError(msg)
     block = said.get("weight_block_size")

@@ -190,10 +190,10 @@ def _sources(
                 norm = "norm" in part and suffix == ".weight"
                 shape = _shape(held, parts, 2 * heads)
                 shape = (len(parts), *shape) if "{}" in inside else shape
-                entry = Entry(
-                    name, stored if _is_matrix(ours, suffix, shape) else dtypes.f32, shape
-                )
-                found[name] = _Source(entry, parts, heads, norm)
+                dtype = stored if _is_matrix(ours, suffix, shape) else dtypes.f32
+                if (own := held.tensors[parts[0]].dtype).is_block:
+                    dtype = own  # as it is
+                found[name] = _Source(Entry(name, dtype, shape), parts, heads, norm)
     if left:
         msg = f"tensor {min(left)} and {len(left) - 1} others of the folder have no name in GGUF "
         msg += f"files of {config.architecture}: it is not converted here"
@@ -250,6 +250,9 @@ def _bytes(
     for name in source.names:
         info, raw = held.tensors[name], held.data(name)
         dtype = info.dtype
+        if dtype.is_block:
+            yield raw
+            continue
         if dtype not in FLOATS:
             msg = f"tensor {name} is {dtype.name}; supported for GGUF: f32, f16, bf16"
             raise UnsupportedModelError(msg)

@@ -18,7 +18,6 @@ from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.reading import FolderSettings
 from propolis_workers.llm.reading import GGUFSettings
 from propolis_workers.llm.rearranged import Rearranged
-from propolis_workers.llm.scaled import Scaled
 from propolis_workers.weights import GGUFFile
 
 
@@ -109,9 +108,8 @@ def weights_of(source: GGUFFile | SafetensorsFolder, config: ModelConfig) -> Wei
     held: Weights = source
     if not isinstance(source, GGUFFile):
         pieces = architectures()[config.architecture].pieces
-        settings = FolderSettings(source)
-        if settings.values.get("quantization_config") is not None:
-            held = Scaled(held, settings.scales())
+        if (quantised := FolderSettings(source).quantised()) is not None:
+            held = quantised(held)
         if pieces is not None:
             held = Rearranged(held, pieces(config))
     return held

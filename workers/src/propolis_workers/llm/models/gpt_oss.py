@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Final
 
+import numpy as np
+
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm.architecture import NORMS
 from propolis_workers.llm.architecture import USUAL
@@ -18,8 +20,6 @@ from propolis_workers.llm.rearranged import Piece
 
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from propolis_workers.llm.reading import FolderSettings
     from propolis_workers.llm.reading import GGUFSettings
 
@@ -76,30 +76,34 @@ def from_folder(read: FolderSettings) -> ModelConfig:
 
 
 def pieces(config: ModelConfig) -> dict[str, Piece]:
-    """A checkpoint holds experts' matrices transposed, and gates and the rest in turns."""
+    """
+    A checkpoint holds gates and the rest in turns, and experts' matrices transposed.
+
+    Save where these are in MXFP4, whose blocks lie along the rows: then they come as bytes.
+    """
     experts = config.experts
     assert experts is not None  # noqa: S101  each model of this architecture has a mixture
     count, inner, width = experts.count, experts.width, config.width
 
-    def every_other(first: int, *, transposed: bool) -> Piece:
-        def take(whole: np.ndarray) -> np.ndarray:
-            return whole.swapaxes(1, 2)[:, first::2] if transposed else whole[:, first::2]
+    def rows(array: np.ndarray) -> np.ndarray:
+        return array if array.dtype == np.uint8 else array.swapaxes(1, 2)
 
-        shape = (count, inner, width) if transposed else (count, inner)
-        return Piece(f"gate_up_proj{'' if transposed else '_bias'}", shape, take)
+    def every_other(first: int, *, matrix: bool) -> Piece:
+        def take(whole: np.ndarray) -> np.ndarray:
+            return (rows(whole) if matrix else whole)[:, first::2]
+
+        shape = (count, inner, width) if matrix else (count, inner)
+        return Piece(f"gate_up_proj{'' if matrix else '_bias'}", shape, take)
 
     def whole(array: np.ndarray) -> np.ndarray:
         return array
 
-    def down(array: np.ndarray) -> np.ndarray:
-        return array.swapaxes(1, 2)
-
     each = {
-        "gate.weight": every_other(0, transposed=True),
-        "gate.bias": every_other(0, transposed=False),
-        "up.weight": every_other(1, transposed=True),
-        "up.bias": every_other(1, transposed=False),
-        "down.weight": Piece("down_proj", (count, width, inner), down),
+        "gate.weight": every_other(0, matrix=True),
+        "gate.bias": every_other(0, matrix=False),
+        "up.weight": every_other(1, matrix=True),
+        "up.bias": every_other(1, matrix=False),
+        "down.weight": Piece("down_proj", (count, width, inner), rows),
         "down.bias": Piece("down_proj_bias", (count, width), whole),
     }
     return {
