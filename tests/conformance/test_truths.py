@@ -16,6 +16,7 @@ from propolis_conformance.subject import Subject
 from propolis_conformance.truth import NUMPY
 
 
+@pytest.mark.slow
 def test_who_says_so():
     """The report tells where the reference is its own judge: the K formats' quantisation."""
     from propolis_conformance.judge import Plan

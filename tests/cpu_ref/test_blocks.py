@@ -314,6 +314,7 @@ def test_wrong_layouts_are_refused(name):
             dequantize_blocks(given["raw"], dtypes.q4_0, given["out"])
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_real_tensors():
     """Whole tensors of SmolLM2, mapped from its file, come out with gguf's bits."""

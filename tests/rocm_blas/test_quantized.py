@@ -141,6 +141,7 @@ def test_a_part_of_a_weight(device, weight) -> None:
     judge(ops.qmatmul(x, w.narrow(0, 7, 11)).numpy(), x, values[7:18])
 
 
+@pytest.mark.slow
 def test_a_captured_step(device, weight) -> None:
     """A step is one launch; its replays allocate nothing and take new activations."""
     w, values = weight

@@ -56,6 +56,7 @@ def layouts(draw):
     return shape, *strides
 
 
+@pytest.mark.slow
 @given(layouts())
 @settings(deadline=None, max_examples=300)
 def test_a_walk_visits_each_element_in_order(layout) -> None:

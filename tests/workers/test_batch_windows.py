@@ -144,6 +144,7 @@ def test_thirty_two_at_once(gemma3, most, budget) -> None:
     check(engine, requests, expected)
 
 
+@pytest.mark.slow
 def test_room_runs_out(gemma3, monkeypatch) -> None:
     """With blocks of windows for little more than one sequence some wait."""
     llm, requests, expected = gemma3

@@ -17,6 +17,7 @@ from patience import patience
 from propolis.cli import main
 from propolis.errors import UsageError
 from propolis_workers.llm import LLM
+from propolis_workers.llm import chat_template
 from propolis_workers.llm.conversation import Conversation
 from propolis_workers.llm.tokenizer import Tokenizer
 
@@ -32,8 +33,9 @@ HUGE = 2**63
 
 
 @pytest.fixture
-def fails(capsys):
+def fails(capsys, monkeypatch):
     """Return a function that runs a command and checks that it fails as all must."""
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
 
     def run(*arguments: str) -> str:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -360,7 +362,7 @@ def test_debug(tmp_path, capsys):
     assert err.splitlines()[-1].startswith("error: ")
 
 
-@pytest.mark.parametrize("template", [ENDLESS, BOMB])
+@pytest.mark.parametrize("template", [pytest.param(ENDLESS, marks=pytest.mark.slow), BOMB])
 def test_process(tiny, tmp_path, template):
     """In a process of its own, with little memory, hostile files end it soon and orderly."""
     path = tiny.gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": template})

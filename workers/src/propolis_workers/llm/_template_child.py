@@ -178,9 +178,11 @@ def answer(
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0)):
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    memory = MEMORY if hard == resource.RLIM_INFINITY else min(hard, MEMORY)
+    limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    for limit, most in limits.items():
         resource.setrlimit(limit, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Its default action is the end of the process, which no code of a template can put off.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
