@@ -12,12 +12,16 @@ print(*(name for name, needed in levels().items() if needed <= _features()))
 
 
 def test_each_level_conforms(fresh) -> None:
-    """The wheel has a module for each; every op passes the quick suite at each of them."""
+    """
+    The wheel has a module for each; every op passes the quick suite at each of them.
+
+    At the best one of this machine `make conformance` judges them.
+    """
     env = fresh()
     env.install("propolis[cpu]")
     names = env.run("python", "-c", OF_THIS_CPU).split()
     assert names
-    for name in names:
+    for name in names[:-1] or names:
         env.variables[LEVEL] = name
         said = env.run("propolis", "conformance", "cpu_native", "--quick", "--seconds", "240")
         assert " passed (" in said, name
