@@ -5,32 +5,30 @@
 
 namespace propolis {
 
-// Element 128 h + 32 k + l in bits 2 k and 2 k + 1 of byte 32 h + l, from `bit` of the element on.
-inline void quarters(const u8* from, u8* q, int bit) {
-    for (int e = 0; e < 256; ++e)
-        q[e] |= (u8)((from[e / 128 * 32 + e % 32] >> (e % 128 / 32 * 2) & 3) << bit);
+// Bits of 256 elements, each in its byte of q from `bit` on: so many of element
+// SPAN * (8 / BITS * h + k) + l in byte SPAN * h + l, from its bit BITS * k on.
+template <int BITS, int SPAN = 32>
+inline void spread(const u8* from, u8* q, int bit) {
+    for (int first = 0; first < 256; first += SPAN * 8 / BITS, from += SPAN) {
+        for (int k = 0; k < 8 / BITS; ++k) {
+            u8* const to = q + first + SPAN * k;
+            for (int l = 0; l < SPAN; ++l) {
+                to[l] |= (u8)((from[l] >> BITS * k & ((1 << BITS) - 1)) << bit);
+            }
+        }
+    }
 }
-inline void to_quarters(const u8* q, u8* to, int bit) {
-    std::memset(to, 0, 64);
-    for (int e = 0; e < 256; ++e)
-        to[e / 128 * 32 + e % 32] |= (u8)((q[e] >> bit & 3) << (e % 128 / 32 * 2));
-}
-// Element 64 h + l in bits 0-3 of byte 32 h + l, element 64 h + 32 + l in bits 4-7.
-inline void long_nibbles(const u8* from, u8* q) {
-    for (int e = 0; e < 256; ++e) q[e] = from[e / 64 * 32 + e % 32] >> (e % 64 / 32 * 4) & 15;
-}
-inline void to_long_nibbles(const u8* q, u8* to) {
-    std::memset(to, 0, 128);
-    for (int e = 0; e < 256; ++e)
-        to[e / 64 * 32 + e % 32] |= (u8)((q[e] & 15) << (e % 64 / 32 * 4));
-}
-// One more bit: of element 32 k + l in bit k of byte l.
-inline void eighths(const u8* from, u8* q, int bit) {
-    for (int e = 0; e < 256; ++e) q[e] |= (u8)((from[e % 32] >> (e / 32) & 1) << bit);
-}
-inline void to_eighths(const u8* q, u8* to, int bit) {
-    std::memset(to, 0, 32);
-    for (int e = 0; e < 256; ++e) to[e % 32] |= (u8)((q[e] >> bit & 1) << (e / 32));
+template <int BITS, int SPAN = 32>
+inline void gather(const u8* q, u8* to, int bit) {
+    std::memset(to, 0, 32 * BITS);
+    for (int first = 0; first < 256; first += SPAN * 8 / BITS, to += SPAN) {
+        for (int k = 0; k < 8 / BITS; ++k) {
+            const u8* const from = q + first + SPAN * k;
+            for (int l = 0; l < SPAN; ++l) {
+                to[l] |= (u8)((from[l] >> bit & ((1 << BITS) - 1)) << BITS * k);
+            }
+        }
+    }
 }
 // 8 scales and 8 mins of 6 bits in 12 bytes: see ggml, or cpu_ref's _blocks_k.py.
 inline void six_bits(const u8* from, u8* to) {
@@ -66,12 +64,12 @@ struct Q2_K : Planes<256, 16, 2, 16, 2, 0> {
     static void take(const u8* b, Fields& f) {
         std::memcpy(f.bytes, b, 16);
         std::memset(f.q, 0, 256);
-        quarters(b + 16, f.q, 0);
+        spread<2>(b + 16, f.q, 0);
         std::memcpy(f.halves, b + 80, 4);
     }
     static void give(const Fields& f, u8* b) {
         std::memcpy(b, f.bytes, 16);
-        to_quarters(f.q, b + 16, 0);
+        gather<2>(f.q, b + 16, 0);
         std::memcpy(b + 80, f.halves, 4);
     }
 };
@@ -81,8 +79,8 @@ struct Q3_K : Planes<256, 16, 1, 16, 2, 1> {
     static PROPOLIS_INLINE F32s scale(const u8* b, int s) { return half(b, 0) * signed_byte(b, s); }
     static void take(const u8* b, Fields& f) {
         std::memset(f.q, 0, 256);
-        eighths(b, f.q, 2);
-        quarters(b + 32, f.q, 0);
+        spread<1>(b, f.q, 2);
+        spread<2>(b + 32, f.q, 0);
         const u8* s = b + 96;
         for (int j = 0; j < 16; ++j) {
             const int low = s[j % 8] >> (4 * (j / 8)) & 15, high = s[8 + j % 4] >> (2 * (j / 4)) & 3;
@@ -91,8 +89,8 @@ struct Q3_K : Planes<256, 16, 1, 16, 2, 1> {
         std::memcpy(f.halves, b + 108, 2);
     }
     static void give(const Fields& f, u8* b) {
-        to_eighths(f.q, b, 2);
-        to_quarters(f.q, b + 32, 0);
+        gather<1>(f.q, b, 2);
+        gather<2>(f.q, b + 32, 0);
         std::memset(b + 96, 0, 12);
         for (int j = 0; j < 16; ++j) {
             const u8 s = (u8)(f.bytes[j] + 32);
@@ -113,12 +111,13 @@ struct Q4_K : Planes<256, 32, 2, 16, 4, 0> {
     static void take(const u8* b, Fields& f) {
         std::memcpy(f.halves, b, 4);
         six_bits(b + 4, f.bytes);
-        long_nibbles(b + 16, f.q);
+        std::memset(f.q, 0, 256);
+        spread<4>(b + 16, f.q, 0);
     }
     static void give(const Fields& f, u8* b) {
         std::memcpy(b, f.halves, 4);
         to_six_bits(f.bytes, b + 4);
-        to_long_nibbles(f.q, b + 16);
+        gather<4>(f.q, b + 16, 0);
     }
 };
 
@@ -132,14 +131,15 @@ struct Q5_K : Planes<256, 32, 2, 16, 4, 1> {
     static void take(const u8* b, Fields& f) {
         std::memcpy(f.halves, b, 4);
         six_bits(b + 4, f.bytes);
-        long_nibbles(b + 48, f.q);
-        eighths(b + 16, f.q, 4);
+        std::memset(f.q, 0, 256);
+        spread<4>(b + 48, f.q, 0);
+        spread<1>(b + 16, f.q, 4);
     }
     static void give(const Fields& f, u8* b) {
         std::memcpy(b, f.halves, 4);
         to_six_bits(f.bytes, b + 4);
-        to_eighths(f.q, b + 16, 4);
-        to_long_nibbles(f.q, b + 48);
+        gather<1>(f.q, b + 16, 4);
+        gather<4>(f.q, b + 48, 0);
     }
 };
 
@@ -147,17 +147,15 @@ struct Q6_K : Planes<256, 16, 1, 16, 4, 2> {
     static constexpr int SOURCE = 210, ZERO = 32;
     static PROPOLIS_INLINE F32s scale(const u8* b, int s) { return half(b, 0) * signed_byte(b, s); }
     static void take(const u8* b, Fields& f) {
-        // Bits 0-3 of element 128 h + l in bits 0-3 of byte 64 h + l, of 128 h + 64 + l in bits 4-7.
-        for (int e = 0; e < 256; ++e) f.q[e] = b[e / 128 * 64 + e % 64] >> (e % 128 / 64 * 4) & 15;
-        quarters(b + 128, f.q, 4);
+        std::memset(f.q, 0, 256);
+        spread<4, 64>(b, f.q, 0);
+        spread<2>(b + 128, f.q, 4);
         std::memcpy(f.bytes, b + 192, 16);
         std::memcpy(f.halves, b + 208, 2);
     }
     static void give(const Fields& f, u8* b) {
-        std::memset(b, 0, 128);
-        for (int e = 0; e < 256; ++e)
-            b[e / 128 * 64 + e % 64] |= (u8)((f.q[e] & 15) << (e % 128 / 64 * 4));
-        to_quarters(f.q, b + 128, 4);
+        gather<4, 64>(f.q, b, 0);
+        gather<2>(f.q, b + 128, 4);
         std::memcpy(b + 192, f.bytes, 16);
         std::memcpy(b + 208, f.halves, 2);
     }
@@ -197,11 +195,11 @@ struct TQ2_0 : Planes<256, 32, 1, 0, 2, 0> {
     static PROPOLIS_INLINE F32s scale(const u8* b, int) { return half(b, 0); }
     static void take(const u8* b, Fields& f) {
         std::memset(f.q, 0, 256);
-        quarters(b, f.q, 0);
+        spread<2>(b, f.q, 0);
         std::memcpy(f.halves, b + 64, 2);
     }
     static void give(const Fields& f, u8* b) {
-        to_quarters(f.q, b, 0);
+        gather<2>(f.q, b, 0);
         std::memcpy(b + 64, f.halves, 2);
     }
 };

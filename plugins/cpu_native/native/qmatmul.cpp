@@ -266,8 +266,11 @@ void repack(const Format& f, u8* tiles, const u8* blocks, i64 n, i64 k, int thre
     parallel(threads, (n + TILE - 1) / TILE, [&](i64 tile) {
         u8* to = tiles + tile * tile_bytes;
         std::memset(to, 0, tile_bytes);
-        for (int row = 0; row < TILE && tile * TILE + row < n; ++row) {
-            f.put(to, row, blocks + (tile * TILE + row) * row_bytes, count);
+        const i64 first = tile * TILE, rows = n - first < TILE ? n - first : TILE;
+        for (i64 i = 0; i < count; ++i) {  // the part of a tile that all rows write stays in cache
+            for (int row = 0; row < rows; ++row) {
+                f.put(to + i * f.tile, row, blocks + (first + row) * row_bytes + i * f.source, 1);
+            }
         }
     });
 }

@@ -79,9 +79,10 @@ struct Planes {
 
 // -- between rows of blocks and tiles -------------------------------------------------------------
 
+// The elements of a row in a tile, a group at a time, whose bytes are neighbours: those of one word.
 template <class F, class Visit>
-inline void each_element(u8* block, int row, Visit visit) {
-    for (int e = 0; e < F::K; ++e) {
+inline void each_group(u8* block, int row, Visit visit) {
+    for (int e = 0; e < F::K; e += GROUP) {
         u8* at = block + F::HEAD + e / SUBBLOCK * (F::LOW_BYTES + F::HIGH_BYTES);
         int shift;
         u8* low = F::template place<F::LOW>(at, row, e % SUBBLOCK, shift);
@@ -94,6 +95,15 @@ inline void each_element(u8* block, int row, Visit visit) {
     }
 }
 
+inline u32 word_at(const u8* at) {
+    u32 word;
+    std::memcpy(&word, at, 4);
+    return word;
+}
+inline void set_word(u8* at, u32 word) { std::memcpy(at, &word, 4); }
+// So many of the lowest bits of each byte.
+constexpr u32 lowest(int bits) { return 0x01010101u * ((1u << bits) - 1); }
+
 // One row of a tile from one row of blocks; the tile is zeroed before.
 template <class F>
 void put_row(u8* tile, int row, const u8* blocks, i64 count) {
@@ -102,9 +112,12 @@ void put_row(u8* tile, int row, const u8* blocks, i64 count) {
         F::take(blocks, f);
         for (int h = 0; h < F::HALVES; ++h) std::memcpy(tile + 2 * (TILE * h + row), f.halves + h, 2);
         for (int s = 0; s < F::SCALES; ++s) tile[2 * TILE * F::HALVES + TILE * s + row] = f.bytes[s];
-        each_element<F>(tile, row, [&](int e, u8* low, int low_shift, u8* high, int high_shift) {
-            *low |= (u8)((f.q[e] & ((1 << F::LOW) - 1)) << low_shift);
-            if constexpr (F::HIGH != 0) *high |= (u8)(f.q[e] >> F::LOW << high_shift);
+        each_group<F>(tile, row, [&](int e, u8* low, int low_shift, u8* high, int high_shift) {
+            const u32 q = word_at(f.q + e);
+            set_word(low, word_at(low) | (q & lowest(F::LOW)) << low_shift);
+            if constexpr (F::HIGH != 0) {
+                set_word(high, word_at(high) | (q >> F::LOW & lowest(F::HIGH)) << high_shift);
+            }
         });
     }
 }
@@ -115,11 +128,12 @@ void get_row(u8* blocks, const u8* tile, int row, i64 count) {
     for (i64 i = 0; i < count; ++i, tile += F::BYTES, blocks += F::SOURCE) {
         for (int h = 0; h < F::HALVES; ++h) std::memcpy(f.halves + h, tile + 2 * (TILE * h + row), 2);
         for (int s = 0; s < F::SCALES; ++s) f.bytes[s] = tile[2 * TILE * F::HALVES + TILE * s + row];
-        each_element<F>((u8*)tile, row, [&](int e, u8* low, int low_shift, u8* high, int high_shift) {
-            f.q[e] = (u8)(*low >> low_shift & ((1 << F::LOW) - 1));
+        each_group<F>((u8*)tile, row, [&](int e, u8* low, int low_shift, u8* high, int high_shift) {
+            u32 q = word_at(low) >> low_shift & lowest(F::LOW);
             if constexpr (F::HIGH != 0) {
-                f.q[e] |= (u8)((*high >> high_shift & ((1 << F::HIGH) - 1)) << F::LOW);
+                q |= (word_at(high) >> high_shift & lowest(F::HIGH)) << F::LOW;
             }
+            set_word(f.q + e, q);
         });
         F::give(f, blocks);
     }
