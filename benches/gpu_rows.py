@@ -1,8 +1,10 @@
 """
-From how many rows on it pays to dequantise weights for a vendor's product.
+From how many rows on it pays to dequantise weights before a product.
 
-Times ``qmatmul`` of rocm_blas, which dequantises, and of rocm_kernels, which does so on the way, in
-turn, over numbers of rows: what ``propolis_rocm_blas.ops_quantized.MANY_ROWS`` says.
+Times ``qmatmul`` in turn, over numbers of rows: of rocm_kernels under exact numerics, which
+dequantises on the way; of rocm_kernels under fast ones, which rounds the weight's values to 16 bits
+for matrix instructions; and of rocm_blas, which has a vendor's library multiply values.  What
+``MANY_ROWS`` of both plugins' ``ops_quantized`` says.
 
     python benches/gpu_rows.py [--device rocm:0] [--json FILE]
 """
@@ -25,38 +27,42 @@ from propolis import ops
 from propolis_rocm_blas import ops_quantized
 
 
-PLUGINS = ("rocm_kernels", "rocm_blas")
-ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+CONTENDERS = {
+    "exact": ("rocm_kernels", "exact"),
+    "rounded": ("rocm_kernels", "fast"),
+    "rocm_blas": ("rocm_blas", "fast"),
+}
+ROWS = (9, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHAPES = ((4096, 4096), (14336, 4096))
 ROUNDS = 5
 REPEATS = 5
 
 
 def measure(device_id: str) -> list[dict[str, object]]:
-    """Microseconds of both, by dtype, shape and rows."""
+    """Microseconds of each contender, by dtype, shape and rows."""
     ops_quantized.MANY_ROWS.update(dict.fromkeys(ops_quantized.MANY_ROWS, 1))
     devices = {
-        plugin: Runtime.start(
-            Config(ops={"qmatmul": [plugin]}, numerics="fast", fallback="error")
+        name: Runtime.start(
+            Config(ops={"qmatmul": [plugin]}, numerics=numerics, fallback="error")
         ).device(device_id)
-        for plugin in PLUGINS
+        for name, (plugin, numerics) in CONTENDERS.items()
     }
     rng = np.random.default_rng(1)
     found: list[dict[str, object]] = []
     for n, k in SHAPES:
         blocks = random_blocks(rng, n, k)
         weights = {
-            p: Tensor.from_blocks(blocks.reshape(-1), dtypes.q4_k, (n, k), d)
-            for p, d in devices.items()
+            name: Tensor.from_blocks(blocks.reshape(-1), dtypes.q4_k, (n, k), device)
+            for name, device in devices.items()
         }
         for dtype in ("f32", "f16"):
             for rows in ROWS:
                 x = rng.standard_normal((rows, k), np.float32)
                 calls = {}
-                for plugin, device in devices.items():
+                for name, device in devices.items():
                     given = ops.cast(Tensor.from_numpy(x, device), getattr(dtypes, dtype))
                     out = device.empty((rows, n), given.dtype)
-                    calls[plugin] = (out, given, weights[plugin])
+                    calls[name] = (out, given, weights[name])
                 times = turns(calls)
                 row = {"dtype": dtype, "n": n, "k": k, "rows": rows, **times}
                 found.append(row)
@@ -65,10 +71,10 @@ def measure(device_id: str) -> list[dict[str, object]]:
 
 
 def turns(calls: dict[str, tuple[Tensor, Tensor, Tensor]]) -> dict[str, float]:
-    """Median microseconds of each plugin's call, taken in turn."""
-    rounds: dict[str, list[float]] = {plugin: [] for plugin in calls}
+    """Median microseconds of each contender's call, taken in turn."""
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
-        for plugin, (out, x, w) in calls.items():
+        for name, (out, x, w) in calls.items():
             start, stop = out.device.event(timing=True), out.device.event(timing=True)
             start.record()
             for _ in range(REPEATS):
@@ -76,8 +82,8 @@ def turns(calls: dict[str, tuple[Tensor, Tensor, Tensor]]) -> dict[str, float]:
             stop.record()
             stop.synchronize()
             if turn:
-                rounds[plugin].append(stop.elapsed(start) * 1e6 / REPEATS)
-    return {plugin: round(statistics.median(times), 1) for plugin, times in rounds.items()}
+                rounds[name].append(stop.elapsed(start) * 1e6 / REPEATS)
+    return {name: round(statistics.median(times), 1) for name, times in rounds.items()}
 
 
 def main() -> None:

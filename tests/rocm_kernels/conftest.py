@@ -42,8 +42,8 @@ def modules():
 
 @pytest.fixture(scope="session")
 def runtime():
-    """A runtime that lets neither the CPU nor a vendor's library do what the kernels do not."""
-    return Runtime.start(Config(fallback="error", plugins=KERNELS))
+    """Numbers as they are; neither the CPU nor a vendor's library does what the kernels do not."""
+    return Runtime.start(Config(fallback="error", plugins=KERNELS, numerics="exact"))
 
 
 @pytest.fixture

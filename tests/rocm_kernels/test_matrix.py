@@ -7,10 +7,21 @@ import pytest
 from rounding import judge_sums
 from rounding import normal
 
+from propolis import Config
+from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
+from propolis_rocm_kernels import ops_quantized as quantized
+
+KERNELS = ["rocm_hip", "rocm_kernels"]
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    """Where numbers may be rounded on the way; see conftest.py."""
+    return Runtime.start(Config(fallback="error", plugins=KERNELS))
 
 
 @pytest.fixture
@@ -87,3 +98,55 @@ def test_architectures_without_them(rocm, monkeypatch):
     a = x.astype(np.float64)
     given = Tensor.from_numpy(x, rocm)
     judge_sums(ops.linear(given, given).numpy(), a @ a.T, np.abs(a) @ np.abs(a).T, dtypes.f16)
+
+
+def rounded(values, dtype):
+    """In f64, what a dtype makes of numbers."""
+    return np.asarray(values).astype(dtype.numpy).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f32, *matrix.MATRIX], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [((9,), 40, 64), ((2, 40), 300, 96), ((65,), 129, 512)], ids=str
+)
+def test_products_of_many_rows_with_blocks(rocm, taken, monkeypatch, dtype, rows, columns, depth):
+    """Products of both in 16 bits, the weight in parts of 128 rows; f32 comes out as f32."""
+    monkeypatch.setattr(quantized, "PART_BYTES", 2 * 128 * depth)
+    narrow = dtypes.bf16 if dtype is dtypes.f32 else dtype
+    x = normal(dtype, *rows, depth)
+    blocks = dtypes.q4_k if depth % 256 == 0 else dtypes.q4_1
+    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, columns, depth, seed=1), rocm), blocks)
+    a, b = rounded(x, narrow), rounded(ops.dequantize(w).numpy(), narrow)
+    out = ops.qmatmul(Tensor.from_numpy(x, rocm), w)
+    judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtype)
+    way = "wide" if dtype is dtypes.f32 else "along"
+    assert {name.split("64x")[0].split("128x")[0] for name in taken} == {way}
+    assert len(taken) == -(-columns // 128)
+
+
+def test_rows_that_lie_apart(rocm, taken):
+    """Rows and batches of a larger tensor are taken where they lie, if at whole packs."""
+    x = normal(dtypes.f16, 2, 24, 96)
+    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 32, 64, seed=1), rocm), dtypes.q8_0)
+    values = ops.dequantize(w).numpy()
+    # Others take the weight as it is.
+    for first, least, b in ((8, 1, rounded(values, dtypes.f16)), (12, 0, values)):
+        part = Tensor.from_numpy(x, rocm).narrow(1, 3, 20).narrow(2, first, 64)
+        a = rounded(x[:, 3:23, first : first + 64], dtypes.f16)
+        judge_sums(ops.qmatmul(part, w).numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtypes.f16)
+        assert len(taken) == least
+        taken.clear()
+
+
+def test_who_multiplies_with_blocks(rocm, taken):
+    """Few rows, and exact numerics, are for the kernels that take numbers as they are."""
+    (impl,) = (impl for impl in quantized.OPS if impl.variant == "rounded-f32")
+    assert not impl.exact
+    exact = Runtime.start(Config(plugins=KERNELS, numerics="exact"))
+    for device, rows, least in ((rocm, 9, 1), (rocm, 8, 0), (exact.device(rocm.id), 9, 0)):
+        x, w = (Tensor.from_numpy(normal(dtypes.f32, n, 64), device) for n in (rows, 32))
+        w = ops.quantize(w, dtypes.q8_0)
+        assert (impl.supports(x, w) is None) == (rows == 9)
+        ops.qmatmul(x, w)
+        assert len(taken) == least
+        taken.clear()

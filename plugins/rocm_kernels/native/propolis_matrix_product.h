@@ -1,4 +1,5 @@
-// Whole products out = a @ b.T + bias of 16-bit numbers on matrix instructions.  A block of 256
+// Whole products out = a @ b.T + bias of 16-bit numbers on matrix instructions, rounded once to what
+// the output is of.  A block of 256
 // threads has a tile of M x N sums; operands pass through shared memory, K deep at a time, in `stages`
 // that are filled while earlier ones are multiplied.
 #pragma once
@@ -165,9 +166,9 @@ PROPOLIS_FN TilePlace tile_place(i64 which, i64 down, i64 along) {
 }
 
 // All rows of both operands begin at multiples of 16 bytes, and are multiples of eight elements; of
-// b `across`, rows of depth.
-template <int M, int N, int K, bool across, class T>
-PROPOLIS_FN void product_of_fragments(const Product<T>& p, const T* b, i64 b_apart,
+// b `across`, rows of depth.  Those of the output are `out_row` apart.
+template <int M, int N, int K, bool across, class T, class Out>
+PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 b_apart, i64 out_row,
                                       const Strided2& batches, int stages) {
     PROPOLIS_DYNAMIC_SHARED(T, shared);
     const i64 down = (p.m + M - 1) / M;
@@ -226,8 +227,9 @@ PROPOLIS_FN void product_of_fragments(const Product<T>& p, const T* b, i64 b_apa
         if (more) put();
     }
 #endif
-    T* out = p.out + batch * p.m * p.n;
-    const bool paired = Sums::RUNS == 2 && p.n % 2 == 0 && aligned<2>(p.out);
+    Out* out = p.out + batch * p.m * out_row;
+    const bool paired =
+        Sums::RUNS == 2 && p.n % 2 == 0 && out_row % 2 == 0 && aligned<2>(p.out);
 #pragma unroll
     for (int i = 0; i < own.ROWS; ++i) {
 #pragma unroll
@@ -237,16 +239,16 @@ PROPOLIS_FN void product_of_fragments(const Product<T>& p, const T* b, i64 b_apa
                 const i64 row = i0 + own.row() + i * FRAGMENT + Sums::row(e);
                 const i64 column = j0 + own.column() + j * FRAGMENT + Sums::column(e);
                 if (row >= p.m) continue;
-                Pack<T, Sums::RUNS> pack;
+                Pack<Out, Sums::RUNS> pack;
 #pragma unroll
                 for (int k = 0; k < Sums::RUNS; ++k) {
                     f32 sum = own.sums[i][j].at[e + k];
                     if (p.bias && column + k < p.n) {
                         sum += wide(p.bias[row * p.bias_row + (column + k) * p.bias_step]);
                     }
-                    pack.at[k] = narrow<T>(sum);
+                    pack.at[k] = narrow<Out>(sum);
                 }
-                T* to = out + row * p.n + column;
+                Out* to = out + row * out_row + column;
                 if (paired) {
                     if (column < p.n) store_pack<Sums::RUNS>(to, pack);
                 } else {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 
 from propolis import OpImpl
 from propolis import Priority
@@ -22,17 +23,18 @@ def implementation(
     kinds: Collection[DType] | Mapping[str, Collection[DType]],
     *,
     in_place: bool = True,
-    workspace: int | None = None,
+    workspace: int | Callable[..., int] | None = None,
+    **rest: Any,
 ) -> OpImpl:
-    """An op as this plugin does it: at any strides, and within a captured step."""
+    """An op as this plugin does it: at any strides, and within a captured step; ``rest`` too."""
     fn.__name__ = fn.__qualname__ = name
     return OpImpl(
         op=name,
         fn=fn,
         device="rocm",
         dtypes=kinds,
-        priority=Priority.GENERIC,
         capture_safe=True,
         in_place=in_place,
         workspace=workspace,
+        **{"priority": Priority.GENERIC, **rest},
     )

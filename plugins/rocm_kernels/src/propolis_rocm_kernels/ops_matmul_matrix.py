@@ -40,13 +40,14 @@ _LDS: Final = 64 << 10
 MATRIX: Final = (dtypes.f16, dtypes.bf16)
 """What there are instructions for."""
 
-_ARGUMENTS: Final = "PPPP" + 9 * "q" + "2"
+_ARGUMENTS: Final = "PPPP" + 10 * "q" + "2"
+_WAYS: Final = {"along": MATRIX, "across": MATRIX, "wide": (dtypes.bf16,)}
+"""How the second operand lies; of ``wide``, along, and the product is f32."""
+
 _KERNELS: Final = {
-    (d, across, tile): MODULE.kernel(
-        f"{'across' if across else 'along'}{'x'.join(map(str, tile))}_{d.name}", _ARGUMENTS
-    )
-    for d in MATRIX
-    for across in (False, True)
+    (d, way, tile): MODULE.kernel(f"{way}{'x'.join(map(str, tile))}_{d.name}", _ARGUMENTS)
+    for way, kinds in _WAYS.items()
+    for d in kinds
     for tile in _AMD | _LARGE
 }
 
@@ -105,7 +106,14 @@ def stages_for(tile: tuple[int, int, int], most: int) -> int:
 
 
 def launch_matrix(
-    device: Any, dtype: DType, given: Plan, places: tuple[int, int, int, int], strides: Shape
+    device: Any,
+    dtype: DType,
+    given: Plan,
+    places: tuple[int, int, int, int],
+    strides: Shape,
+    *,
+    wide: bool = False,
+    out_row: int = 0,
 ) -> bool:
     """
     Queue a product, if matrix instructions can take it as it lies in memory.
@@ -116,6 +124,8 @@ def launch_matrix(
         given: rows and batches; its steps divide all of their strides.
         places: addresses of out, a, b and the bias, or 0.
         strides: m, n and depth; of a, b and the bias between rows and between elements.
+        wide: the product and the bias are f32 instead, of operands in bf16.
+        out_row: between rows of the product, where these are longer than n.
 
     Returns:
         Whether it did.
@@ -135,11 +145,12 @@ def launch_matrix(
     most = device.hardware.shared_bytes
     tile = tile_for(m, n, given.batches.numel, device.compute_units, most)
     stages, stage = stages_for(tile, most), bytes_of(tile)
+    way = "wide" if wide else "across" if across else "along"
     launch(
-        _KERNELS[dtype, across, tile],
+        _KERNELS[dtype, way, tile],
         device,
         tiles(tile[:2], m, n) * given.batches.numel,
-        (*places, m, n, depth, a_row, apart, *of_bias),
+        (*places, m, n, depth, a_row, apart, *of_bias, out_row or n),
         (stages, given.batches.packed),
         shared=stages * stage,
     )
