@@ -15,6 +15,7 @@ from propolis import ops
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized as quantized
 
+
 KERNELS = ["rocm_hip", "rocm_kernels"]
 
 

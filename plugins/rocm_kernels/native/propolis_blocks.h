@@ -52,8 +52,21 @@ PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Weights<f32>& w) {
     bytes_less(high, less, w.q + 4);
 }
 
+// Eight weights as they are stored: scale * (byte - less) + shift, of signed bytes.
+struct Bytes {
+    u32 low, high;
+    f32 less, scale, shift;
+};
+PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Bytes& w) {
+    const bool large = less == 128.0f;  // only then is a byte larger than 127
+    w.low = large ? low ^ 0x80808080 : low;
+    w.high = large ? high ^ 0x80808080 : high;
+    w.less = large ? 0.0f : less;
+}
+
 // Signed bytes, made unsigned by 128 more.
-PROPOLIS_FN void set_signed(u32 low, u32 high, Weights<f32>& w) {
+template <class W>
+PROPOLIS_FN void set_signed(u32 low, u32 high, W& w) {
     set_quants(low ^ 0x80808080, high ^ 0x80808080, 128.0f, w);
 }
 
@@ -69,7 +82,8 @@ PROPOLIS_FN u32 nibbles(u32 word, int run) { return word >> run / 2 * 4 & 0x0f0f
 struct Q4_0 {
     static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES, NUMBER = Q4_0_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 2 + run % 2 * 8;
         set_quants(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), 8.0f, w);
         w.scale = f16_at(block);
@@ -79,7 +93,8 @@ struct Q4_0 {
 struct Q4_1 {
     static constexpr int SIZE = Q4_1_SIZE, BYTES = Q4_1_BYTES, NUMBER = Q4_1_NUMBER;
     static constexpr bool shifted = true;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 4 + run % 2 * 8;
         set_quants(nibbles(word_at(qs), run), nibbles(word_at(qs + 4), run), 0.0f, w);
         const u32 both = word_at(block);
@@ -91,7 +106,8 @@ struct Q4_1 {
 struct Q5_0 {
     static constexpr int SIZE = Q5_0_SIZE, BYTES = Q5_0_BYTES, NUMBER = Q5_0_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 6 + run % 2 * 8;
         const u32 fifth = halves_at(block + 2) >> 8 * run;
         const u32 low = nibbles(halves_at(qs), run) | spread_fifth(fifth & 15);
@@ -104,7 +120,8 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr int SIZE = Q5_1_SIZE, BYTES = Q5_1_BYTES, NUMBER = Q5_1_NUMBER;
     static constexpr bool shifted = true;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 8 + run % 2 * 8;
         const u32 fifth = word_at(block + 4) >> 8 * run;
         const u32 low = nibbles(word_at(qs), run) | spread_fifth(fifth & 15);
@@ -118,7 +135,8 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr int SIZE = Q8_0_SIZE, BYTES = Q8_0_BYTES, NUMBER = Q8_0_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 2 + run * 8;
         set_signed(halves_at(qs), halves_at(qs + 4), w);
         w.scale = f16_at(block);
@@ -128,7 +146,8 @@ struct Q8_0 {
 struct Q8_1 {
     static constexpr int SIZE = Q8_1_SIZE, BYTES = Q8_1_BYTES, NUMBER = Q8_1_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 4 + run * 8;
         set_signed(word_at(qs), word_at(qs + 4), w);
         w.scale = f16_at(block);
@@ -144,7 +163,8 @@ PROPOLIS_FN u32 pairs(u32 word, int run) { return word >> run / 4 % 4 * 2 & 0x03
 struct Q2_K {
     static constexpr int SIZE = Q2_K_SIZE, BYTES = Q2_K_BYTES, NUMBER = Q2_K_NUMBER;
     static constexpr bool shifted = true;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 16 + pairs_byte(run);
         set_quants(pairs(word_at(qs), run), pairs(word_at(qs + 4), run), 0.0f, w);
         const u32 both = block[run / 2];
@@ -156,7 +176,8 @@ struct Q2_K {
 struct Q3_K {
     static constexpr int SIZE = Q3_K_SIZE, BYTES = Q3_K_BYTES, NUMBER = Q3_K_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 32 + pairs_byte(run);
         const u8* mask = block + run % 4 * 8;
         const int bit = run / 4;
@@ -173,7 +194,8 @@ struct Q3_K {
 };
 
 // Scale and minimum of 6 bits of each group of 32, as q4_k and q5_k have them.
-PROPOLIS_FN void six_bit_pair(const u8* block, int group, Weights<f32>& w) {
+template <class W>
+PROPOLIS_FN void six_bit_pair(const u8* block, int group, W& w) {
     const u8* scales = block + 4;
     const u32 first = scales[group & 3], second = scales[4 + (group & 3)];
     const u32 rest = scales[8 + (group & 3)];
@@ -192,7 +214,8 @@ PROPOLIS_FN u32 group_nibbles(u32 word, int run) { return word >> run / 4 % 2 * 
 struct Q4_K {
     static constexpr int SIZE = Q4_K_SIZE, BYTES = Q4_K_BYTES, NUMBER = Q4_K_NUMBER;
     static constexpr bool shifted = true;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 16 + nibbles_byte(run);
         set_quants(group_nibbles(word_at(qs), run), group_nibbles(word_at(qs + 4), run), 0.0f, w);
         six_bit_pair(block, run / 4, w);
@@ -202,7 +225,8 @@ struct Q4_K {
 struct Q5_K {
     static constexpr int SIZE = Q5_K_SIZE, BYTES = Q5_K_BYTES, NUMBER = Q5_K_NUMBER;
     static constexpr bool shifted = true;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 48 + nibbles_byte(run);
         const u8* fifth = block + 16 + run % 4 * 8;
         const int bit = run / 4;
@@ -217,7 +241,8 @@ struct Q5_K {
 struct Q6_K {
     static constexpr int SIZE = Q6_K_SIZE, BYTES = Q6_K_BYTES, NUMBER = Q6_K_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const int k = run / 4 % 4;
         const u8* ql = block + run / 16 * 64 + k % 2 * 32 + run % 4 * 8;
         const u8* qh = block + 128 + pairs_byte(run);
@@ -232,7 +257,8 @@ struct Q6_K {
 struct Q8_K {
     static constexpr int SIZE = Q8_K_SIZE, BYTES = Q8_K_BYTES, NUMBER = Q8_K_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 4 + run * 8;
         set_signed(word_at(qs), word_at(qs + 4), w);
         w.scale = bits_as<f32>(word_at(block));
@@ -265,11 +291,13 @@ PROPOLIS_FN u32 of_sixteen(u32 codes) {
 }
 
 // The tables, made unsigned by 128 more, and by 12.
-PROPOLIS_FN void set_iq4(u32 low, u32 high, Weights<f32>& w) {
+template <class W>
+PROPOLIS_FN void set_iq4(u32 low, u32 high, W& w) {
     set_quants(of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(low),
                of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(high), 128.0f, w);
 }
-PROPOLIS_FN void set_mxfp4(u32 low, u32 high, Weights<f32>& w) {
+template <class W>
+PROPOLIS_FN void set_mxfp4(u32 low, u32 high, W& w) {
     set_quants(of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(low),
                of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(high), 12.0f, w);
 }
@@ -277,7 +305,8 @@ PROPOLIS_FN void set_mxfp4(u32 low, u32 high, Weights<f32>& w) {
 struct IQ4_NL {
     static constexpr int SIZE = IQ4_NL_SIZE, BYTES = IQ4_NL_BYTES, NUMBER = IQ4_NL_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 2 + run % 2 * 8;
         set_iq4(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), w);
         w.scale = f16_at(block);
@@ -287,7 +316,8 @@ struct IQ4_NL {
 struct IQ4_XS {
     static constexpr int SIZE = IQ4_XS_SIZE, BYTES = IQ4_XS_BYTES, NUMBER = IQ4_XS_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const int group = run / 4, inner = run % 4;
         const u8* qs = block + 8 + group * 16 + inner % 2 * 8;
         set_iq4(nibbles(word_at(qs), inner), nibbles(word_at(qs + 4), inner), w);
@@ -301,7 +331,8 @@ struct IQ4_XS {
 struct MXFP4 {
     static constexpr int SIZE = MXFP4_SIZE, BYTES = MXFP4_BYTES, NUMBER = MXFP4_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + 1 + run % 2 * 8;
         set_mxfp4(nibbles(bytes_at(qs), run), nibbles(bytes_at(qs + 4), run), w);
         w.scale = half_of_e8m0(block[0]);
@@ -321,7 +352,8 @@ PROPOLIS_FN u32 digits(u32 word, u32 power) {
 struct TQ1_0 {
     static constexpr int SIZE = TQ1_0_SIZE, BYTES = TQ1_0_BYTES, NUMBER = TQ1_0_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const bool wide = run < 20, last = run >= 30;
         const u8* qs = block + (wide ? run % 4 * 8 : last ? 48 : 32 + run % 2 * 8);
         const int digit = wide ? run / 4 : last ? (run - 30) * 2 : (run - 20) / 2;
@@ -335,7 +367,8 @@ struct TQ1_0 {
 struct TQ2_0 {
     static constexpr int SIZE = TQ2_0_SIZE, BYTES = TQ2_0_BYTES, NUMBER = TQ2_0_NUMBER;
     static constexpr bool shifted = false;
-    PROPOLIS_FN void load(const u8* block, int run, Weights<f32>& w) {
+    template <class W>
+    PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const u8* qs = block + pairs_byte(run);
         set_quants(pairs(halves_at(qs), run), pairs(halves_at(qs + 4), run), 1.0f, w);
         w.scale = f16_at(block + 64);

@@ -10,4 +10,4 @@ from propolis_rocm_kernels._qmatmul import qmatmul_of
 
 MODULE: Final = Module("quantized_matmul_k")
 
-OPS: Final = [qmatmul_of(MODULE, block_size=256)]
+OPS: Final = qmatmul_of(MODULE, block_size=256)

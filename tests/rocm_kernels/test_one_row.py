@@ -1,0 +1,112 @@
+"""Products of one row with blocks, in integers, where numbers may be rounded on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from propolis import Config
+from propolis import Runtime
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_rocm_kernels import _qmatmul
+from propolis_rocm_kernels import ops_quantized_matmul
+from propolis_rocm_kernels._constants import PART
+
+
+FORMATS = sorted(dtypes.BLOCKS, key=str)
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    """Where numbers may be rounded on the way; see conftest.py."""
+    return Runtime.start(Config(fallback="error", plugins=["rocm_hip", "rocm_kernels"]))
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The blocks of each launch of these kernels."""
+    found = []
+    launch = _qmatmul.launch_one
+
+    def spy(kernel, out, x, w):
+        def count(device, blocks, *values, **options):
+            found.append(blocks)
+            kernel(device, blocks, *values, **options)
+
+        launch(count, out, x, w)
+
+    monkeypatch.setattr(_qmatmul, "launch_one", spy)
+    return found
+
+
+def product(device, x, dtype, rows):
+    """A product with random blocks, and their values in f64."""
+    numbers = np.random.default_rng([rows, x.size]).normal(size=(rows, x.size))
+    w = ops.quantize(Tensor.from_numpy(numbers.astype(np.float32), device), dtype)
+    out = ops.qmatmul(Tensor.from_numpy(x, device), w).numpy()
+    return out, ops.dequantize(w).numpy().astype(np.float64)
+
+
+def judge(out, x, w):
+    """Each activation is off by half a step of its part's at most, and sums by what f32 loses."""
+    wide = x.astype(np.float64)
+    step = np.abs(wide).reshape(-1, PART).max(axis=1, keepdims=True) / (127 * 256)
+    lost = np.broadcast_to(0.51 * step, (step.size, PART)).reshape(-1)
+    allowed = np.abs(w) @ (lost + 2.0**-19 * np.abs(wide)) + 1e-44
+    assert (np.abs(out - w @ wide) <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "depth"), [(1, 256), (37, 768), (70, 2304)])
+def test_products(rocm, taken, dtype, rows, depth) -> None:
+    """Of numbers whose sizes differ from part to part by many orders of magnitude."""
+    rng = np.random.default_rng(depth)
+    sizes = np.exp(rng.normal(0, 8, (depth // PART, 1)))
+    x = (rng.normal(size=(depth // PART, PART)) * sizes).astype(np.float32).reshape(-1)
+    out, w = product(rocm, x, dtype, rows)
+    judge(out, x, w)
+    assert len(taken) == 1
+
+
+def test_more_rows_than_blocks(rocm, taken, monkeypatch) -> None:
+    """Blocks that have rounded the row go on to further rows of the weight."""
+    monkeypatch.setattr(_qmatmul, "_BLOCKS", 1)
+    rows = 40 * rocm.compute_units + 3
+    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    out, w = product(rocm, x, dtypes.q4_k, rows)
+    judge(out, x, w)
+    assert taken == [rocm.compute_units]
+
+
+def test_ends_of_the_range(rocm) -> None:
+    """Zeros, the smallest and the largest numbers; an infinity or NaN makes every sum a NaN."""
+    one = np.random.default_rng(1).normal(size=512)
+    for size in (0, 1e-44, 1e-39, 1e-30, 1e30, 1e37):
+        x = (one * size).astype(np.float32)
+        x[:64] = 0
+        out, w = product(rocm, x, dtypes.q8_0, 9)
+        judge(out, x, w)
+    for odd in (np.inf, -np.inf, np.nan):
+        x = one.astype(np.float32)
+        x[77] = odd
+        assert np.isnan(product(rocm, x, dtypes.q8_0, 9)[0]).all()
+
+
+def test_who_multiplies(rocm, taken) -> None:
+    """More rows, rows that begin anywhere, rows that do not fit, and exact numerics: others."""
+    impl = next(impl for impl in ops_quantized_matmul.OPS if not impl.exact)
+    w = ops.quantize(Tensor.from_numpy(np.ones((4, 64), np.float32), rocm), dtypes.q8_0)
+    x = Tensor.from_numpy(np.ones((2, 66), np.float32), rocm)
+    assert impl.supports(x.narrow(0, 0, 1).narrow(1, 0, 64), w) is None
+    for first, rows in ((1, 1), (0, 2)):
+        part = x.narrow(0, 0, rows).narrow(1, first, 64)
+        assert ("bytes can be loaded" if first else "takes one row") in impl.supports(part, w)
+        assert np.allclose(ops.qmatmul(part, w).numpy(), 64, rtol=1e-4)  # 1 / 127 is no f16
+    wide = Tensor.from_numpy(np.ones((1, 1 << 20), np.float32), rocm)
+    assert "bytes of LDS" in impl.supports(wide, w)
+    exact = Runtime.start(Config(plugins=["rocm_hip", "rocm_kernels"], numerics="exact"))
+    ones = np.ones(64, np.float32)
+    assert (product(exact.device(rocm.id), ones, dtypes.q8_0, 4)[0] != 0).all()
+    assert taken == []
