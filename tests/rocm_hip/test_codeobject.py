@@ -117,7 +117,8 @@ def test_kernels():
         Argument(64, 4, pointer=False),
     )
     assert (kernel.registers, kernel.scalar_registers, kernel.lds) == (5, 9, 64)
-    assert (kernel.scratch, kernel.spills, kernel.wavefront) == (0, 3, 32)
+    assert (kernel.scratch, kernel.spills, kernel.scalar_spills) == (0, 1, 2)
+    assert kernel.wavefront == 32
     assert codeobject.target_of(elf()) == "amdgcn-amd-amdhsa--gfx1100"
 
 

@@ -12,6 +12,8 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import DeviceError
+from propolis.errors import OutOfMemoryError
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized as quantized
 
@@ -151,3 +153,18 @@ def test_who_multiplies_with_blocks(rocm, taken):
         ops.qmatmul(x, w)
         assert len(taken) == least
         taken.clear()
+
+
+def test_no_memory_for_rounded_numbers(rocm, monkeypatch):
+    """Too little memory for them is no error of the call: others, who need none, serve it."""
+
+    def full(*_):
+        raise OutOfMemoryError("0 bytes are free")
+
+    x, w = (Tensor.from_numpy(normal(dtypes.f32, n, 64), rocm) for n in (9, 32))
+    out = rocm.empty((9, 32), dtypes.f32)
+    w = ops.quantize(w, dtypes.q8_0)
+    for space, name in ((quantized.Dequantised, "dequantised"), (quantized.Rounded, "rounded")):
+        monkeypatch.setattr(space, "storage", full)
+        with pytest.raises(DeviceError, match=f"no memory for {name} numbers of a product: 0 b"):
+            quantized.qmatmul_rounded(out, x, w)

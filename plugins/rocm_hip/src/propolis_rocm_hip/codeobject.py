@@ -105,7 +105,8 @@ class Kernel:
         scalar_registers: scalar registers a wave uses.
         lds: bytes of static LDS a block uses.
         scratch: bytes of scratch memory a lane uses.
-        spills: registers that did not fit, vector and scalar.
+        spills: vector registers that did not fit.
+        scalar_spills: scalar registers that did not, and lie in lanes of vector ones.
         wavefront: lanes of a wave.
     """
 
@@ -116,6 +117,7 @@ class Kernel:
     lds: int
     scratch: int
     spills: int
+    scalar_spills: int
     wavefront: int
 
 
@@ -256,7 +258,8 @@ def _kernel(record: dict[str, Any]) -> Kernel:
         scalar_registers=record[".sgpr_count"],
         lds=record[".group_segment_fixed_size"],
         scratch=record[".private_segment_fixed_size"],
-        spills=record.get(".vgpr_spill_count", 0) + record.get(".sgpr_spill_count", 0),
+        spills=record.get(".vgpr_spill_count", 0),
+        scalar_spills=record.get(".sgpr_spill_count", 0),
         wavefront=record[".wavefront_size"],
     )
 

@@ -15,6 +15,8 @@ from typing import Final
 from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
+from propolis.errors import DeviceError
+from propolis.errors import OutOfMemoryError
 from propolis.layout import Layout
 from propolis_rocm_hip.space import Space
 from propolis_rocm_hip.space import space_bytes
@@ -34,6 +36,7 @@ from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
 
 if TYPE_CHECKING:
     from propolis import OpImpl
+    from propolis import Storage
     from propolis.dtypes import DType
 
 MODULE: Final = Module("quantized")
@@ -71,7 +74,7 @@ _WIDTH: Final = 128
 """Rows of a part are a multiple of it: the width of tiles."""
 
 
-class Values(Space):
+class Dequantised(Space):
     """Where a part of a weight lies."""
 
 
@@ -87,14 +90,14 @@ def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     wide = x.dtype is dtypes.f32
     narrow = _narrow(x.dtype)
     if wide:
-        memory = device.keep(Rounded).storage(device, x.numel * narrow.block_bytes)
+        memory = _room(device, Rounded, x.numel * narrow.block_bytes)
         rounded = Tensor(memory, Layout.contiguous(x.shape), narrow, device)
         cast(rounded, x, narrow)
         x = rounded
     *lead, n = out.shape
     depth = x.shape[-1]
     rows = _part(n, depth)
-    memory = device.keep(Values).storage(device, rows * depth * narrow.block_bytes)
+    memory = _room(device, Dequantised, rows * depth * narrow.block_bytes)
     given = plan(tuple(lead), x.strides[:-1], (0,) * len(lead))
     of_batches = given.batches.numel * given.m * n
     for first in range(0, n, rows):
@@ -109,6 +112,15 @@ def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
             if not launch_matrix(device, narrow, given, places, strides, wide=wide, out_row=n):
                 msg = f"qmatmul: {x} was taken, and has no rows of whole packs"
                 raise AssertionError(msg)
+
+
+def _room(device: Any, space: type[Space], wanted: int) -> Storage:
+    try:
+        return device.keep(space).storage(device, wanted)  # type: ignore[no-any-return]
+    except OutOfMemoryError as exc:
+        # No lack of the caller's: others need none.
+        msg = f"{device.id}: no memory for {space.__name__.lower()} numbers of a product: {exc}"
+        raise DeviceError(msg) from exc
 
 
 def _narrow(dtype: DType) -> DType:

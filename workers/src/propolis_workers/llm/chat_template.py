@@ -125,7 +125,7 @@ class _Renderer:
 def _exchanged(process: subprocess.Popen[bytes], line: bytes, until: float) -> bytes | None:
     """What a process answers a line with; None where it ends instead, or takes too long."""
     assert process.stdin is not None  # noqa: S101  for the type checker
-    assert process.stdout is not None  # noqa: S101
+    assert process.stdout is not None  # noqa: S101  for the type checker
     try:
         process.stdin.write(line)
         process.stdin.flush()
