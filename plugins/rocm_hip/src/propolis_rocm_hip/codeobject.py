@@ -106,8 +106,8 @@ class Kernel:
         lds: bytes of static LDS a block uses.
         scratch: bytes of scratch memory a lane uses.
         spills: vector registers that did not fit.
-        scalar_spills: scalar registers that did not, and lie in lanes of vector ones.
         wavefront: lanes of a wave.
+        scalar_spills: scalar registers that did not fit, and lie in lanes of vector ones.
     """
 
     name: str
@@ -117,8 +117,8 @@ class Kernel:
     lds: int
     scratch: int
     spills: int
-    scalar_spills: int
     wavefront: int
+    scalar_spills: int = 0
 
 
 def base_arch(name: str) -> str:
@@ -259,8 +259,8 @@ def _kernel(record: dict[str, Any]) -> Kernel:
         lds=record[".group_segment_fixed_size"],
         scratch=record[".private_segment_fixed_size"],
         spills=record.get(".vgpr_spill_count", 0),
-        scalar_spills=record.get(".sgpr_spill_count", 0),
         wavefront=record[".wavefront_size"],
+        scalar_spills=record.get(".sgpr_spill_count", 0),
     )
 
 
