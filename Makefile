@@ -47,8 +47,8 @@ unexport OPENBLAS_CORETYPE
 unexport ROCM_PATH HIPSIM_WARP
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles ray conformance \
-	rocm-root lint fix conformance-report wheels bench clean version hooks docs
+.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles live-oracles ray \
+	conformance rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,8 +75,7 @@ quick: $(DEV) hipsim ## The tests of make test alone
 
 test-all: $(ORACLES) $(CK) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
 	$(MEASURED) $(PARALLEL) --rest
-	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
-	@$(MAKE) --no-print-directory conformance
+	@$(BESIDE) $(CONFORMANCE) live-oracles
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=92 --include="core/src/*,conformance/src/*,plugins/cpu_ref/src/*"
@@ -87,7 +86,7 @@ endif
 oracles: $(ORACLES) ## Install torch, transformers and diffusers, to compare with
 
 conformance: $(DEV) hipsim ## Judge every op of the ROCm plugins on the simulator at both warp sizes, and of cpu_native
-	@$(MAKE) --no-print-directory -j2 --output-sync=target conformance-32 conformance-64 conformance-cpu
+	@$(BESIDE) $(CONFORMANCE)
 
 ray: $(RAY) ## Install Ray apart from the rest, and kill one of two replicas under load (minutes)
 	build/ray/bin/python -m pytest -q tests/workers/serve/test_ray.py
@@ -95,6 +94,12 @@ ray: $(RAY) ## Install Ray apart from the rest, and kill one of two replicas und
 # Fewer random cases, of other numbers, where they differ by the width of a warp alone.
 SHARE_32 ?=
 SHARE_64 ?= --seed 64 --scale 0.25
+# The longest first; each waits in part, for a limit of time or a process.
+CONFORMANCE := conformance-64 conformance-32 conformance-cpu
+BESIDE = $(MAKE) --no-print-directory -j3 --output-sync=target
+
+live-oracles:
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 conformance-cpu:
 	$(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_32)
