@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import vendor
 
+from propolis import Config
+from propolis import Runtime
 from propolis import Tensor
 from propolis import capture
 from propolis import dtypes
@@ -19,8 +22,8 @@ from propolis.errors import OutOfMemoryError
 from propolis_rocm_blas import ops_quantized
 from propolis_rocm_blas.implementations import implementations
 from propolis_rocm_blas.ops_quantized import MANY_ROWS
-from propolis_rocm_blas.ops_quantized import TILE_BYTES
-from propolis_rocm_blas.ops_quantized import Weights
+from propolis_rocm_hip import space
+from propolis_rocm_hip.space import Weights
 from propolis_rocm_hip.space import space_bytes
 
 
@@ -80,11 +83,15 @@ def server(x, w):
 
 @pytest.mark.parametrize("dtype", MANY_ROWS, ids=str)
 def test_many_rows(device, weight, dtype) -> None:
-    """From so many rows on rocBLAS goes first, where f32 is not rounded, and gives the product."""
+    """From so many rows on rocBLAS goes first, save where f32 may be rounded; and the product."""
     w, values = weight
     x = activations(device, dtype, MANY_ROWS[dtype], K)
     rounded = "rocm_kernels", "rounded-f32"
     assert server(x, w) == (rounded if dtype is dtypes.f32 else ("rocm_blas", "16-bit"))
+    if dtype is dtypes.f32:
+        settings = Config(plugins=["rocm_hip", "rocm_blas", "rocm_kernels"], numerics="exact")
+        same = Runtime.start(settings).device(device.id)
+        assert server(x.to(same), w.to(same)) == ("rocm_blas", "")
     offers = [i for i in implementations(device) if i.op == "qmatmul"]
     out = device.empty((MANY_ROWS[dtype], N), dtype)
     next(i for i in offers if dtype in i.dtypes["x"]).fn(out, x, w)
@@ -118,7 +125,8 @@ def test_fewer_rows_are_for_the_kernels(device, weight) -> None:
 
 def test_a_weight_larger_than_a_tile(device, weight, monkeypatch) -> None:
     """Tiles are columns of the output, of batches that lie apart as well; no column is left out."""
-    monkeypatch.setattr(ops_quantized, "TILE_BYTES", 20 * K * 2)
+    monkeypatch.setattr(space, "TILE_BYTES", 20 * K * 2)
+    monkeypatch.setattr(space, "_WIDTH", 16)
     w, values = weight
     x = activations(device, dtypes.f16, 2, 140, 2 * K).narrow(1, 2, 130).narrow(2, K, K)
     assert server(x, w)[0] == "rocm_blas"
@@ -130,19 +138,27 @@ def test_a_weight_larger_than_a_tile(device, weight, monkeypatch) -> None:
     judge(found.numpy(), x, values)
 
 
-def test_tiles_are_alike() -> None:
-    """A weight that is a little larger than a tile is two halves, and a long row is one tile."""
-    rows = TILE_BYTES // (K * 2)
-    assert rows == ops_quantized._rows(rows, K, dtypes.f16)
-    assert rows // 2 + 1 == ops_quantized._rows(rows + 1, K, dtypes.f16)
-    assert ops_quantized._rows(3, TILE_BYTES, dtypes.f16) == 1
-
-
 def test_a_part_of_a_weight(device, weight) -> None:
     """Rows of a larger weight are taken where they lie."""
     w, values = weight
     x = activations(device, dtypes.bf16, MANY_ROWS[dtypes.bf16], K)
     judge(ops.qmatmul(x, w.narrow(0, 7, 11)).numpy(), x, values[7:18])
+
+
+def test_threads(device, weight) -> None:
+    """Threads dequantise in the same memory one after the other: each gets its own product."""
+    parts = [(first, weight[0].narrow(0, first, 11)) for first in range(0, 33, 11)]
+    x = activations(device, dtypes.f16, 16, K)
+    found = []
+
+    def work(first, w):
+        found.extend((first, ops.qmatmul(x, w)) for _ in range(30))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, *zip(*parts, strict=True)))
+    assert len(found) == 90
+    for first, out in found:
+        judge(out.numpy(), x, weight[1][first : first + 11])
 
 
 @pytest.mark.slow
@@ -173,8 +189,8 @@ def test_what_it_takes_of_memory(device, weight) -> None:
     assert first.workspace(x, w) == products.workspace + space_bytes(N * K * 4)
     assert first.workspace(x, w.narrow(0, 0, 0)) == products.workspace
     first.fn(device.empty((MANY_ROWS[dtypes.f32], N), dtypes.f32), x, w)
-    space = device.keep(Weights)
-    assert space.reserve(device, 1) == space.reserve(device, N * K * 4)
+    kept = device.keep(Weights)
+    assert kept.reserve(device, 1) == kept.reserve(device, N * K * 4)
 
 
 def test_no_memory(device, weight, monkeypatch) -> None:
@@ -185,7 +201,7 @@ def test_no_memory(device, weight, monkeypatch) -> None:
     def full(*_):
         raise OutOfMemoryError("0 bytes are free")
 
-    monkeypatch.setattr(Weights, "storage", full)
+    monkeypatch.setattr(Weights, "_storage", full)
     with pytest.raises(DeviceError, match="rocm:0: no memory for dequantised weights: 0 bytes are"):
         ops_quantized.qmatmul(device.empty((len(x.numpy()), N), dtypes.f32), x, w)
 

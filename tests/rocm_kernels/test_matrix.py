@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from rounding import judge_sums
@@ -14,6 +16,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import OutOfMemoryError
+from propolis_rocm_hip import space
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized as quantized
 
@@ -39,6 +42,15 @@ def taken(monkeypatch):
 
     monkeypatch.setattr(matrix, "launch", spy)
     return names
+
+
+@pytest.fixture(autouse=True)
+def instructions(request, rocm):
+    """Skips what a GPU has no matrix instructions for; `make conformance` has all of them."""
+    asked = getattr(request.node, "callspec", None)
+    dtype = asked.params.get("dtype", dtypes.bf16) if asked else dtypes.f16
+    if not matrix.has_instructions(rocm.properties.arch, quantized._narrow(dtype)):
+        pytest.skip(f"{rocm.properties.arch} has no matrix instructions for {dtype}")
 
 
 def large(rocm):
@@ -113,8 +125,8 @@ def rounded(values, dtype):
     ("rows", "columns", "depth"), [((9,), 40, 64), ((2, 40), 300, 96), ((65,), 129, 512)], ids=str
 )
 def test_products_of_many_rows_with_blocks(rocm, taken, monkeypatch, dtype, rows, columns, depth):
-    """Products of both in 16 bits, the weight in parts of 128 rows; f32 comes out as f32."""
-    monkeypatch.setattr(quantized, "PART_BYTES", 2 * 128 * depth)
+    """Products of both in 16 bits, the weight in tiles of 128 rows; f32 comes out as f32."""
+    monkeypatch.setattr(space, "TILE_BYTES", 2 * 128 * depth)
     narrow = dtypes.bf16 if dtype is dtypes.f32 else dtype
     x = normal(dtype, *rows, depth)
     blocks = dtypes.q4_k if depth % 256 == 0 else dtypes.q4_1
@@ -164,7 +176,28 @@ def test_no_memory_for_rounded_numbers(rocm, monkeypatch):
     x, w = (Tensor.from_numpy(normal(dtypes.f32, n, 64), rocm) for n in (9, 32))
     out = rocm.empty((9, 32), dtypes.f32)
     w = ops.quantize(w, dtypes.q8_0)
-    for space, name in ((quantized.Dequantised, "dequantised"), (quantized.Rounded, "rounded")):
-        monkeypatch.setattr(space, "storage", full)
-        with pytest.raises(DeviceError, match=f"no memory for {name} numbers of a product: 0 b"):
+    for kind, holds in (
+        (quantized.Rounded, "rounded activations"),
+        (space.Weights, "dequantised weights"),
+    ):
+        monkeypatch.setattr(kind, "_storage", full)
+        with pytest.raises(DeviceError, match=f"no memory for {holds}: 0 bytes"):
             quantized.qmatmul_rounded(out, x, w)
+
+
+def test_threads_share_what_they_work_in(rocm):
+    """Each gets its own product, of rows and weights that lay in the same memory before."""
+    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 256, 256), rocm), dtypes.q8_0)
+    given = [Tensor.from_numpy(normal(dtypes.f32, 16, 256, seed=s), rocm) for s in range(3)]
+    parts = [w.narrow(0, s * 64, 64 + s * 32) for s in range(3)]
+    alone = [ops.qmatmul(x, part).numpy() for x, part in zip(given, parts, strict=True)]
+    found = []
+
+    def work(which):
+        found.extend((which, ops.qmatmul(given[which], parts[which])) for _ in range(60))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert len(found) == 180
+    for which, out in found:
+        assert (out.numpy() == alone[which]).all()

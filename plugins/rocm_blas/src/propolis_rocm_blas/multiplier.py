@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from propolis import dtypes
-from propolis.errors import DeviceError
 from propolis.errors import OutOfMemoryError
+from propolis_rocm_hip.space import lacking
 
 
 if TYPE_CHECKING:
@@ -187,11 +187,6 @@ def allocate(device: RocmDevice, nbytes: int, what: str) -> Storage:
         raise lacking(device, what, exc) from exc
 
 
-def lacking(device: RocmDevice, what: str, error: OutOfMemoryError) -> DeviceError:
-    """The error where memory that only we need is lacking."""
-    return DeviceError(f"{device.id}: no memory for {what}: {error}")
-
-
 def _fill_with_ones(device: RocmDevice, storage: Storage) -> dict[DType, int]:
     found, offset = {}, 0
     content = b""
@@ -211,6 +206,5 @@ __all__ = [
     "Multiplier",
     "Product",
     "allocate",
-    "lacking",
     "workspace_for",
 ]

@@ -6,7 +6,6 @@ Who dequantises is whoever serves core's ``dequantize`` on the device: this plug
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Final
@@ -17,16 +16,15 @@ from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import Call
 from propolis.dispatch import DispatchTable
-from propolis.errors import OutOfMemoryError
 from propolis.layout import Layout
 from propolis_rocm_blas._calls import run
 from propolis_rocm_blas._offers import Family
 from propolis_rocm_blas._offers import multiplier
 from propolis_rocm_blas._plan import Plan
-from propolis_rocm_blas.multiplier import lacking
 from propolis_rocm_blas.ops_matmul import of_linear
-from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import Weights
 from propolis_rocm_hip.space import space_bytes
+from propolis_rocm_hip.space import tile_rows
 
 
 if TYPE_CHECKING:
@@ -38,8 +36,9 @@ MANY_ROWS: Final = {dtypes.f32: 32, dtypes.f16: 16, dtypes.bf16: 16}
 From so many rows of ``x`` on, weights are dequantised; with fewer, kernels that do so on the way
 go first.
 
-Measured on an H200 by benches/gpu_rows.py (docs/benchmarks/h200.md), for Q4_K of 4096 x 4096 and
-14336 x 4096: f32 is ahead from 32 rows on, 1.02 to 2.7 times, f16 from 16 rows on, 3 to 19 times.
+Measured on an H200 by benches/gpu_rows.py (docs/benchmarks/h200.md at abbbd90), for Q4_K of 4096 x
+4096 and 14336 x 4096: f32 is ahead from 32 rows on, 1.02 to 2.7 times, f16 from 16 rows on, 3 to
+19 times.
 """
 
 MANY_ROWS_RADEON: Final = {dtypes.f32: 384, dtypes.f16: 32, dtypes.bf16: 32}
@@ -50,22 +49,6 @@ Dequantising writes each weight and reads it again, about 9 bytes of it in f32 a
 that time, on a Radeon, added to what the products took on the H200.  Nobody has measured it.
 """
 
-TILE_BYTES: Final = 64 << 20
-"""
-The most that is dequantised at once.
-
-A larger weight is done in tiles of rows: products stay large enough to fill a card, and a tile is
-still in the last cache (96 MiB of gfx1100, 256 of gfx942) when it is read again.
-"""
-
-
-class Weights(Space):
-    """
-    Where a tile lies: memory apart from :class:`Space`, which who dequantises may work in.
-
-    Like it, it grows with what was asked for, and never while a captured step is replayed.
-    """
-
 
 def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, of weights rounded to the dtype of ``x``."""
@@ -73,16 +56,13 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     if not isinstance(given, Plan):
         return
     by, device = multiplier(out), cast("RocmDevice", out.device)
-    rows = _rows(given.n, given.k, x.dtype)
-    try:
-        memory = device.keep(Weights).storage(device, rows * given.k * x.dtype.block_bytes)
-    except OutOfMemoryError as exc:
-        raise lacking(device, "dequantised weights", exc) from exc
-    for first in range(0, given.n, rows):
-        columns = range(first, min(first + rows, given.n))
-        tile = Tensor(memory, Layout.contiguous((len(columns), given.k)), x.dtype, device)
-        ops.dequantize.into(tile, w.narrow(0, first, len(columns)), dtype=x.dtype)
-        run(by, out, x, tile, given, columns=columns)
+    rows = tile_rows(given.n, given.k, x.dtype.block_bytes)
+    with device.keep(Weights).lent(device, rows * given.k * x.dtype.block_bytes) as memory:
+        for first in range(0, given.n, rows):
+            columns = range(first, min(first + rows, given.n))
+            tile = Tensor(memory, Layout.contiguous((len(columns), given.k)), x.dtype, device)
+            ops.dequantize.into(tile, w.narrow(0, first, len(columns)), dtype=x.dtype)
+            run(by, out, x, tile, given, columns=columns)
 
 
 def many_rows(arch: str) -> dict[DType, int]:
@@ -100,21 +80,10 @@ def _of(x: Layout, w: tuple[int, int]) -> Plan | str | None:
     return of_linear(x, Layout.contiguous(w))
 
 
-def _rows(n: int, k: int, dtype: DType) -> int:
-    """
-    Of a weight, in a tile: tiles are alike.
-
-    >>> _rows(4096, 4096, dtypes.f16), _rows(128256, 4096, dtypes.f16)
-    (4096, 8016)
-    """
-    tiles = math.ceil(n / max(TILE_BYTES // (k * dtype.block_bytes), 1))
-    return math.ceil(n / tiles)
-
-
 def _memory(x: Tensor, w: Tensor) -> int:
     n, k = w.shape
     size = x.dtype.block_bytes
-    return space_bytes(_rows(n, k, x.dtype) * k * size) if n * k else 0
+    return space_bytes(tile_rows(n, k, size) * k * size) if n * k else 0
 
 
 def _takes(few: bool, x: Tensor, w: Tensor, /) -> str | None:
@@ -147,4 +116,4 @@ OPS: Final = (
     ),
 )
 
-__all__ = ["MANY_ROWS", "MANY_ROWS_RADEON", "OPS", "TILE_BYTES", "Weights", "many_rows", "qmatmul"]
+__all__ = ["MANY_ROWS", "MANY_ROWS_RADEON", "OPS", "many_rows", "qmatmul"]

@@ -1,25 +1,26 @@
 """
 Values of tensors in the GGUF block formats, and products of many rows with them.
 
-These are computed with the values in 16 bits, a part of the weight at a time: where rows are many
+These are computed with the values in 16 bits, a tile of the weight at a time: where rows are many
 that is little beside the products, and matrix instructions take them.
 """
 
 from __future__ import annotations
 
 import math
+import typing
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from typing import Any
 from typing import Final
 
 from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
-from propolis.errors import DeviceError
-from propolis.errors import OutOfMemoryError
 from propolis.layout import Layout
-from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import Spare
+from propolis_rocm_hip.space import Weights
 from propolis_rocm_hip.space import space_bytes
+from propolis_rocm_hip.space import tile_rows
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import blocks_for
@@ -35,9 +36,12 @@ from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import OpImpl
     from propolis import Storage
     from propolis.dtypes import DType
+    from propolis_rocm_hip.device import RocmDevice
 
 MODULE: Final = Module("quantized")
 
@@ -67,60 +71,60 @@ def dequantize(out: Tensor, x: Tensor, /, dtype: DType = dtypes.f32) -> None:
 MANY_ROWS: Final = 9
 """From so many rows of activations on: kernels that read each weight once take up to eight."""
 
-PART_BYTES: Final = 64 << 20
-"""The most values of a weight that there are at a time: a large cache of a GPU still has them."""
 
-_WIDTH: Final = 128
-"""Rows of a part are a multiple of it: the width of tiles."""
+class Rounded(Spare):
+    """Where activations in f32 lie, rounded."""
 
-
-class Dequantised(Space):
-    """Where a part of a weight lies."""
-
-
-class Rounded(Space):
-    """And activations in f32, rounded."""
+    holds = "rounded activations"
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, of both in 16 bits."""
     if out.numel == 0:
         return
-    device: Any = out.device
-    wide = x.dtype is dtypes.f32
+    device = typing.cast("RocmDevice", out.device)
+    n, depth = w.shape
     narrow = _narrow(x.dtype)
-    if wide:
-        memory = _room(device, Rounded, x.numel * narrow.block_bytes)
+    size = narrow.block_bytes
+    with (
+        device.keep(Weights).lent(device, tile_rows(n, depth, size) * depth * size) as weights,
+        _rounded_rows(device, x, narrow) as rows,
+    ):
+        _products(out, rows, w, weights)
+
+
+@contextmanager
+def _rounded_rows(device: RocmDevice, x: Tensor, narrow: DType) -> Iterator[Tensor]:
+    if x.dtype is narrow:
+        yield x
+        return
+    with device.keep(Rounded).lent(device, x.numel * narrow.block_bytes) as memory:
         rounded = Tensor(memory, Layout.contiguous(x.shape), narrow, device)
         cast(rounded, x, narrow)
-        x = rounded
+        yield rounded
+
+
+def _products(out: Tensor, x: Tensor, w: Tensor, weights: Storage) -> None:
+    """A tile of ``w`` after the other, in the dtype of ``x``."""
     *lead, n = out.shape
-    depth = x.shape[-1]
-    rows = _part(n, depth)
-    memory = _room(device, Dequantised, rows * depth * narrow.block_bytes)
+    depth, narrow = x.shape[-1], x.dtype
+    tile = tile_rows(n, depth, narrow.block_bytes)
     given = plan(tuple(lead), x.strides[:-1], (0,) * len(lead))
     of_batches = given.batches.numel * given.m * n
-    for first in range(0, n, rows):
-        count = min(rows, n - first)
-        part = Tensor(memory, Layout.contiguous((count, depth)), narrow, device)
+    for first in range(0, n, tile):
+        count = min(tile, n - first)
+        part = Tensor(weights, Layout.contiguous((count, depth)), narrow, x.device)
         dequantize(part, w.narrow(0, first, count), narrow)
         strides = given.m, count, depth, given.row, 1, depth, 1, 0, 0
         for i, (start, _) in enumerate(given.batches.starts):
             to = pointer(out) + (i * of_batches + first) * out.dtype.block_bytes
             at = pointer(x) + start * narrow.block_bytes
-            places = to, at, part.ptr, 0
-            if not launch_matrix(device, narrow, given, places, strides, wide=wide, out_row=n):
+            wide = out.dtype is not narrow
+            if not launch_matrix(
+                out.device, narrow, given, (to, at, part.ptr, 0), strides, wide=wide, out_row=n
+            ):
                 msg = f"qmatmul: {x} was taken, and has no rows of whole packs"
                 raise AssertionError(msg)
-
-
-def _room(device: Any, space: type[Space], wanted: int) -> Storage:
-    try:
-        return device.keep(space).storage(device, wanted)  # type: ignore[no-any-return]
-    except OutOfMemoryError as exc:
-        # No lack of the caller's: others need none.
-        msg = f"{device.id}: no memory for {space.__name__.lower()} numbers of a product: {exc}"
-        raise DeviceError(msg) from exc
 
 
 def _narrow(dtype: DType) -> DType:
@@ -128,22 +132,13 @@ def _narrow(dtype: DType) -> DType:
     return dtypes.bf16 if dtype is dtypes.f32 else dtype
 
 
-def _part(n: int, depth: int) -> int:
-    """
-    Rows of a weight that are taken at a time.
-
-    >>> _part(4096, 4096), _part(128256, 4096)
-    (4096, 8064)
-    """
-    most = max(PART_BYTES // (depth * 2), 1)
-    each = math.ceil(n / math.ceil(n / most))
-    return min(-(-each // _WIDTH) * _WIDTH, n)
-
-
 def _memory(x: Tensor, w: Tensor) -> int:
     n, depth = w.shape
-    rounded = 2 * x.numel if x.dtype is dtypes.f32 else 0
-    return space_bytes(2 * _part(n, depth) * depth) + space_bytes(rounded) if x.numel and n else 0
+    if not x.numel or not n:
+        return 0
+    size = _narrow(x.dtype).block_bytes
+    rounded = x.numel * size if x.dtype is dtypes.f32 else 0
+    return space_bytes(tile_rows(n, depth, size) * depth * size) + space_bytes(rounded)
 
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:

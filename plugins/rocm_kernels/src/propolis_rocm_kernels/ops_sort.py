@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -146,18 +147,20 @@ def _order(
     width, size = x.shape[dim], x.dtype.block_bytes
     plan = _plan(rows, width, keep, size)
     device: Any = out.device
-    at = device.keep(Space).reserve(device, 2 * plan.half) if plan.half else 0
-    for start, to in starts:
-        tensors = (
-            0 if values is None else pointer(values) + to * size,
-            0 if indices is None else pointer(indices) + to * dtypes.i64.block_bytes,
-            pointer(x) + start * size,
-        )
-        for first in range(0, rows, plan.group):
-            count = min(plan.group, rows - first)
-            shape = (first, count, x.strides[dim], keep, out.strides[dim])
-            kind = KINDS[x.dtype], int(descending)
-            _launch(device, plan, (at, at + plan.half), tensors, shape, kind, width, layout)
+    space = device.keep(Space).lent(device, 2 * plan.half) if plan.half else nullcontext()
+    with space as memory:
+        at = memory.ptr if memory else 0
+        for start, to in starts:
+            tensors = (
+                0 if values is None else pointer(values) + to * size,
+                0 if indices is None else pointer(indices) + to * dtypes.i64.block_bytes,
+                pointer(x) + start * size,
+            )
+            for first in range(0, rows, plan.group):
+                count = min(plan.group, rows - first)
+                shape = (first, count, x.strides[dim], keep, out.strides[dim])
+                kind = KINDS[x.dtype], int(descending)
+                _launch(device, plan, (at, at + plan.half), tensors, shape, kind, width, layout)
 
 
 def _launch(
