@@ -88,6 +88,13 @@ def test_ends_of_the_range(rocm) -> None:
         x[:64] = 0
         out, w = product(rocm, x, dtypes.q8_0, 9)
         judge(out, x, w)
+    for scale in (-100, 112):  # of which weights are up to 12 times as large
+        w = np.full((9, 16 * 17), 0x71, np.uint8)
+        w[:, ::17] = scale + 128
+        x = (one * 2.0 ** (-scale)).astype(np.float32)
+        blocks = Tensor.from_blocks(w.reshape(-1), dtypes.mxfp4, (9, 512), rocm)
+        out = ops.qmatmul(Tensor.from_numpy(x, rocm), blocks).numpy()
+        judge(out, x, ops.dequantize(blocks).numpy().astype(np.float64))
     for odd in (np.inf, -np.inf, np.nan):
         x = one.astype(np.float32)
         x[77] = odd

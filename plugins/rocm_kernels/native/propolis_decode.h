@@ -12,9 +12,9 @@ constexpr f32 LARGEST = 127 * 256;  // of the rounded numbers: their upper byte 
 PROPOLIS_FN i32 dot_bytes(u32 a, u32 b, i32 sum) {
 #if defined(__CUDACC__)
     return __dp4a((i32)a, (i32)b, sum);
-#elif defined(PROPOLIS_AMD) && (defined(__GFX11__) || defined(__GFX12__))
+#elif defined(PROPOLIS_AMD) && __has_builtin(__builtin_amdgcn_sudot4)
     return __builtin_amdgcn_sudot4(true, (i32)a, true, (i32)b, sum, false);
-#elif defined(PROPOLIS_AMD) && !defined(__gfx900__) && !defined(__gfx1010__)
+#elif defined(PROPOLIS_AMD) && __has_builtin(__builtin_amdgcn_sdot4)
     return __builtin_amdgcn_sdot4((i32)a, (i32)b, sum, false);
 #else
     for (int i = 0; i < 32; i += 8) sum += (i32)(i8)(a >> i) * (i32)(i8)(b >> i);
@@ -98,12 +98,12 @@ PROPOLIS_FN void sums_of_parts(const Rounded& x, const u8* w, i64 row_bytes, i64
 #pragma unroll
             for (int run = 0; run < 4; ++run) Format::load(block, group * 4 + run, own[r][run]);
         }
-        const f32 scale = x.most[part];
+        const f32 most = x.most[part];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Pack<u32, 4> upper = load_pack<4>(x.words + (half * x.parts + part) * 4);
             const Pack<u32, 4> lower = load_pack<4>(x.words + ((2 + half) * x.parts + part) * 4);
-            const f32 total = (f32)x.sums[half * x.parts + part];
+            const f32 total = (f32)x.sums[half * x.parts + part] * (1 / LARGEST);
 #pragma unroll
             for (int r = 0; r < R; ++r) {
                 i32 high = 0, low = 0;
@@ -116,10 +116,11 @@ PROPOLIS_FN void sums_of_parts(const Rounded& x, const u8* w, i64 row_bytes, i64
                     low = dot_bytes(b.high, lower.at[run * 2 + 1], low);
                 }
                 const Bytes& b = own[r][half * 2];
-                f32 dot = (f32)(high * 256 + low) - b.less * total;
+                // Of activations up to 1: scales up to 8e34 make no infinity of a finite product.
+                f32 dot = (f32)(high * 256 + low) * (1 / LARGEST) - b.less * total;
                 dot *= b.scale;
                 if constexpr (Format::shifted) dot += b.shift * total;
-                sum[r] += dot * (1 / LARGEST) * scale;
+                sum[r] += dot * most;
             }
         }
     }
