@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import ollama
 import pytest
+
+from propolis_workers.serve import ollama as routes
 
 
 MESSAGES = [{"role": "user", "content": "the thing"}]
@@ -39,6 +42,23 @@ def test_chat(client, alone):
     pieces = list(client.chat("tiny:latest", MESSAGES, options=GREEDY, stream=True))
     assert text == "".join(piece.message.content for piece in pieces)
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_durations(client, monkeypatch):
+    """The whole lasts from the coming of the request, however soon the engine answers."""
+    respond = routes._respond
+
+    async def late(*arguments):
+        await asyncio.sleep(0.3)
+        return await respond(*arguments)
+
+    monkeypatch.setattr(routes, "_respond", late)
+    for got in (
+        client.chat("tiny", MESSAGES, options=GREEDY),
+        client.generate("tiny", "the thing", options=GREEDY),
+    ):
+        assert got.total_duration >= 0.3e9
+        assert got.total_duration >= got.prompt_eval_duration + got.eval_duration
 
 
 def test_generate(client, llm, alone):

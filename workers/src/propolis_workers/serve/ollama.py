@@ -136,6 +136,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/api/generate", responses=_LINES)
     async def generate(asked: Generate, http: HttpRequest, within: Timeout = None) -> Response:
+        started = time.perf_counter()
         until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
         if not asked.prompt:
@@ -143,11 +144,12 @@ def routes(service: Service) -> APIRouter:
         request = await service.prepared(1, until, _generated, service, asked)
         answer = service.answer(request, until)
         return await _respond(
-            service, http, asked, request, answer, lambda one: {"response": one["text"]}
+            service, http, asked, request, answer, lambda one: {"response": one["text"]}, started
         )
 
     @router.post("/api/chat", responses=_LINES)
     async def chat(asked: Chat, http: HttpRequest, within: Timeout = None) -> Response:
+        started = time.perf_counter()
         until = service.deadlines.until(asked.timeout, within)
         _expect(service, asked)
         if not asked.messages:
@@ -158,7 +160,7 @@ def routes(service: Service) -> APIRouter:
         answer = service.answer(request, until)
         if tools is not None:
             answer = with_calls(answer, tools)
-        return await _respond(service, http, asked, request, answer, message)
+        return await _respond(service, http, asked, request, answer, message, started)
 
     @router.get("/api/tags")
     async def tags() -> Told:
@@ -195,9 +197,8 @@ async def _respond(
     request: Request,
     answer: AsyncGenerator[Told],
     shaped: Callable[[Told], Told],
+    started: float,
 ) -> Response:
-    started = time.perf_counter()
-
     async def pieces() -> AsyncIterator[Told]:
         async with aclosing(answer) as told:
             async for one in told:
