@@ -21,7 +21,7 @@ def test_each_level_conforms(fresh) -> None:
     env.install("propolis[cpu]")
     names = env.run("python", "-c", OF_THIS_CPU).split()
     assert names
-    for name in names[:-1] or names:
+    for name in names[1:] or names:
         env.variables[LEVEL] = name
         said = env.run("propolis", "conformance", "cpu_native", "--quick", "--seconds", "240")
         assert " passed (" in said, name

@@ -119,5 +119,6 @@ def test_an_instance_for_real(capfd):
     check_signatures(code, {instance.name: ARGUMENTS}, instance.name)
     kernel = codeobject.kernels(code)[instance.name]
     assert (0, 0, 64) == (kernel.scratch, kernel.spills, kernel.wavefront)
+    assert 0 == kernel.scalar_spills
     assert kernel.registers <= 168
     assert kernel.lds <= 16384
