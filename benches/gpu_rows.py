@@ -2,9 +2,10 @@
 From how many rows on it pays to dequantise weights before a product.
 
 Times ``qmatmul`` in turn, over numbers of rows: of rocm_kernels under exact numerics, which
-dequantises on the way; of rocm_kernels under fast ones, which rounds the weight's values to 16 bits
-for matrix instructions; and of rocm_blas, which has a vendor's library multiply values.  What
-``MANY_ROWS`` of both plugins' ``ops_quantized`` says.
+dequantises on the way; of rocm_kernels under fast ones, which multiplies one row in integers, and
+rounds the weight's values to 16 bits for matrix instructions where rows are many; and of rocm_blas,
+which has a vendor's library multiply values.  What ``MANY_ROWS`` of both plugins'
+``ops_quantized`` says.
 
     python benches/gpu_rows.py [--device rocm:0] [--json FILE]
 """
@@ -32,8 +33,8 @@ CONTENDERS = {
     "rounded": ("rocm_kernels", "fast"),
     "rocm_blas": ("rocm_blas", "fast"),
 }
-ROWS = (9, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-SHAPES = ((4096, 4096), (14336, 4096))
+ROWS = (1, 2, 4, 8, 9, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 ROUNDS = 5
 REPEATS = 5
 
