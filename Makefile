@@ -34,6 +34,8 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 # them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+# Tests of `make test-all` that the caller has run elsewhere.
+ELSEWHERE ?=
 # COVERAGE=1 keeps what the tests of `make test` and `make test-all` cover: twice the time.
 MEASURED := OPENBLAS_NUM_THREADS=1 $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 
@@ -74,7 +76,7 @@ quick: $(DEV) hipsim ## The tests of make test alone
 	$(MEASURED) $(PARALLEL) --quick
 
 test-all: $(ORACLES) $(CK) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
-	$(MEASURED) $(PARALLEL) --rest
+	$(MEASURED) $(PARALLEL) --rest $(addprefix --deselect=,$(ELSEWHERE))
 	@$(BESIDE) $(CONFORMANCE) live-oracles
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet
@@ -99,7 +101,7 @@ CONFORMANCE := conformance-64 conformance-32 conformance-cpu
 BESIDE = $(MAKE) --no-print-directory -j3 --output-sync=target
 
 live-oracles:
-	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle $(shell grep -rl oracle tests --include="test_*.py")
 
 conformance-cpu:
 	$(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_32)
