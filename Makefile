@@ -100,8 +100,8 @@ SHARE_64 ?= --seed 64 --scale 0.25
 CONFORMANCE := conformance-64 conformance-32 conformance-cpu
 BESIDE = $(MAKE) --no-print-directory -j3 --output-sync=target
 
-live-oracles:
-	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle $(shell grep -rl oracle tests --include="test_*.py")
+live-oracles: $(ORACLES)
+	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 conformance-cpu:
 	$(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_32)
