@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from hypothesis import HealthCheck
+from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -133,10 +134,11 @@ def test_decodes_as_the_library(loaded, kind, data):
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma"])
 @settings(deadline=None)
 @given(text=PLAIN)
+@example(text="<s>")
 def test_roundtrip(loaded, kind, text):
     """Any text comes back, at once and token by token, where a space is always added or never."""
     ours = loaded(kind)[1]
-    ids = ours.encode(text)
+    ids = ours.encode(text, parse_special=False)
     if kind == "mistral":  # Metaspace adds none where there is one, and decoding takes one off
         text = text.removeprefix(" ")
     assert text == ours.decode(ids)
