@@ -10,6 +10,8 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_rocm_kernels import _attention
+from propolis_rocm_kernels import ops_attention
 from propolis_rocm_kernels.ops_attention import supports
 
 
@@ -49,6 +51,21 @@ def check(rocm, runtime):
     return run
 
 
+@pytest.fixture
+def parts(monkeypatch):
+    """Of how many blocks the keys of a query are, call by call, on a device of many units."""
+    monkeypatch.setattr(_attention, "_FILLING", 1000)
+    found = []
+
+    def plan(*args):
+        made = _attention.decoding(*args)
+        found.append(made.parts)
+        return made
+
+    monkeypatch.setattr(ops_attention, "decoding", plan)
+    return found
+
+
 def normal(*shape, seed=0):
     """Random numbers."""
     return np.random.default_rng([seed, *shape]).normal(size=shape)
@@ -77,6 +94,29 @@ def test_a_cache_of_heads_first(check, tokens) -> None:
     k[:, :, 201:] = np.nan
     v[:, :, 201:] = np.nan
     check(dtypes.f32, q, k, v, i32(201), causal=True, kv_view=lambda t: t.permute(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (9, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize("length", [0, 1, 65, 700])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (300, 0)}, {"softcap": 2.0, "scale": 0.5}], ids="+".join
+)
+def test_blocks_share_keys(check, parts, heads, length, options) -> None:
+    """The keys of one query are those of several blocks, whatever they find there."""
+    queries, kept = heads
+    q = normal(1, 2, queries, 64)
+    k, v = normal(1, 700, kept, 64, seed=1), normal(1, 700, kept, 64, seed=2)
+    check(dtypes.f32, q, k, v, i32(length), causal=True, **options)
+    assert parts == [4 if "window" in options else 10]
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f16, dtypes.bf16], ids=str)
+def test_blocks_share_pages(check, parts, dtype) -> None:
+    """So are those of pages, and those of each sequence and width of numbers."""
+    q, table = normal(3, 1, 4, 128), np.arange(132, dtype=np.int32).reshape(3, 44)[::-1]
+    k, v = normal(132, 16, 2, 128, seed=1), normal(132, 16, 2, 128, seed=2)
+    check(dtype, q, k, v, i32(700, 129, 64), causal=True, block_table=np.ascontiguousarray(table))
+    assert parts == [11]
 
 
 @pytest.mark.parametrize("tokens", [2, 66])

@@ -2,16 +2,23 @@
 #include "propolis_attention_decode.h"
 #include "propolis_attention_prefill.h"
 
-#define DECODE(T, lanes)                                                                          \
-    PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_decode##lanes##_##T(ATTENTION_ARGUMENTS(T, T)) { \
-        decode<lanes, 2, true>(ATTENTION(T, T), shape);                                           \
+#define DECODE(T, name, lanes, heads)                                                           \
+    PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_##name##lanes##_##T(ATTENTION_ARGUMENTS(T, T)) { \
+        decode<lanes, 2, heads, true>(ATTENTION(T, T), shape);                                  \
     }
 // Any strides, any number of elements up to MAX_DIM.
-#define ANY(T)                                                                                 \
-    PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_any_##T(ATTENTION_ARGUMENTS(T, T)) {          \
-        decode<MAX_DIM / RUN, 1, false>(ATTENTION(T, T), shape);                               \
+#define ANY(T)                                                                                  \
+    PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_any_##T(ATTENTION_ARGUMENTS(T, T)) {           \
+        decode<MAX_DIM / RUN, 1, 1, false>(ATTENTION(T, T), shape);                             \
     }
-#define DECODES(T) DECODE(T, 8) DECODE(T, 16) DECODE(T, 32) ANY(T)
+#define DECODES(T)                 \
+    DECODE(T, decode, 8, 1)        \
+    DECODE(T, decode, 16, 1)       \
+    DECODE(T, decode, 32, 1)       \
+    DECODE(T, grouped, 8, GROUP)   \
+    DECODE(T, grouped, 16, GROUP)  \
+    DECODE(T, grouped, 32, GROUP)  \
+    ANY(T)
 DECODES(f32)
 DECODES(f16)
 DECODES(bf16)

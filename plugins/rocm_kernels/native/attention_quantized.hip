@@ -24,10 +24,10 @@ PROPOLIS_FN void load_kept(const InBlocks<Format>* row, i64 element, f32 (&run)[
     dequantized<Format>(w, run);
 }
 
-#define DECODE(T, lanes, format, Format)                                                     \
-    PROPOLIS_KERNEL_OF(DECODE_THREADS) attention_quantized_decode##lanes##_##T##_##format(   \
+#define DECODE(T, name, lanes, heads, format, Format)                                        \
+    PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_quantized_##name##lanes##_##T##_##format(   \
         ATTENTION_ARGUMENTS(T, InBlocks<Format>)) {                                          \
-        decode<lanes, 2, true>(ATTENTION(T, InBlocks<Format>), shape);                       \
+        decode<lanes, 2, heads, true>(ATTENTION(T, InBlocks<Format>), shape);                \
     }
 #define PREFILL(T, columns, format, Format)                                                  \
     PROPOLIS_KERNEL attention_quantized_prefill##columns##_##T##_##format(                   \
@@ -35,9 +35,12 @@ PROPOLIS_FN void load_kept(const InBlocks<Format>* row, i64 element, f32 (&run)[
         prefill<columns>(ATTENTION(T, InBlocks<Format>), shape);                             \
     }
 #define KERNELS(T, format, Format)                                                           \
-    DECODE(T, 8, format, Format)                                                             \
-    DECODE(T, 16, format, Format)                                                            \
-    DECODE(T, 32, format, Format)                                                            \
+    DECODE(T, decode, 8, 1, format, Format)                                                  \
+    DECODE(T, decode, 16, 1, format, Format)                                                 \
+    DECODE(T, decode, 32, 1, format, Format)                                                 \
+    DECODE(T, grouped, 8, GROUP, format, Format)                                             \
+    DECODE(T, grouped, 16, GROUP, format, Format)                                            \
+    DECODE(T, grouped, 32, GROUP, format, Format)                                            \
     PREFILL(T, 1, format, Format)                                                            \
     PREFILL(T, 2, format, Format)                                                            \
     PREFILL(T, 4, format, Format)

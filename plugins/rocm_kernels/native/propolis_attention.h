@@ -11,6 +11,7 @@ struct AttentionShape {
     i64 table[2];
     i64 kv_len, alibi, q_start;
     i64 threads;  // of a block
+    i64 parts;    // blocks that share the keys of a query
     f64 scale, softcap;
     i32 batch;        // sequences
     i32 total;        // rows of q's token dimension
@@ -36,14 +37,15 @@ struct Attention {
     const f32* alibi;
     const i32* q_start;
     const i32* block_table;
+    u32* scratch;  // where blocks share keys
 };
 
 #define ATTENTION_ARGUMENTS(T, K)                                                           \
     T *out, Compute<T>*lse, const T *q, const K *k, const K *v, const i32 *kv_len,          \
         const T *bias, const f32 *alibi, const i32 *q_start, const i32 *block_table,        \
-        AttentionShape shape
+        u32 *scratch, AttentionShape shape
 #define ATTENTION(T, K) \
-    Attention<T, K> { out, lse, q, k, v, kv_len, bias, alibi, q_start, block_table }
+    Attention<T, K> { out, lse, q, k, v, kv_len, bias, alibi, q_start, block_table, scratch }
 
 // A sequence: which rows of q are its queries, and how many keys it has.
 struct Sequence {
@@ -92,46 +94,53 @@ PROPOLIS_FN void load_kept(const K* row, i64 element, C (&run)[RUN]) {
     load_run(row + element, run);
 }
 
+// Where a key lies: in which page, and which row of it.
+struct Spot {
+    i32 page, row;
+};
+
+// The pages of a sequence; without them all its keys are in one.
+struct Pages {
+    const i32* table;  // or null
+    i32 step, size, count;
+
+    PROPOLIS_METHOD Spot spot(i32 j) const {
+        if (!table) return Spot{0, j};
+        const i32 place = (i32)((u32)j / (u32)size);
+        const i32 which = table[(i64)place * step];
+        return Spot{which < 0 ? 0 : which < count ? which : count - 1, j - place * size};
+    }
+};
+
 // Keys or values of a sequence and a head: row j is that of key j.  Where `packed`, all runs of
 // it may be loaded in packs.
 template <class K, bool packed>
 struct CacheRows {
-    const K* at;       // of key 0, or of page 0
-    const i32* table;  // pages of this sequence, or null
-    i64 row, step, page, table_step;
+    const K* at;  // of key 0, or of page 0
+    Pages pages;
+    i64 row, step, page;
     i32 rows;   // keys from here on are not read
     i32 depth;  // elements
-    i32 page_size, pages;
 
     typedef Compute<K> C;
     template <class T>
     PROPOLIS_METHOD CacheRows(const Attention<T, K>& a, const AttentionShape& s, const K* from,
                               const i64 (&strides)[4], i32 depth, const Sequence& sequence,
                               i32 head)
-        : row(strides[1]), step(strides[3]), rows(sequence.valid), depth(depth) {
-        at = from + head * strides[2];
-        table = nullptr;
-        table_step = s.table[1];
-        page = strides[0];
-        page_size = s.page_size;
-        pages = s.pages;
+        : at(from + head * strides[2]), row(strides[1]), step(strides[3]), page(strides[0]),
+          rows(sequence.valid), depth(depth) {
+        pages = Pages{nullptr, (i32)s.table[1], s.page_size, s.pages};
         if (a.block_table) {
-            table = a.block_table + sequence.index * s.table[0];
+            pages.table = a.block_table + sequence.index * s.table[0];
         } else {
             at += sequence.index * page;
         }
     }
-    PROPOLIS_METHOD const K* key(i32 j) const {
-        if (!table) return at + j * row;
-        const i32 place = (i32)((u32)j / (u32)page_size);
-        i32 which = table[place * table_step];
-        which = which < 0 ? 0 : which < pages ? which : pages - 1;
-        return at + which * page + (j - place * page_size) * row;
-    }
     PROPOLIS_METHOD bool across() const { return false; }
-    PROPOLIS_METHOD void fetch(i64 j, i64 e, C (&run)[RUN]) const {
-        const bool inside = j < rows && e < depth;
-        const K* from = key(inside ? (i32)j : 0);
+    // Zeros, unless it is `there`; the spot is one that may be read.
+    PROPOLIS_METHOD void fetch(const Spot& spot, bool there, i32 e, C (&run)[RUN]) const {
+        const bool inside = there && e < depth;
+        const K* from = at + spot.page * page + spot.row * row;
         if constexpr (packed) {
             load_kept(from, inside ? e : 0, run);
 #pragma unroll
@@ -139,6 +148,10 @@ struct CacheRows {
         } else {
             load_some(from + (inside ? e * step : 0), step, inside ? depth - e : 0, run);
         }
+    }
+    PROPOLIS_METHOD void fetch(i64 j, i64 e, C (&run)[RUN]) const {
+        const bool there = j < rows;
+        fetch(pages.spot(there ? (i32)j : 0), there, (i32)e, run);
     }
 };
 

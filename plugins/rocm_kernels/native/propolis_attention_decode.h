@@ -2,10 +2,12 @@
 #pragma once
 
 #include "propolis_attention.h"
+#include "propolis_partials.h"
 
-// A block has one query of one head.  LANES neighbours hold it, eight elements each, and look at
-// AHEAD keys at a time, which keeps memory busy; every such group has a softmax of its own, over
-// every so many keys.  They are merged at the end.
+// A block has a query of G heads, or fewer, that share keys and values, and a part of these.  LANES
+// neighbours hold the queries, eight elements each, and look at AHEAD keys at a time, which keeps
+// memory busy; every such group has softmaxes of its own, over every so many keys.  They are merged
+// at the end: of the block first, then of the blocks that have the other parts, by the last of them.
 
 template <class C>
 struct Partial {
@@ -38,107 +40,216 @@ PROPOLIS_FN void merge_warp(Partial<C>& p) {
     }
 }
 
-template <int LANES, int AHEAD, bool packed, class T, class K>
+// Softmaxes of several heads in memory, to be merged: of each its values, its top and its total.
+template <class C, int G>
+struct Partials {
+    const C *values, *tops, *totals;
+    int count;                      // of each head
+    int values_apart, apart;        // from one to the next of a head
+    int heads_values_apart, heads_apart;  // from one head to the next
+
+    PROPOLIS_METHOD C top(int g) const {
+        C top = tops[g * heads_apart];
+        for (int i = 1; i < count; ++i) {
+            const C other = tops[g * heads_apart + i * apart];
+            top = other > top ? other : top;
+        }
+        return top;
+    }
+    // How much each counts; for all threads of the block.
+    PROPOLIS_METHOD void weigh(int heads, int threads, C (&weights)[G][MOST_PARTS]) const {
+        for (int i = (int)thread_x(); i < heads * count; i += threads) {
+            const int g = i / count, which = i - g * count;
+            weights[g][which] = share(tops[g * heads_apart + which * apart], top(g));
+        }
+        __syncthreads();
+    }
+    PROPOLIS_METHOD C total(int g, const C (&weights)[G][MOST_PARTS]) const {
+        C sum = 0;
+        for (int i = 0; i < count; ++i) sum += totals[g * heads_apart + i * apart] * weights[g][i];
+        return sum;
+    }
+    PROPOLIS_METHOD C value(int g, int e, const C (&weights)[G][MOST_PARTS]) const {
+        const C* from = values + g * heads_values_apart + e;
+        C sum = 0;
+        for (int i = 0; i < count; ++i) sum += from[i * values_apart] * weights[g][i];
+        return sum;
+    }
+};
+
+// What this block is of: the queries `query` of heads `head` and so many on, and of their keys a part.
+struct Share {
+    i32 query, head, heads, part;
+    u32 output;  // the first of those that the blocks of all parts share
+};
+
+template <int G>
+PROPOLIS_FN Share share_of_block(const AttentionShape& s, i32 parts) {
+    const u32 sets = (u32)(s.group + G - 1) / G;  // of the heads of one head of keys
+    const u32 all = sets * (u32)(s.heads / s.group);
+    const u32 output = block_x() / (u32)parts;
+    const u32 set = output % all;
+    const i32 within = (i32)(set % sets) * G;
+    return Share{(i32)(output / all), (i32)(set / sets) * s.group + within,
+                 s.group - within < G ? s.group - within : G, (i32)(block_x() % (u32)parts),
+                 output};
+}
+
+template <int LANES, int AHEAD, int G, bool packed, class T, class K>
 PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
     typedef Compute<T> C;
     constexpr int MOST_WARPS = DECODE_THREADS / PROPOLIS_WARP;
-    __shared__ C tops[MOST_WARPS], totals[MOST_WARPS];
-    __shared__ C values[MOST_WARPS][LANES * RUN];
+    __shared__ C tops[MOST_WARPS][G], totals[MOST_WARPS][G];
+    __shared__ C values[MOST_WARPS][G][LANES * RUN];
+    __shared__ C weights[G][MOST_PARTS];
+    static_assert(MOST_WARPS <= MOST_PARTS, "decode: warps of a block have no room to be weighed");
     const int threads = packed ? DECODE_THREADS : s.threads;
     const int groups = threads / LANES;
     const int warps = threads / PROPOLIS_WARP;
+    const i32 parts = packed ? (i32)s.parts : 1;  // one, where strides leave no registers for more
     const int element = (int)thread_x() % LANES * RUN;
     const int group = (int)thread_x() / LANES;
 
-    const i32 row = (i32)(block_x() / (u32)s.heads);  // of all queries of the batch
-    const i32 head = (i32)(block_x() % (u32)s.heads);
-    i32 index = (i32)((u32)row / (u32)s.total);
+    const Share own = share_of_block<G>(s, parts);
+    i32 index = (i32)((u32)own.query / (u32)s.total);
     if (a.q_start) {
         index = 0;
-        while (index + 1 < s.batch && start_at(a, s, index + 1) <= row) ++index;
+        while (index + 1 < s.batch && start_at(a, s, index + 1) <= own.query) ++index;
     }
     const Sequence sequence = sequence_at(a, s, index);
-    const i32 token = a.q_start ? row : row - index * s.total;
+    const i32 token = a.q_start ? own.query : own.query - index * s.total;
     const i32 position = sequence.valid - sequence.tokens + token - sequence.first;
-    const Range keys = seen(s, sequence.valid, position, position);
+    Range keys = seen(s, sequence.valid, position, position);
+    if (parts > 1) {
+        const i32 step = groups * AHEAD;
+        const i32 each = (keys.end - keys.first + parts * step - 1) / (parts * step) * step;
+        keys.first += own.part * each;
+        keys.end = keys.end - keys.first < each ? keys.end : keys.first + each;
+    }
 
-    C q[RUN];
-    load_some(a.q + sequence.row * s.q[0] + token * s.q[1] + head * s.q[2] +
-                  (element < s.dim ? element * s.q[3] : 0),
-              s.q[3], s.dim - element, q);
+    C q[G][RUN];
 #pragma unroll
-    for (int e = 0; e < RUN; ++e) q[e] *= (C)s.scale;
-    const CacheRows<K, packed> k(a, s, a.k, s.k, s.dim, sequence, head / s.group);
-    const CacheRows<K, packed> v(a, s, a.v, s.v, s.value_dim, sequence, head / s.group);
-    const i64 bias = sequence.index * s.bias[0] + head * s.bias[1] + token * s.bias[2];
-    const C slope = a.alibi ? (C)a.alibi[head * s.alibi] : (C)0;
+    for (int g = 0; g < G; ++g) {  // beyond the last head, that once more
+        const i32 head = own.head + (g < own.heads ? g : own.heads - 1);
+        load_some(a.q + sequence.row * s.q[0] + token * s.q[1] + head * s.q[2] +
+                      (element < s.dim ? element * s.q[3] : 0),
+                  s.q[3], s.dim - element, q[g]);
+#pragma unroll
+        for (int e = 0; e < RUN; ++e) q[g][e] *= (C)s.scale;
+    }
+    const i32 kept = own.head / s.group;
+    const CacheRows<K, packed> k(a, s, a.k, s.k, s.dim, sequence, kept);
+    const CacheRows<K, packed> v(a, s, a.v, s.v, s.value_dim, sequence, kept);
+    const i64 bias = sequence.index * s.bias[0] + own.head * s.bias[1] + token * s.bias[2];
+    const C slope = G == 1 && a.alibi ? (C)a.alibi[own.head * s.alibi] : (C)0;
     const C cap = (C)s.softcap;
 
-    Partial<C> p{-(C)PROPOLIS_INF, 0, {}};
+    Partial<C> p[G];
+#pragma unroll
+    for (int g = 0; g < G; ++g) p[g] = Partial<C>{-(C)PROPOLIS_INF, 0, {}};
     for (i32 next = keys.first; next < keys.end; next += groups * AHEAD) {
-        C key[AHEAD][RUN], value[AHEAD][RUN], score[AHEAD];
+        C key[AHEAD][RUN], value[AHEAD][RUN], score[G][AHEAD];
         const i32 first = next + group;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
             const i32 j = first + u * groups;
-            k.fetch(j < keys.end ? j : sequence.valid, element, key[u]);
-            v.fetch(j < keys.end ? j : sequence.valid, element, value[u]);
-        }
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            score[u] = 0;
-#pragma unroll
-            for (int e = 0; e < RUN; ++e) score[u] += q[e] * key[u][e];
-#pragma unroll
-            for (int mask = LANES / 2; mask > 0; mask /= 2) score[u] += warp_shfl_xor(score[u], mask);
-            if (cap != 0) score[u] = capped(score[u], cap);
-            const i32 j = first + u * groups;
-            if (a.bias) {
-                score[u] += bias_at(a, s, bias + (j < keys.end ? j : keys.first) * s.bias[3]);
+            if constexpr (packed) {
+                const Spot spot = k.pages.spot(j < keys.end ? j : keys.first);
+                k.fetch(spot, j < keys.end, element, key[u]);
+                v.fetch(spot, j < keys.end, element, value[u]);
+            } else {
+                k.fetch(j < keys.end ? j : sequence.valid, element, key[u]);
+                v.fetch(j < keys.end ? j : sequence.valid, element, value[u]);
             }
-            score[u] -= slope * (C)distance(position, j);
-            score[u] = j < keys.end ? score[u] : -(C)PROPOLIS_INF;
         }
-        C top = p.top;
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) top = score[u] > top ? score[u] : top;
-        const C own = share(p.top, top);
-        p.top = top;
-        p.total *= own;
+        for (int g = 0; g < G; ++g) {
 #pragma unroll
-        for (int e = 0; e < RUN; ++e) p.values[e] *= own;
+            for (int u = 0; u < AHEAD; ++u) {
+                C sum = 0;
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const C weight = share(score[u], top);
-            p.total += weight;
+                for (int e = 0; e < RUN; ++e) sum += q[g][e] * key[u][e];
+                score[g][u] = sum;
+            }
+        }
 #pragma unroll
-            for (int e = 0; e < RUN; ++e) p.values[e] += weight * value[u][e];
+        for (int mask = LANES / 2; mask > 0; mask /= 2) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u) score[g][u] += warp_shfl_xor(score[g][u], mask);
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            C top = p[g].top;
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                const i32 j = first + u * groups;
+                if (cap != 0) score[g][u] = capped(score[g][u], cap);
+                if constexpr (G == 1) {  // others are given neither
+                    if (a.bias) {
+                        score[g][u] += bias_at(a, s, bias + (j < keys.end ? j : keys.first) * s.bias[3]);
+                    }
+                    score[g][u] -= slope * (C)distance(position, j);
+                }
+                score[g][u] = j < keys.end ? score[g][u] : -(C)PROPOLIS_INF;
+                top = score[g][u] > top ? score[g][u] : top;
+            }
+            const C less = share(p[g].top, top);
+            p[g].top = top;
+            p[g].total *= less;
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) p[g].values[e] *= less;
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                const C weight = share(score[g][u], top);
+                p[g].total += weight;
+#pragma unroll
+                for (int e = 0; e < RUN; ++e) p[g].values[e] += weight * value[u][e];
+            }
         }
     }
 
-    merge_warp<LANES>(p);
     const int warp = warp_of_block();
-    if (lane_of_warp() < LANES) {
 #pragma unroll
-        for (int e = 0; e < RUN; ++e) values[warp][element + e] = p.values[e];
-        if (lane_of_warp() == 0) {
-            tops[warp] = p.top;
-            totals[warp] = p.total;
+    for (int g = 0; g < G; ++g) {
+        merge_warp<LANES>(p[g]);
+        if (lane_of_warp() < LANES) {
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) values[warp][g][element + e] = p[g].values[e];
+            if (lane_of_warp() == 0) {
+                tops[warp][g] = p[g].top;
+                totals[warp][g] = p[g].total;
+            }
         }
     }
     __syncthreads();
-    C top = tops[0];
-    for (int w = 1; w < warps; ++w) top = tops[w] > top ? tops[w] : top;
-    C total = 0;
-    for (int w = 0; w < warps; ++w) total += totals[w] * share(tops[w], top);
-    T* out = a.out + (i64)block_x() * s.value_dim;
-    for (int e = (int)thread_x(); e < s.value_dim; e += threads) {
-        C sum = 0;
-        for (int w = 0; w < warps; ++w) sum += values[w][e] * share(tops[w], top);
-        out[e] = narrow<T>(total == 0 ? (C)0 : sum / total);
+    Partials<C, G> found{values[0][0], tops[0], totals[0], warps, G * LANES * RUN, G, LANES * RUN, 1};
+    found.weigh(own.heads, threads, weights);
+    if (parts > 1) {
+        const int apart = s.value_dim + 2;  // values, top, total
+        C* shared = partials<C>(a.scratch) + (i64)own.output * parts * G * apart;
+        for (int i = (int)thread_x(); i < own.heads * apart; i += threads) {
+            const int g = i / apart, e = i - g * apart;
+            shared[(own.part * G + g) * apart + e] = e < s.value_dim ? found.value(g, e, weights)
+                                                     : e == s.value_dim ? found.top(g)
+                                                                        : found.total(g, weights);
+        }
+        if (!last_to_come(a.scratch + own.output, (u32)parts)) return;
+        found = Partials<C, G>{shared, shared + s.value_dim, shared + s.value_dim + 1, parts,
+                               G * apart, G * apart, apart, apart};
+        found.weigh(own.heads, threads, weights);
     }
-    if (a.lse && thread_x() == 0) {
-        const i64 at = ((i64)sequence.row * s.heads + head) * s.total + token;
-        a.lse[at] = math::log(total) + finite_top(top);
+    T* out = a.out + ((i64)own.query * s.heads + own.head) * s.value_dim;
+    for (int i = (int)thread_x(); i < own.heads * s.value_dim; i += threads) {
+        const int g = i / s.value_dim, e = i - g * s.value_dim;
+        const C total = found.total(g, weights);
+        out[i] = narrow<T>(total == 0 ? (C)0 : found.value(g, e, weights) / total);
+    }
+    if (a.lse && (int)thread_x() < own.heads) {
+        const int g = (int)thread_x();
+        const i64 at = (i64)sequence.row * s.heads + own.head + g;
+        a.lse[at * s.total + token] = math::log(found.total(g, weights)) + finite_top(found.top(g));
     }
 }

@@ -50,6 +50,12 @@
 // Most kernels run in blocks of BLOCK threads, and are compiled for at most so many.
 #define PROPOLIS_KERNEL extern "C" __global__ void __launch_bounds__(BLOCK)
 #define PROPOLIS_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Where two blocks are to be on a unit at once: on AMD's, whose registers are more, they are.
+#if defined(__CUDACC__)
+#define PROPOLIS_KERNEL_TWICE(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
+#else
+#define PROPOLIS_KERNEL_TWICE(threads) PROPOLIS_KERNEL_OF(threads)
+#endif
 
 // -- types ---------------------------------------------------------------------------------------
 

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+from typing import cast
 
+from propolis import dtypes
+from propolis_rocm_kernels._constants import ACCUMULATOR
+from propolis_rocm_kernels._constants import COUNTERS
 from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
 from propolis_rocm_kernels._product import in_packs
+from propolis_rocm_kernels._scratch import PARTIALS
+from propolis_rocm_kernels._scratch import scratch
 from propolis_rocm_kernels._signature import Structure
 
 
@@ -20,9 +26,10 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.layout import Shape
     from propolis.ops.attention import Window
+    from propolis_rocm_hip.device import RocmDevice
     from propolis_rocm_kernels._kernels import Kernel
 
-    Choose = Callable[..., tuple[Kernel, int, int]]
+    Choose = Callable[..., "Plan"]
 
 MAX_DIM: Final = 256
 """Elements of a head that the kernels hold."""
@@ -33,24 +40,54 @@ SIDE: Final = 64
 FEW: Final = 4
 """Queries of a sequence, up to which each has a block of its own."""
 
-DECODE_THREADS: Final = 512
-"""Threads of a block that has one query, where there are few such blocks."""
+DECODE_THREADS: Final = 256
+"""Threads of a block that has one query of one head, or of a few."""
+
+GROUP: Final = 4
+"""Heads that a block has a query of, where they share keys and values in a plain call: these are
+read once."""
+
+MOST_PARTS: Final = 64
+"""Blocks that share the keys of a query, at most."""
+
+_LEAST_KEYS: Final = 64
+"""Keys of a sequence for each of them, at least."""
+
+_FILLING: Final = 2
+"""Blocks of a compute unit, of which there are to be so many."""
 
 _SHAPE: Final = Structure(
     "AttentionShape",
     {
         **dict.fromkeys(("q", "k", "v", "bias"), "4q"),
         "table": "2q",
-        **dict.fromkeys(("kv_len", "alibi", "q_start", "threads"), "q"),
+        **dict.fromkeys(("kv_len", "alibi", "q_start", "threads", "parts"), "q"),
         **dict.fromkeys(("scale", "softcap"), "d"),
         **dict.fromkeys(("batch", "total", "heads", "group", "dim", "value_dim"), "i"),
         **dict.fromkeys(("capacity", "left", "right", "page_size", "pages", "wide_bias"), "i"),
     },
 )
-ARGUMENTS: Final = (10 * "P", _SHAPE)
+ARGUMENTS: Final = (11 * "P", _SHAPE)
 """Of every kernel."""
 
 _ALL: Final = -1
+
+
+class Plan(NamedTuple):
+    """
+    How a call is launched.
+
+    Attributes:
+        kernel: of those.
+        blocks: of the launch.
+        threads: of each.
+        parts: blocks that share the keys of a query.
+    """
+
+    kernel: Kernel
+    blocks: int
+    threads: int
+    parts: int = 1
 
 
 class Options(NamedTuple):
@@ -100,9 +137,9 @@ def attend(
     Queue a call.
 
     Args:
-        choose: gives the kernel, its blocks and their threads: by shapes alone, never by lengths;
-            takes q, k, v, how many sequences there are, the most keys of one, and whether the
-            batch is ragged.
+        choose: gives the plan: by shapes alone, never by lengths; takes q, k, v, how many
+            sequences there are, the most keys that a query sees, whether the batch is ragged, and
+            whether the call is plain: without a bias and ALiBi.
         out: as the op has it.
         lse: likewise; None where it is not wanted.
         qkv: queries, keys, values.
@@ -118,7 +155,10 @@ def attend(
     batch = rows if q_start is None else q_start.shape[0] - 1
     pages, slots = (0, 0) if table is None else (k.shape[0], k.shape[1])
     capacity = k.shape[1] if table is None else slots * table.shape[1] * (pages > 0)
-    kernel, blocks, threads = choose(q, k, v, batch, capacity, ragged=q_start is not None)
+    left, right = options.reach()
+    seen = capacity if left < 0 or right < 0 else min(capacity, left + 1 + right)
+    plain = bias is None and alibi is None
+    plan: Plan = choose(q, k, v, batch, seen, ragged=q_start is not None, plain=plain)
     if value_dim == 0:  # there is nothing to read of v
         v = k
     bias_strides: Shape = (0, 0, 0, 0)
@@ -127,20 +167,21 @@ def attend(
         bias_strides = bias.layout.broadcast_to(shape).strides
     steps = (0 if t is None else t.strides[0] for t in (kv_len, alibi, q_start))
     tensors = (out, lse, q, k, v, kv_len, bias, alibi, q_start, table)
-    kernel(
+    plan.kernel(
         out.device,
-        blocks,
+        plan.blocks,
         *(0 if t is None else _address(t) for t in tensors),
+        scratch(cast("RocmDevice", out.device)) if plan.parts > 1 else 0,
         *(*q.strides, *_strides(k), *_strides(v), *bias_strides),
         *((0, 0) if table is None else table.strides),
         *steps,
-        threads,
+        *plan[2:],
         dim**-0.5 if options.scale is None else options.scale,
         options.softcap,
         *(batch, total, heads, heads // k.shape[2], dim, value_dim, capacity),
-        *options.reach(),
+        *(left, right),
         *(slots, pages, bias is not None and bias.dtype is not q.dtype),
-        threads=threads,
+        threads=plan.threads,
     )
 
 
@@ -159,6 +200,27 @@ def _strides(x: Tensor) -> Shape:
 def few_queries(total: int, batch: int, *, ragged: bool) -> bool:
     """Whether each query has a block of its own."""
     return total <= FEW * (batch if ragged else 1)
+
+
+def decoding(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, keys: int, heads: int) -> Plan:
+    """
+    The plan of a kernel of which each block has one query of some heads.
+
+    Args:
+        kernel: it.
+        q: queries.
+        k: keys.
+        v: values.
+        keys: the most that a query sees.
+        heads: of a block.
+    """
+    units = cast("RocmDevice", q.device).compute_units
+    groups = -(-q.shape[2] // k.shape[2] // heads) * k.shape[2]
+    outputs = q.shape[0] * q.shape[1] * groups
+    room = PARTIALS * ACCUMULATOR // (heads * (v.shape[3] + 2) * dtypes.f32.block_bytes)
+    most = min(MOST_PARTS, _FILLING * units // outputs, keys // _LEAST_KEYS, room // outputs)
+    parts = max(most, 1) if outputs <= COUNTERS else 1
+    return Plan(kernel, outputs * parts, DECODE_THREADS, parts)
 
 
 def lanes_of(dim: int, value_dim: int) -> int:

@@ -11,9 +11,12 @@ from propolis import dtypes
 from propolis_rocm_kernels import _attention
 from propolis_rocm_kernels._attention import ARGUMENTS
 from propolis_rocm_kernels._attention import DECODE_THREADS
+from propolis_rocm_kernels._attention import GROUP
 from propolis_rocm_kernels._attention import Options
+from propolis_rocm_kernels._attention import Plan
 from propolis_rocm_kernels._attention import attend
 from propolis_rocm_kernels._attention import columns_of
+from propolis_rocm_kernels._attention import decoding
 from propolis_rocm_kernels._attention import few_queries
 from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
@@ -27,11 +30,10 @@ from propolis_rocm_kernels._kernels import Module
 if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.ops.attention import Window
-    from propolis_rocm_kernels._kernels import Kernel
 
 MODULE: Final = Module("attention")
 
-for _name in ("MAX_DIM", "SIDE", "DECODE_THREADS"):
+for _name in ("MAX_DIM", "SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 LESS_THREADS: Final = 64
@@ -43,7 +45,10 @@ FEW_KEYS: Final = 16
 _TILED: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _ANY: Final = {d: MODULE.kernel(f"any_{d.name}", ARGUMENTS) for d in dtypes.FLOATS}
 _DECODE: Final = {
-    (d, n): MODULE.kernel(f"decode{n}_{d.name}", ARGUMENTS) for d in _TILED for n in (8, 16, 32)
+    (d, n, heads): MODULE.kernel(f"{name}{n}_{d.name}", ARGUMENTS)
+    for d in _TILED
+    for n in (8, 16, 32)
+    for heads, name in ((1, "decode"), (GROUP, "grouped"))
 }
 _PREFILL: Final = {
     (d, n): MODULE.kernel(f"prefill{n}_{d.name}", ARGUMENTS) for d in _TILED for n in (1, 2, 4)
@@ -96,19 +101,20 @@ def attention_lse(
 
 
 def _choose(
-    q: Tensor, k: Tensor, v: Tensor, batch: int, capacity: int, *, ragged: bool
-) -> tuple[Kernel, int, int]:
+    q: Tensor, k: Tensor, v: Tensor, batch: int, keys: int, *, ragged: bool, plain: bool
+) -> Plan:
     rows, total, heads, dim = q.shape
     value_dim, dtype = v.shape[3], q.dtype
-    each = rows * total * heads
     few = few_queries(total, batch, ragged=ragged)
     if dtype not in _TILED or not all(map(rows_in_packs, (q, k, v))):
-        wide = few and capacity > FEW_KEYS
-        return _ANY[dtype], each, DECODE_THREADS if wide else LESS_THREADS
+        wide = few and keys > FEW_KEYS
+        threads = DECODE_THREADS if wide else LESS_THREADS
+        return Plan(_ANY[dtype], rows * total * heads, threads)
     if few:
-        return _DECODE[dtype, lanes_of(dim, value_dim)], each, DECODE_THREADS
+        each = GROUP if heads > k.shape[2] and plain else 1
+        return decoding(_DECODE[dtype, lanes_of(dim, value_dim), each], q, k, v, keys, each)
     tiles = tiles_of(total, batch, ragged=ragged)
-    return _PREFILL[dtype, columns_of(value_dim)], tiles * heads, BLOCK
+    return Plan(_PREFILL[dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 
 def _record(name: str, fn: Any) -> Any:

@@ -10,10 +10,12 @@ from typing import Final
 from propolis import dtypes
 from propolis_rocm_kernels import _attention
 from propolis_rocm_kernels._attention import ARGUMENTS
-from propolis_rocm_kernels._attention import DECODE_THREADS
+from propolis_rocm_kernels._attention import GROUP
 from propolis_rocm_kernels._attention import Options
+from propolis_rocm_kernels._attention import Plan
 from propolis_rocm_kernels._attention import attend
 from propolis_rocm_kernels._attention import columns_of
+from propolis_rocm_kernels._attention import decoding
 from propolis_rocm_kernels._attention import few_queries
 from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
@@ -27,20 +29,20 @@ from propolis_rocm_kernels._kernels import Module
 if TYPE_CHECKING:
     from propolis import Tensor
     from propolis.ops.attention import Window
-    from propolis_rocm_kernels._kernels import Kernel
 
 MODULE: Final = Module("attention_quantized")
 
-for _name in ("SIDE", "DECODE_THREADS"):
+for _name in ("SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 _QUERIES: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _KEPT: Final = (dtypes.q8_0,)
 _DECODE: Final = {
-    (d, block, n): MODULE.kernel(f"decode{n}_{d.name}_{block.name}", ARGUMENTS)
+    (d, block, n, heads): MODULE.kernel(f"{name}{n}_{d.name}_{block.name}", ARGUMENTS)
     for d in _QUERIES
     for block in _KEPT
     for n in (8, 16, 32)
+    for heads, name in ((1, "decode"), (GROUP, "grouped"))
 }
 _PREFILL: Final = {
     (d, block, n): MODULE.kernel(f"prefill{n}_{d.name}_{block.name}", ARGUMENTS)
@@ -96,16 +98,16 @@ def qattention_lse(
 
 
 def _choose(
-    q: Tensor, k: Tensor, v: Tensor, batch: int, capacity: int, *, ragged: bool
-) -> tuple[Kernel, int, int]:
-    del capacity
-    rows, total, heads, dim = q.shape
+    q: Tensor, k: Tensor, v: Tensor, batch: int, keys: int, *, ragged: bool, plain: bool
+) -> Plan:
+    _, total, heads, dim = q.shape
     value_dim = v.shape[3]
     if few_queries(total, batch, ragged=ragged) or not rows_in_packs(q):
-        kernel = _DECODE[q.dtype, k.dtype, lanes_of(dim, value_dim)]
-        return kernel, rows * total * heads, DECODE_THREADS
+        each = GROUP if heads > k.shape[2] and plain else 1
+        kernel = _DECODE[q.dtype, k.dtype, lanes_of(dim, value_dim), each]
+        return decoding(kernel, q, k, v, keys, each)
     tiles = tiles_of(total, batch, ragged=ragged)
-    return _PREFILL[q.dtype, k.dtype, columns_of(value_dim)], tiles * heads, BLOCK
+    return Plan(_PREFILL[q.dtype, k.dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 
 def _record(name: str, fn: Any) -> Any:

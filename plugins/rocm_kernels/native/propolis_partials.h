@@ -1,0 +1,43 @@
+// What several blocks find of one output, and which of them merges it.
+#pragma once
+
+#include "propolis_device.h"
+
+// Memory of the device that all kernels of a stream use one after the other: counters, which are
+// zero between kernels, and accumulators behind them.  See _scratch.py.
+template <class A>
+PROPOLIS_FN A* partials(const u32* scratch) {
+    static_assert(sizeof(A) <= ACCUMULATOR, "the scratch of _scratch.py has less for each");
+    return (A*)(scratch + COUNTERS);
+}
+
+PROPOLIS_FN void device_fence() {
+#if defined(PROPOLIS_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+#else
+    __threadfence();
+#endif
+}
+
+PROPOLIS_FN u32 count_up(u32* counter) {
+#if defined(PROPOLIS_AMD)
+    return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+    return atomicAdd(counter, 1u);
+#endif
+}
+
+// Whether all other of `blocks` blocks have come here: then what they wrote can be read.
+PROPOLIS_FN bool last_to_come(u32* counter, u32 blocks) {
+    __shared__ u32 before;
+    device_fence();
+    __syncthreads();
+    if (thread_x() == 0) {
+        before = count_up(counter);
+        if (before == blocks - 1) *counter = 0;
+    }
+    __syncthreads();
+    const bool last = before == blocks - 1;
+    device_fence();
+    return last;
+}
