@@ -19,6 +19,8 @@ from propolis.errors import OutOfMemoryError
 from propolis_rocm_hip import space
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized as quantized
+from propolis_rocm_kernels import ops_quantized_matmul_few as few
+from propolis_rocm_kernels._kernels import Kernel
 
 
 KERNELS = ["rocm_hip", "rocm_kernels"]
@@ -123,7 +125,7 @@ def rounded(values, dtype):
 
 @pytest.mark.parametrize("dtype", [dtypes.f32, *matrix.MATRIX], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [((9,), 40, 64), ((2, 40), 300, 96), ((65,), 129, 512)], ids=str
+    ("rows", "columns", "depth"), [((66,), 40, 64), ((2, 40), 300, 96), ((65,), 129, 512)], ids=str
 )
 def test_products_of_many_rows_with_blocks(rocm, taken, monkeypatch, dtype, rows, columns, depth):
     """Products of both in 16 bits, the weight in tiles of 128 rows; f32 comes out as f32."""
@@ -154,18 +156,47 @@ def test_rows_that_lie_apart(rocm, taken):
         taken.clear()
 
 
-def test_who_multiplies_with_blocks(rocm, taken):
-    """Few rows, and exact numerics, are for the kernels that take numbers as they are."""
-    (impl,) = (impl for impl in quantized.OPS if impl.variant == "rounded-f32")
-    assert not impl.exact
-    exact = Runtime.start(Config(plugins=KERNELS, numerics="exact"))
-    for device, rows, least in ((rocm, 9, 1), (rocm, 8, 0), (exact.device(rocm.id), 9, 0)):
-        x, w = (Tensor.from_numpy(normal(dtypes.f32, n, 64), device) for n in (rows, 32))
-        w = ops.quantize(w, dtypes.q8_0)
-        assert (impl.supports(x, w) is None) == (rows == 9)
-        ops.qmatmul(x, w)
-        assert len(taken) == least
-        taken.clear()
+@pytest.mark.parametrize("blocks", sorted(dtypes.BLOCKS, key=str), ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [((2,), 40), ((3, 4), 16), ((25,), 33), ((64,), 70)])
+def test_products_of_few_rows_with_blocks(rocm, blocks, rows, columns):
+    """Products of both in bf16, whatever of a tile there is, of odd numbers of blocks."""
+    depth = 3 * blocks.block_size
+    x = normal(dtypes.f32, *rows, depth)
+    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, columns, depth, seed=1), rocm), blocks)
+    a, b = rounded(x, dtypes.bf16), rounded(ops.dequantize(w).numpy(), dtypes.bf16)
+    given, out = Tensor.from_numpy(x, rocm), rocm.empty((*rows, columns), dtypes.f32)
+    assert few._takes(given, w) is None
+    few.qmatmul_few(out, given, w)
+    judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtypes.f32)
+
+
+def test_weights_of_a_larger_tensor(rocm):
+    """Rows of weights are taken where they lie, and rows of activations."""
+    x = normal(dtypes.f32, 3, 24, 256)
+    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 90, 512), rocm), dtypes.q4_k)
+    whole = rounded(ops.dequantize(w).numpy(), dtypes.bf16)
+    part = Tensor.from_numpy(x, rocm).narrow(1, 3, 5)
+    a, b = rounded(x[:, 3:8], dtypes.bf16), whole[7:60, 256:]
+    out = rocm.empty((3, 5, 53), dtypes.f32)
+    few.qmatmul_few(out, part, w.narrow(0, 7, 53).narrow(1, 256, 256))
+    judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtypes.f32)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 64, 65])
+def test_who_multiplies_with_blocks(rocm, monkeypatch, exact, rows):
+    """One row, few and many have kernels of their own, which exact numerics do without."""
+    modules = {1: {"quantized_matmul"}, 65: {"quantized", "cast", "matmul_matrix"}}
+    expected = modules.get(rows, {"quantized_matmul_few", "cast"})
+    if exact:
+        rocm = Runtime.start(Config(plugins=KERNELS, numerics="exact")).device(rocm.id)
+        expected = modules[1]
+    x, w = (Tensor.from_numpy(normal(dtypes.f32, n, 64), rocm) for n in (rows, 32))
+    w = ops.quantize(w, dtypes.q8_0)
+    launched = []
+    monkeypatch.setattr(Kernel, "__call__", lambda k, *_, **__: launched.append(k.module.name))
+    ops.qmatmul(x, w)
+    assert set(launched) == expected
 
 
 def test_no_memory_for_rounded_numbers(rocm, monkeypatch):
@@ -186,10 +217,11 @@ def test_no_memory_for_rounded_numbers(rocm, monkeypatch):
             quantized.qmatmul_rounded(out, x, w)
 
 
-def test_threads_share_what_they_work_in(rocm):
+@pytest.mark.parametrize("rows", [16, 80])
+def test_threads_share_what_they_work_in(rocm, rows):
     """Each gets its own product, of rows and weights that lay in the same memory before."""
     w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 256, 256), rocm), dtypes.q8_0)
-    given = [Tensor.from_numpy(normal(dtypes.f32, 16, 256, seed=s), rocm) for s in range(3)]
+    given = [Tensor.from_numpy(normal(dtypes.f32, rows, 256, seed=s), rocm) for s in range(3)]
     parts = [w.narrow(0, s * 64, 64 + s * 32) for s in range(3)]
     alone = [ops.qmatmul(x, part).numpy() for x, part in zip(given, parts, strict=True)]
     found = []

@@ -8,13 +8,16 @@
 //
 // Operands are loaded from shared memory: `along`, where neighbours in depth lie side by side, or
 // `across`, where neighbouring rows do; `apart` is then from one row, or depth, to the next.
+//
+//     Held<T>    16 rows of either operand, SPAN deep, which each thread brings from anywhere: its
+//                `runs[i]` are the eight neighbours of row(i) from depth(i) on.  Instructions have
+//                them in another order in depth, of both operands the same.
+//
 // All threads of a warp load and multiply together.  What each holds is said by AMD's and
 // NVIDIA's documents of the instruction sets (RDNA 3 and 4: 7.9; CDNA 2 and 3: 7.1; PTX: mma).
 #pragma once
 
 #include "propolis_reduce.h"
-
-constexpr int FRAGMENT = 16;
 
 #if defined(__CUDACC__)
 #define PROPOLIS_MMA 1
@@ -29,6 +32,42 @@ constexpr int FRAGMENT = 16;
 #define PROPOLIS_FRAGMENTS 0
 #else
 #define PROPOLIS_FRAGMENTS 1
+#endif
+
+#if PROPOLIS_FRAGMENTS
+#if defined(PROPOLIS_WMMA)
+constexpr int SPAN = 16;
+#else
+constexpr int SPAN = 32;
+#endif
+#if defined(PROPOLIS_WMMA) && PROPOLIS_WMMA == 11
+constexpr int RUNS_HELD = 2;  // both halves of a warp have the same
+#else
+constexpr int RUNS_HELD = FRAGMENT * SPAN / RUN / PROPOLIS_WARP;
+#endif
+
+template <class T>
+struct Held {
+    Pack<u16, RUN> runs[RUNS_HELD];
+    PROPOLIS_METHOD static int row(int i) {
+#if defined(PROPOLIS_MMA)
+        return lane_of_warp() / 4 + i * 8;
+#else
+        (void)i;
+        return lane_of_warp() % FRAGMENT;
+#endif
+    }
+    PROPOLIS_METHOD static int depth(int i) {
+#if defined(PROPOLIS_MMA)
+        (void)i;
+        return lane_of_warp() % 4 * RUN;
+#elif defined(PROPOLIS_WMMA) && PROPOLIS_WMMA == 11
+        return i * RUN;
+#else
+        return (lane_of_warp() + i * PROPOLIS_WARP) / FRAGMENT * RUN;
+#endif
+    }
+};
 #endif
 
 #if defined(PROPOLIS_MMA)
@@ -101,6 +140,21 @@ struct Sums {
     PROPOLIS_METHOD void add(const Left<T>& a, const Right<T>& b) {
         mma(at, a, b.words[0], b.words[1]);
         mma(at + 4, a, b.words[2], b.words[3]);
+    }
+    // Where `few`, of the first eight rows of b.
+    template <bool few, class T>
+    PROPOLIS_METHOD void add(const Held<T>& a, const Held<T>& b) {
+        typedef Pack<u32, 4> Words;
+        const Words top = bits_as<Words>(a.runs[0]), below = bits_as<Words>(a.runs[1]);
+#pragma unroll
+        for (int k = 0; k < 4; k += 2) {
+            const Left<T> left{{top.at[k], below.at[k], top.at[k + 1], below.at[k + 1]}};
+#pragma unroll
+            for (int half = 0; half < (few ? 1 : 2); ++half) {
+                const Words right = bits_as<Words>(b.runs[half]);
+                mma(at + half * 4, left, right.at[k], right.at[k + 1]);
+            }
+        }
     }
 };
 
@@ -178,6 +232,20 @@ struct Sums {
         keep(__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(left, right, sums()));
 #endif
     }
+    // Fewer rows of b take as long.
+    template <bool few, class T>
+    PROPOLIS_METHOD void add(const Held<T>& a, const Held<T>& b) {
+#pragma unroll
+        for (int first = 0; first < RUNS_HELD * RUN; first += HELD) {
+            Operand<T> left, right;
+#pragma unroll
+            for (int k = 0; k < HELD; ++k) {
+                left.held.at[k] = a.runs[(first + k) / RUN].at[(first + k) % RUN];
+                right.held.at[k] = b.runs[(first + k) / RUN].at[(first + k) % RUN];
+            }
+            add(left, right);
+        }
+    }
 
   private:
     PROPOLIS_METHOD Vector sums() const {
@@ -232,6 +300,21 @@ struct Sums {
 #pragma unroll
             for (int k = 0; k < FRAGMENT; ++k) at[i] += left[k] * right[k];
         }
+    }
+    template <bool few, class T>
+    PROPOLIS_METHOD void add(const Held<T>& a, const Held<T>& b) {
+        __shared__ T held[BLOCK / PROPOLIS_WARP][2][FRAGMENT][SPAN];
+        auto& own = held[warp_of_block()];
+#pragma unroll
+        for (int i = 0; i < RUNS_HELD; ++i) {
+            store_pack<RUN>(&own[0][a.row(i)][a.depth(i)], bits_as<Pack<T, RUN>>(a.runs[i]));
+            store_pack<RUN>(&own[1][b.row(i)][b.depth(i)], bits_as<Pack<T, RUN>>(b.runs[i]));
+        }
+        __syncwarp();
+        for (int first = 0; first < SPAN; first += FRAGMENT) {
+            add(Left<T>{&own[0][0][first], SPAN, 1}, Right<T>{&own[1][0][first], SPAN, 1});
+        }
+        __syncwarp();
     }
 };
 

@@ -34,6 +34,9 @@ MAX_RANK: Final = 6
 RUN: Final = 8
 """Elements of an operand of a product that a thread fetches at once."""
 
+FRAGMENT: Final = 16
+"""Rows of an operand that a matrix instruction takes."""
+
 ROWS_OF_1: Final = 1
 """Rows of weights that a group of lanes has, of the mat-vec kernel for one row of ``a``."""
 ROWS_OF_4: Final = 2

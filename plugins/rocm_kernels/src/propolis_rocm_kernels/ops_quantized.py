@@ -88,13 +88,14 @@ def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     size = narrow.block_bytes
     with (
         device.keep(Weights).lent(device, tile_rows(n, depth, size) * depth * size) as weights,
-        _rounded_rows(device, x, narrow) as rows,
+        rounded_rows(device, x, narrow) as rows,
     ):
         _products(out, rows, w, weights)
 
 
 @contextmanager
-def _rounded_rows(device: RocmDevice, x: Tensor, narrow: DType) -> Iterator[Tensor]:
+def rounded_rows(device: RocmDevice, x: Tensor, narrow: DType) -> Iterator[Tensor]:
+    """A tensor in a 16-bit dtype, for who queues what reads it; contiguous where it was rounded."""
     if x.dtype is narrow:
         yield x
         return
