@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Final
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from propolis_workers.llm.network.attending import attend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from propolis import Device
     from propolis_workers.llm.batch.scheduler import Copy
@@ -108,19 +111,54 @@ class Placed(NamedTuple):
     behind: int = 0
 
 
+class _Numbers:
+    """
+    What the host tells of a step, i32, side by side: one copy takes all of it to the device.
+
+    Args:
+        device: where the step is computed.
+        shapes: of what it is told.
+    """
+
+    def __init__(self, device: Device, shapes: Sequence[tuple[int, ...]]) -> None:
+        ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+        self._told = np.zeros(ends[-1], np.int32)
+        self._numbers = Tensor.from_numpy(self._told, device)
+        self.parts = [
+            _Told(self._told[start:end].reshape(shape), self._view(start, shape))
+            for start, end, shape in zip([0, *ends], ends, shapes, strict=False)
+        ]
+
+    def _view(self, start: int, shape: tuple[int, ...]) -> Tensor:
+        own = self._numbers.narrow(0, start, math.prod(shape))
+        return own if len(shape) == 1 else own.unflatten(0, shape[1])
+
+    def send(self) -> None:
+        """Take it there."""
+        self._numbers.assign(self._told)
+
+
+class _Told(NamedTuple):
+    """A part of it: on the host, and on the device."""
+
+    array: NDArray[np.int32]
+    tensor: Tensor
+
+
 class _Places:
     """
-    Where the tokens of a step are in one kind of blocks, as data on the device.
+    Where the tokens of a step are in one kind of blocks.
 
-    Attributes:
-        slots: (1, rows), i32: where the new ones go.
-        table: (sequences, blocks), i32: each sequence's blocks.
+    Args:
+        size: tokens of a block.
+        slots: (1, rows): where the new ones go.
+        table: (sequences, blocks): each sequence's blocks.
     """
 
-    def __init__(self, cache: PagedCache, sequences: int, rows: int, blocks: int) -> None:
-        self.slots = _numbers(cache.device, (1, rows), np.int32)
-        self.table = _numbers(cache.device, (sequences, blocks), np.int32)
-        self._size = cache.size
+    def __init__(self, size: int, slots: _Told, table: _Told) -> None:
+        self._size = size
+        self._slots, self.slots = slots
+        self._table, self.table = table
 
     def set(self, parts: Sequence[tuple[np.ndarray, Sequence[int], int, int]]) -> None:
         """
@@ -131,17 +169,16 @@ class _Places:
                 are before these, and how many of the first blocks are not written to.
         """
         size, row = self._size, 0
-        slots = np.zeros(self.slots.shape[1], np.int32)
-        table = np.full(self.table.shape, NOBODYS, np.int32)
+        slots = self._slots[0]
+        slots.fill(NOBODYS)
+        self._table.fill(NOBODYS)
         for number, (at, blocks, behind, full) in enumerate(parts):
             own = np.asarray(blocks, np.int32)
-            table[number, behind : behind + len(own)] = own
+            self._table[number, behind : behind + len(own)] = own
             place = at // size
             block = np.where(place < full, NOBODYS, own[place - behind])
             slots[row : row + len(at)] = block * size + at % size
             row += len(at)
-        self.slots.assign(slots[None])
-        self.table.assign(table)
 
 
 class Step:
@@ -151,7 +188,7 @@ class Step:
     Rows are new tokens of all sequences, one after the other.
 
     Attributes:
-        ids: (1, rows), i64.
+        ids: (1, rows), i32.
         positions: (1, rows), i32: of each token in its sequence.
     """
 
@@ -176,15 +213,28 @@ class Step:
         """
         self._cache = cache
         self._decodes = rows == sequences
-        device = cache.device
-        self.ids = _numbers(device, (1, rows), np.int64)
-        self.positions = _numbers(device, (1, rows), np.int32)
-        self._lengths = _numbers(device, (sequences,), np.int32)
-        self._all = _Places(cache, sequences, rows, blocks)
-        self._windows = _Places(cache, sequences, rows, blocks) if any(cache.local) else None
-        self._starts = None if self._decodes else _numbers(device, (sequences + 1,), np.int32)
-        self._earlier = [_numbers(device, (rows,), np.int32) for _ in range(1, cache.taps)]
-        self._wanted = None if wanted is None else _numbers(device, (wanted,), np.int32)
+        places = [(1, rows), (sequences, blocks)]
+        shapes = [
+            (1, rows),
+            (1, rows),
+            (sequences,),
+            *places,
+            *(places if any(cache.local) else ()),
+        ]
+        starts = [] if self._decodes else [(sequences + 1,)]
+        earlier = [(rows,) for _ in range(1, cache.taps)]
+        self._numbers = _Numbers(cache.device, [*shapes, *starts, *earlier])
+        told = iter(self._numbers.parts)
+        self._ids, self.ids = next(told)
+        self._positions, self.positions = next(told)
+        self._lengths = next(told)
+        self._all = _Places(cache.size, next(told), next(told))
+        self._windows = _Places(cache.size, next(told), next(told)) if any(cache.local) else None
+        self._starts = None if self._decodes else next(told)
+        self._earlier = list(told)
+        self._wanted = None
+        if wanted is not None:
+            self._wanted = Tensor.from_numpy(np.zeros(wanted, np.int32), cache.device)
         self._pages = [
             tuple(rows.unflatten(0, cache.size) for rows in pair) for pair in cache.layers
         ]
@@ -198,17 +248,20 @@ class Step:
             parts: of each sequence; of fewer than the step was made for where each has one token.
         """
         size = self._cache.size
-        ids = np.zeros(self.ids.shape[1], np.int64)
-        positions = np.zeros(len(ids), np.int32)
-        lengths = np.ones(self._lengths.shape, np.int32)
-        before = np.full((len(self._earlier), len(ids)), np.iinfo(np.int32).max, np.int32)
+        ids, positions = self._ids[0], self._positions[0]
+        lengths = self._lengths.array
+        ids.fill(0)
+        positions.fill(0)
+        lengths.fill(1)
+        for slots_before, _ in self._earlier:
+            slots_before.fill(np.iinfo(np.int32).max)
         starts, row, places = [0], 0, []
         for number, part in enumerate(parts):
             end = row + len(part.tokens)
             at = np.arange(part.first, part.first + len(part.tokens), dtype=np.int32)
             places.append(at)
             ids[row:end], positions[row:end] = part.tokens, at
-            for back, slots_before in enumerate(before, 1):
+            for back, (slots_before, _) in enumerate(self._earlier, 1):
                 own, there = np.asarray(part.blocks, np.int32), np.maximum(at - back, 0)
                 found = own[there // size] * size + there % size
                 slots_before[row:end] = np.where(at >= back, found, slots_before[row:end])
@@ -219,16 +272,9 @@ class Step:
         self._all.set([(at, part.blocks, 0, part.full) for at, part in each])
         if self._windows is not None:
             self._windows.set([(at, part.local, part.behind, 0) for at, part in each])
-        for tensor, array in (
-            (self.ids, ids[None]),
-            (self.positions, positions[None]),
-            (self._lengths, lengths),
-        ):
-            tensor.assign(array)
-        for tensor, array in zip(self._earlier, before, strict=True):
-            tensor.assign(array)
         if self._starts is not None:
-            self._starts.assign(np.asarray(starts, np.int32))
+            self._starts.array[:] = starts
+        self._numbers.send()
 
     def want(self, rows: Sequence[int]) -> None:
         """Say which rows' logits are wanted."""
@@ -254,14 +300,14 @@ class Step:
                 q,
                 keys,
                 values,
-                self._lengths,
+                self._lengths.tensor,
                 rules,
-                q_start=self._starts,
+                q_start=None if self._starts is None else self._starts.tensor,
                 block_table=places.table,
             )
         _, count, heads, dim = q.shape
         each = q.reshape(count, 1, heads, dim)
-        y = attend(each, keys, values, self._lengths, rules, block_table=places.table)
+        y = attend(each, keys, values, self._lengths.tensor, rules, block_table=places.table)
         return y.reshape(1, count, heads, y.shape[3])
 
     def before(
@@ -276,7 +322,7 @@ class Step:
         ops.kv_append(rows, as_kept(x, rows).unsqueeze(2), self._places(layer).slots)
         own = rows.squeeze(2).squeeze(0)
         ids = self._earlier[count - 1 :: -1]
-        return [as_kept(ops.index_select(own, slots), x).unsqueeze(0) for slots in ids]
+        return [as_kept(ops.index_select(own, slots), x).unsqueeze(0) for _, slots in ids]
 
     def wanted(self, x: Tensor) -> Tensor:
         """As :meth:`KVCache.wanted`."""
@@ -285,10 +331,6 @@ class Step:
     def _places(self, layer: int) -> _Places:
         windows = self._windows
         return self._all if windows is None or not self._cache.local[layer] else windows
-
-
-def _numbers(device: Device, shape: tuple[int, ...], dtype: type) -> Tensor:
-    return Tensor.from_numpy(np.zeros(shape, dtype), device)
 
 
 __all__ = ["NOBODYS", "PagedCache", "Placed", "Step"]
