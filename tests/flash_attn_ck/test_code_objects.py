@@ -41,6 +41,7 @@ def test_no_kernel_uses_scratch(objects):
         uses = entry["uses"]
         assert 0 == uses["scratch"], (instance.name, arch)
         assert 0 == uses["spills"] == uses["scalar_spills"], (instance.name, arch)
-        assert uses["registers"] <= 256
+        # Of 512: two waves of a unit's share where there are no more than 256.
+        assert uses["registers"] <= (256 if instance.head_dim <= 128 else 320)
         assert uses["lds"] <= 64 << 10
         assert 64 == uses["wavefront"]

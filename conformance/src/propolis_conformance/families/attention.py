@@ -108,6 +108,7 @@ def _attend(
 
 _SIZES = {"t": 3, "s": 5, "b": 2}
 _PREFILL = {"t": 37, "s": 45, "d": 16, "e": 8}
+_WIDE = {"t": 19, "s": 21, "h": 1, "d": 200, "e": 136}
 _Q = {"q": T("b t h*2 d")}
 _KV = {"k": T("b s h d", domain="cache"), "v": T("b s h e", domain="cache")}
 _LENGTHS = {"kv_len": T("b", "i32", "length:s")}
@@ -190,6 +191,9 @@ _RECIPES = (
         )
         for odd in ("qk", "v")
     ),
+    # Wide heads, which kernels may divide, and values wider or narrower than keys.
+    _recipe({**_Q, **_KV, **_LENGTHS}, (_RULES[1], _RULES[6]), _WIDE),
+    _recipe({**_Q, **_KV, **_LENGTHS}, (_RULES[0], _RULES[7]), {**_WIDE, "d": 120, "e": 248}),
 )
 OPS["attention"] = OpInfo(_attention, _RECIPES)
 # Lengths, ragged sequences in pages, and tiles: what is seen by whom is the same as above.

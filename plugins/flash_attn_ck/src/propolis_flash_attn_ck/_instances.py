@@ -19,17 +19,20 @@ ARCHS: Final = ("gfx90a", "gfx942")
 SIMULATED: Final = ("hipsim32", "hipsim64")
 """The simulator's, for which a plain kernel with the same ABI is compiled at first use."""
 
+SIMULATED_CUDA: Final = "sm_"
+"""How the simulator names a card of its cuda flavour, which compiles that kernel too."""
+
 BLOCK: Final = 256
 """Threads of a block."""
 
 TILE: Final = 128
 """Queries of a block."""
 
-HEAD_DIMS: Final = (64, 128)
-"""Elements of a head; shorter heads are padded.  With 256 our tile spills a thousand registers."""
+HEAD_DIMS: Final = (64, 128, 256)
+"""Elements of a head; shorter heads are padded."""
 
-CAPPED: Final = 64
-"""Elements of a head up to which scores may be capped: with 128 registers are spilt to memory."""
+VALUES: Final = 128
+"""The most elements of a value that a block sums: sums of 256 spill to memory."""
 
 DTYPES: Final = {dtypes.f16: "ck_tile::fp16_t", dtypes.bf16: "ck_tile::bf16_t"}
 """Element types, with Composable Kernel's name for each."""
@@ -66,6 +69,7 @@ class Instance(NamedTuple):
             "FMHA_NAME": self.name,
             "FMHA_DTYPE": DTYPES[self.dtype],
             "FMHA_HEAD_DIM": self.head_dim,
+            "FMHA_VALUES": min(self.head_dim, VALUES),
             "FMHA_SOFTCAP": int(self.softcap),
             "FMHA_BLOCK": BLOCK,
             "FMHA_TILE": TILE,
@@ -78,5 +82,4 @@ INSTANCES: Final = tuple(
     for dtype in DTYPES
     for head_dim in HEAD_DIMS
     for softcap in (False, True)
-    if not softcap or head_dim <= CAPPED
 )

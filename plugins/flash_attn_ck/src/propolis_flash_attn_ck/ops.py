@@ -18,11 +18,12 @@ from propolis_flash_attn_ck import _code
 from propolis_flash_attn_ck._instances import ARCHS
 from propolis_flash_attn_ck._instances import ARGUMENTS
 from propolis_flash_attn_ck._instances import BLOCK
-from propolis_flash_attn_ck._instances import CAPPED
 from propolis_flash_attn_ck._instances import DTYPES
 from propolis_flash_attn_ck._instances import HEAD_DIMS
 from propolis_flash_attn_ck._instances import SIMULATED
+from propolis_flash_attn_ck._instances import SIMULATED_CUDA
 from propolis_flash_attn_ck._instances import TILE
+from propolis_flash_attn_ck._instances import VALUES
 from propolis_flash_attn_ck._instances import Instance
 
 
@@ -58,7 +59,6 @@ def supports(
     alibi: Tensor | None = None,
     q_start: Tensor | None = None,
     block_table: Tensor | None = None,
-    softcap: float = 0.0,
     **_: Any,
 ) -> str | None:
     """None, or why not."""
@@ -73,9 +73,8 @@ def supports(
         return (
             f"head_dim {dim} and value_dim {value_dim}: multiples of {PACK} up to {HEAD_DIMS[-1]}"
         )
-    if softcap and max(dim, value_dim) > CAPPED:
-        return f"head_dim {max(dim, value_dim)} with a soft cap: up to {CAPPED} stay in registers"
-    if batch == 0 or batch > 65535 or -(-total // TILE) > 65535 or total * rows > ROWS:
+    parts = -(-value_dim // VALUES)
+    if batch == 0 or batch * parts > 65535 or -(-total // TILE) > 65535 or total * rows > ROWS:
         return f"{batch} sequences of {total} queries in all: the grid has no room"
     for name, x in (("q", q), ("k", k), ("v", v)):
         strides = x.strides
@@ -171,7 +170,8 @@ def _attend(
         0 if reach == (_ALL, _ALL) else _MASKED,
     )
     function = device.modules.function(_code.module_source(instance), instance.name)
-    function.launch((heads, -(-total // TILE), batch), (BLOCK, 1, 1), 0, packed)
+    parts = -(-v.shape[3] // VALUES)  # each sums its own elements of the values
+    function.launch((heads, -(-total // TILE), batch * parts), (BLOCK, 1, 1), 0, packed)
 
 
 def _at(tensor: Tensor | None) -> int:
@@ -208,7 +208,7 @@ def _implement(name: str, fn: Any, arch: str) -> OpImpl:
         fn=fn,
         device="rocm",
         dtypes=tuple(DTYPES),
-        archs=frozenset({*ARCHS, *SIMULATED}),
+        archs=frozenset({*ARCHS, *SIMULATED, *([arch] * arch.startswith(SIMULATED_CUDA))}),
         priority=Priority.VENDOR,
         supports=_not_built if lacking else supports,
         capture_safe=True,

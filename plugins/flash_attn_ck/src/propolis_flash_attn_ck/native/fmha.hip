@@ -7,7 +7,7 @@ using Kernel = propolis::Kernel;
 
 static_assert(Kernel::kBlockSize == FMHA_BLOCK, "Python launches other blocks");
 static_assert(Kernel::FmhaPipeline::kM0 == FMHA_TILE, "Python launches another grid");
-static_assert(Kernel::FmhaPipeline::kN1 >= FMHA_HEAD_DIM, "a block has all of a head's values");
+static_assert(Kernel::FmhaPipeline::kN1 == FMHA_VALUES, "Python launches another grid");
 static_assert(!Kernel::kIsGroupMode && Kernel::kHasMask && Kernel::kStoreLSE, "another instance");
 
 template <class T>
@@ -15,21 +15,23 @@ __device__ inline T* at(T* base, int64_t index, int64_t elements, int size) {
     return (T*)((char*)base + index * elements * size);
 }
 
-// Arguments of a batch of one: the block's own sequence, found by 64-bit addresses.
+// Arguments of a batch of one, found by 64-bit addresses: the block's own sequence, and of its values
+// the elements from `element` on.
 __device__ inline Kernel::Kargs arguments_of(const propolis_fmha_args& a,
-                                             const propolis_fmha_sequence& s, int32_t index) {
+                                             const propolis_fmha_sequence& s, int32_t index,
+                                             int32_t element) {
     constexpr int size = sizeof(FMHA_DTYPE);
     const int64_t own = a.seqstart_q ? 0 : index;  // of the dimension that ragged batches lack
     Kernel::Kargs k{};
     k.q_ptr = at((char*)a.q + (own * a.stride_q[0]) * size, s.first, a.stride_q[2], size);
-    k.o_ptr = at((char*)a.o + (own * a.stride_o[0]) * size, s.first, a.stride_o[2], size);
+    k.o_ptr = at((char*)a.o + (own * a.stride_o[0] + element) * size, s.first, a.stride_o[2], size);
     k.k_ptr = at((char*)a.k, index, a.stride_k[0], size);
-    k.v_ptr = at((char*)a.v, index, a.stride_v[0], size);
+    k.v_ptr = at((char*)a.v + element * size, index, a.stride_v[0], size);
     k.lse_ptr = (float*)a.lse + own * a.stride_lse[0] + s.first;
     k.seqlen_q = s.queries;
     k.seqlen_k = s.keys;
     k.hdim_q = a.hdim_q;
-    k.hdim_v = a.hdim_v;
+    k.hdim_v = a.hdim_v - element < FMHA_VALUES ? a.hdim_v - element : FMHA_VALUES;
     k.num_head_q = a.heads_q;
     k.nhead_ratio_qk = a.heads_q / a.heads_k;
     k.scale_s = a.scale * 1.4426950408889634f;  // exponentials are of base 2
@@ -55,11 +57,13 @@ __device__ inline Kernel::Kargs arguments_of(const propolis_fmha_args& a,
 extern "C" __global__ void __launch_bounds__(Kernel::kBlockSize, Kernel::kBlockPerCu)
     FMHA_NAME(propolis_fmha_args a) {
 #if defined(__HIP_DEVICE_COMPILE__)
-    const int32_t index = __builtin_amdgcn_readfirstlane(blockIdx.z);
+    const propolis_fmha_part part = propolis_fmha_part_at(a);
+    const int32_t index = __builtin_amdgcn_readfirstlane(part.sequence);
+    const int32_t element = __builtin_amdgcn_readfirstlane(part.element);
     const propolis_fmha_sequence s = propolis_fmha_sequence_at(a, index);
     // With masks the last tiles come first, as they have the most to do.
     const int32_t tile = (int32_t)gridDim.y - 1 - (int32_t)blockIdx.y;
     if (tile * FMHA_TILE >= s.queries) return;
-    Kernel{}(arguments_of(a, s, index));
+    Kernel{}(arguments_of(a, s, index, element));
 #endif
 }

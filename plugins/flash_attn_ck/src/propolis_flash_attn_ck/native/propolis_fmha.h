@@ -27,6 +27,18 @@ struct propolis_fmha_args {
 };
 static_assert(sizeof(propolis_fmha_args) == FMHA_SIZE, "propolis_fmha_args is not ARGUMENTS");
 
+// What a block computes: a sequence, and the first of the (at most FMHA_VALUES) elements of its values.
+struct propolis_fmha_part {
+    int32_t sequence, element;
+};
+
+__device__ inline propolis_fmha_part propolis_fmha_part_at(const propolis_fmha_args& a) {
+    if constexpr (FMHA_HEAD_DIM == FMHA_VALUES) return {(int32_t)blockIdx.z, 0};
+    const int32_t parts = (a.hdim_v + FMHA_VALUES - 1) / FMHA_VALUES;
+    const int32_t sequence = (int32_t)blockIdx.z / parts;
+    return {sequence, ((int32_t)blockIdx.z - sequence * parts) * FMHA_VALUES};
+}
+
 // The sequence of a block: its queries, where they begin, and its keys.  Whatever the lengths say,
 // memory outside the tensors is not touched.
 struct propolis_fmha_sequence {

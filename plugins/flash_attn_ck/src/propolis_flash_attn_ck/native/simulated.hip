@@ -69,7 +69,8 @@ __device__ inline float score_of(const propolis_fmha_args& a, const uint16_t* q,
 
 // A thread has a query: half of the block looks on, as the tile has half as many queries.
 extern "C" __global__ void __launch_bounds__(FMHA_BLOCK) FMHA_NAME(propolis_fmha_args a) {
-    const int32_t index = (int32_t)blockIdx.z, head = (int32_t)blockIdx.x;
+    const propolis_fmha_part part = propolis_fmha_part_at(a);
+    const int32_t index = part.sequence, head = (int32_t)blockIdx.x;
     const propolis_fmha_sequence s = propolis_fmha_sequence_at(a, index);
     const int32_t query =
         ((int32_t)gridDim.y - 1 - (int32_t)blockIdx.y) * FMHA_TILE + (int32_t)threadIdx.x;
@@ -80,9 +81,11 @@ extern "C" __global__ void __launch_bounds__(FMHA_BLOCK) FMHA_NAME(propolis_fmha
     const uint16_t* q = (const uint16_t*)a.q + own * a.stride_q[0] + head * (int64_t)a.stride_q[1] +
                         row * a.stride_q[2];
     const uint16_t* k = (const uint16_t*)a.k + index * (int64_t)a.stride_k[0] + group * a.stride_k[1];
-    const uint16_t* v = (const uint16_t*)a.v + index * (int64_t)a.stride_v[0] + group * a.stride_v[1];
+    const uint16_t* v = (const uint16_t*)a.v + index * (int64_t)a.stride_v[0] +
+                        group * a.stride_v[1] + part.element;
     uint16_t* o = (uint16_t*)a.o + own * a.stride_o[0] + head * (int64_t)a.stride_o[1] +
-                  row * a.stride_o[2];
+                  row * a.stride_o[2] + part.element;
+    const int32_t left = a.hdim_v - part.element, elements = left < FMHA_VALUES ? left : FMHA_VALUES;
     const int32_t position = s.keys - s.queries + query;
 
     float top = -INFINITE;
@@ -95,18 +98,18 @@ extern "C" __global__ void __launch_bounds__(FMHA_BLOCK) FMHA_NAME(propolis_fmha
     }
     const float base = top == -INFINITE ? 0 : top;
     float total = odd ? __builtin_nanf("") : 0;
-    float sums[FMHA_HEAD_DIM];
-    for (int32_t e = 0; e < a.hdim_v; ++e) sums[e] = 0;
+    float sums[FMHA_VALUES];
+    for (int32_t e = 0; e < elements; ++e) sums[e] = 0;
     for (int32_t j = 0; j < s.keys; ++j) {
         if (!sees(a, position, j)) continue;
         const float share = expf(score_of(a, q, k + (int64_t)j * a.stride_k[2]) - base);
         total += share;
         const float rounded = wide(narrow(share));  // as matrix instructions take it
         const uint16_t* value = v + (int64_t)j * a.stride_v[2];
-        for (int32_t e = 0; e < a.hdim_v; ++e) sums[e] += rounded * wide(value[e]);
+        for (int32_t e = 0; e < elements; ++e) sums[e] += rounded * wide(value[e]);
     }
     const float scale = total == 0 ? 1 : 1 / total;
-    for (int32_t e = 0; e < a.hdim_v; ++e) o[e] = narrow(sums[e] * scale);
+    for (int32_t e = 0; e < elements; ++e) o[e] = narrow(sums[e] * scale);
     float* lse = (float*)a.lse + own * a.stride_lse[0] + head * (int64_t)a.stride_lse[1] + row;
     *lse = total == 0 ? -INFINITE : logf(total) + base;
 }
