@@ -102,7 +102,9 @@ extern "C" __global__ void __launch_bounds__(FMHA_BLOCK) FMHA_NAME(propolis_fmha
     for (int32_t e = 0; e < elements; ++e) sums[e] = 0;
     for (int32_t j = 0; j < s.keys; ++j) {
         if (!sees(a, position, j)) continue;
-        const float share = expf(score_of(a, q, k + (int64_t)j * a.stride_k[2]) - base);
+        const float score = score_of(a, q, k + (int64_t)j * a.stride_k[2]);
+        // Not by exp of 0: fused with the scaling, the difference of large scores is their rounding.
+        const float share = score == base ? 1 : expf(score - base);
         total += share;
         const float rounded = wide(narrow(share));  // as matrix instructions take it
         const uint16_t* value = v + (int64_t)j * a.stride_v[2];
