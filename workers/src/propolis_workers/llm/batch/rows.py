@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from propolis import dtypes
 from propolis import ops
 
 
@@ -38,8 +39,10 @@ class Rows:
         self._logits = logits
         whole = logits.shape[2] <= vocabulary
         self._known = known = logits if whole else logits.narrow(2, 0, vocabulary)
-        self._best = ops.argmax(known, 2)
-        self._peak = ops.max(known, 2)
+        # One tensor, as the host waits for each that it reads; f32 counts tokens to 2**24.
+        self._likeliest = found = logits.device.empty((2, *known.shape[1:2]), dtypes.f32)
+        ops.cast.into(found.narrow(0, 0, 1), ops.argmax(known, 2), dtypes.f32)
+        ops.cast.into(found.narrow(0, 1, 1), ops.max(known, 2), dtypes.f32)
 
     def all(self, wanted: Sequence[int]) -> NDArray[np.floating]:
         """(wanted, at least the vocabulary): copies all to the host."""
@@ -49,14 +52,14 @@ class Rows:
         """Of each wanted row the likeliest tokens' logits, likeliest first, and their ids."""
         count = min(count, self._known.shape[2])
         logits, ids = (found.numpy()[0] for found in ops.topk(self._known, count, 2))
-        peaks = self._peak.numpy()[0]
+        peaks = self._likeliest.numpy()[1]
         # A NaN anywhere makes the peak one, but need not be among the likeliest.
         logits = np.where(np.isnan(peaks)[:, None], np.float32(math.nan), logits)
         return [(logits[row], ids[row]) for row in wanted]
 
     def best(self, wanted: Sequence[int]) -> list[tuple[int, float]]:
         """The likeliest token of each wanted row, and its logit: copies nothing else."""
-        tokens, peaks = self._best.numpy()[0], self._peak.numpy()[0]
+        tokens, peaks = self._likeliest.numpy()
         return [(int(tokens[row]), float(peaks[row])) for row in wanted]
 
 
