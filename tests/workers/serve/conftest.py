@@ -84,7 +84,7 @@ def hosting():
     def host(service, images=None, *, token=None, hive=None, **options) -> Running:
         if hive is not None:
             worker = Worker("w", service.name, 0, "cpu")
-            options["heartbeat"] = Heartbeat(hive, worker, service.engine, every=0.3)
+            options["heartbeats"] = [Heartbeat(hive, worker, service.engine, every=0.3)]
         app = application(service, images, token=token, **options)
         settings = uvicorn.Config(
             app, port=0, log_level="warning", timeout_graceful_shutdown=1, http=PatientProtocol
@@ -124,6 +124,7 @@ def serving(hosting, tiny_gguf):
         tokens=None,
         deadline=None,
         template=None,
+        stalls=600.0,
         **options,
     ) -> Running:
         config = Config(threads=1).model_dump(mode="json")
@@ -131,6 +132,7 @@ def serving(hosting, tiny_gguf):
             {**config, "model": str(model)},
             {"context": context, "most": most, "tokens": tokens},
             most_waiting=most_waiting,
+            stalls=stalls,
         )
         service = Service(model, engine, deadline=deadline, template=template)
         return hosting(service, token=token, **options)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import patience
 from patience import until
 
 from propolis import Config
+from propolis_workers.serve import engine as engines
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.service import Service
 
@@ -19,6 +23,14 @@ ABORTS = """
 import os
 def rms_norm(out, x, weight, /, eps=1e-5):
     os.abort()
+@hookimpl
+def propolis_ops(device):
+    yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
+"""
+HANGS = """
+import ctypes
+def rms_norm(out, x, weight, /, eps=1e-5):
+    ctypes.PyDLL(None).pause()  # as a library that waits for a GPU, and holds Python's lock
 @hookimpl
 def propolis_ops(device):
     yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
@@ -44,6 +56,33 @@ def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypa
         'quarantined{kind="llm",op="rms_norm",plugin="deadly"} 1.0'
         in broken.http.get("/metrics").text
     )
+
+
+def test_an_op_that_hangs_is_left_out(site, server, serving, tmp_path, monkeypatch):
+    """Who waits is told after the time that is set; the next engine does without what hangs."""
+    expected = server.chat().json()["choices"][0]["message"]
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    site.plugin("endless", HANGS)
+    broken = serving(stalls=patience(2))
+    got = broken.chat()
+    assert got.status_code == 503
+    assert "computed nothing for" in got.json()["error"]["message"]
+    until(lambda: broken.http.get("/v1/ready").status_code == 200, 60)
+    assert broken.chat().json()["choices"][0]["message"] == expected
+    until(lambda: "quarantined" in broken.now())
+    assert [one["plugin"] for one in broken.now()["quarantined"]] == ["endless"]
+
+
+def test_an_engine_that_is_stopped(serving, monkeypatch):
+    """One that hears no signal but the last is ended too, and another one answers."""
+    monkeypatch.setattr(engines, "_LAST_WORDS", 0.2)
+    server = serving(stalls=patience(2))
+    os.killpg(server.engine._process.pid, signal.SIGSTOP)
+    got = server.chat()
+    assert got.status_code == 503
+    assert "computed nothing for" in got.json()["error"]["message"]
+    until(lambda: server.http.get("/v1/ready").status_code == 200, 60)
+    assert server.chat().status_code == 200
 
 
 @pytest.mark.slow

@@ -236,3 +236,15 @@ def test_the_ancestors_arguments(program, hive):
     assert said["port"] == server.http.base_url.port
     for name in ("org/tiny:q4", "tiny"):
         assert server.http.get(f"/v1/models/{name}").json()["id"] == "org/tiny:q4"
+
+
+@pytest.mark.slow
+def test_two_models_are_two_workers(program, hive, sd_folder):
+    """A hive, whose workers have one model each, hears of both models, each by its own name."""
+    program("--images", str(sd_folder), "--worker-id", "w-7", "--hive-url", hive.url)
+
+    def ready():
+        said = [one["worker"] for one in hive.heard if one["worker"]["status"] == "ready"]
+        return {(one["id"], one["model_id"]) for one in said}
+
+    until(lambda: ready() == {("w-7", "tiny"), ("w-7-images", "tiny-sd")}, 60)

@@ -69,7 +69,7 @@ def application(
     most_bytes: int = 32 << 20,
     most_open: int = 2048,
     hosts: Collection[str] | None = (),
-    heartbeat: Heartbeat | None = None,
+    heartbeats: Sequence[Heartbeat] = (),
     gated: bool = True,
 ) -> FastAPI:
     """
@@ -83,7 +83,7 @@ def application(
         most_open: requests that are answered at once, streams among them.
         hosts: what requests may call the server, beside localhost and the addresses that mean
             it; None for anything.
-        heartbeat: that goes on while the server runs.
+        heartbeats: that go on while the server runs.
         gated: who may ask is checked here, and not by who passes requests on.
     """
     engines = [one.engine for one in (service, images) if one is not None]
@@ -95,10 +95,10 @@ def application(
             service.engine.watch(spans)
         for engine in engines:
             engine.start()
-        if heartbeat is not None:
+        for heartbeat in heartbeats:
             heartbeat.start()
         yield
-        if heartbeat is not None:
+        for heartbeat in heartbeats:
             heartbeat.stop()
         await asyncio.gather(*(engine.stop() for engine in engines))
 

@@ -136,6 +136,14 @@ _FILES = 65536
     help="The most that an answer may take; requests may ask for less.",
 )
 @click.option(
+    "--stall",
+    type=click.FloatRange(min=1),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without a step so long, while requests wait, an engine counts as hung.",
+)
+@click.option(
     "--chat-template",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -217,21 +225,26 @@ def _application(
     service = _writer(config, options) if what in ("llm", "both") else None
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
-    engines = [one.engine for one in served]
-    beat = _heartbeat(config, served[0].name, port, engines, options)
-    return application(service, images, token=token, hosts=hosts, heartbeat=beat), engines
+    beats = _heartbeats(config, served, port, options)
+    app = application(service, images, token=token, hosts=hosts, heartbeats=beats)
+    return app, [one.engine for one in served]
 
 
-def _heartbeat(
-    config: Config, name: str, port: int, engines: list[Engine], options: dict[str, Any]
-) -> Heartbeat | None:
+def _heartbeats(
+    config: Config, served: list[Service | ImageService], port: int, options: dict[str, Any]
+) -> list[Heartbeat]:
+    """One for each model: to a hive, a worker has one."""
     if not options["hive_url"]:
-        return None
+        return []
     from propolis_workers.serve.heartbeat import Heartbeat  # noqa: PLC0415
     from propolis_workers.serve.heartbeat import Worker  # noqa: PLC0415
 
-    worker = Worker(options["worker_id"] or str(uuid.uuid4()), name, port, config.device)
-    return Heartbeat(options["hive_url"], worker, *engines)
+    name = options["worker_id"] or str(uuid.uuid4())
+    names = (name, f"{name}-images")
+    return [
+        Heartbeat(options["hive_url"], Worker(called, one.name, port, config.device), one.engine)
+        for called, one in zip(names, served, strict=False)
+    ]
 
 
 def _device(options: dict[str, Any]) -> str | None:
@@ -266,6 +279,7 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
         {**told, "tokens": options["cache_tokens"], "kv_type": options["kv_type"]},
         most_waiting=options["queue"],
+        stalls=options["stall"],
     )
     chosen = options["chat_template"]
     template = None if chosen is None else read_text(chosen)
@@ -293,6 +307,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         {"most": options["images_at_once"], "dtype": dtype},
         kind="sd",
         most_waiting=options["queue"],
+        stalls=options["stall"],
     )
     return ImageService(path, engine, dtype=dtype, loras=loras, deadline=options["deadline"])
 

@@ -50,6 +50,8 @@ PAUSES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _SETTLED: Final = 60.0
 # Seconds that a process has to end by itself.
 _PATIENCE: Final = 10.0
+# Seconds that a process that hangs has to write down where.
+_LAST_WORDS: Final = 5.0
 # Seconds that answers on their way wait to be told how it ended.
 _SOON: Final = 0.5
 # Seconds between two looks at whether all is answered.
@@ -326,7 +328,7 @@ class Engine:
                 quiet = time.monotonic() - self._heard
                 if self._answers and self.status.state == "ready" and quiet > self._stalls:
                     read.cancel()
-                    self.kill()
+                    await self._end_hung(process)
                     return
             try:
                 said = read.result()
@@ -339,6 +341,17 @@ class Engine:
             except (ValueError, LookupError, TypeError):  # no JSON, or none of ours
                 self.kill()
                 return
+
+    async def _end_hung(self, process: asyncio.subprocess.Process) -> None:
+        """End a process that does nothing: as one that aborts, so that what hangs is recorded."""
+        self._why = (
+            f"the engine computed nothing for {self._stalls:g} s, though it had to: it was ended"
+        )
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _LAST_WORDS)
+        self.kill()
 
     async def _hear(self, message: dict[str, Any]) -> None:
         what = message.pop("is")

@@ -67,14 +67,14 @@ class Heartbeat:
         url: where it is said.
     """
 
-    def __init__(self, hive: str, worker: Worker, *engines: Engine, every: float = EVERY) -> None:
+    def __init__(self, hive: str, worker: Worker, engine: Engine, *, every: float = EVERY) -> None:
         """
         Prepare.
 
         Args:
             hive: ``http://host:port``, with a path in front of the protocol's where it has one.
             worker: who says it.
-            engines: whose state is said: of several, how the least ready is.
+            engine: whose state is said.
             every: seconds.
 
         Raises:
@@ -83,7 +83,7 @@ class Heartbeat:
         self._secure, self._host, self._port, self._path = _parts(hive)
         self.url = hive.rstrip("/") + PATH
         self._worker = worker
-        self._engines = engines
+        self._engine = engine
         self._every = every
         # Its own: the module's is for whoever seeds it.
         self._random = random.Random()  # noqa: S311  (no secret)
@@ -100,7 +100,7 @@ class Heartbeat:
 
     def message(self) -> dict[str, Any]:
         """What is sent now."""
-        status = self._engines[0].status
+        status = self._engine.status
         worker = asdict(self._worker)
         worker["device"] = status.ready.get("device", self._worker.device)
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -119,14 +119,13 @@ class Heartbeat:
         health = self._health()
         if health != "ready":
             return health
-        busy = any(engine.waiting or engine.draining for engine in self._engines)
-        return "busy" if busy else "ready"
+        return "busy" if self._engine.waiting or self._engine.draining else "ready"
 
     def _health(self) -> str:
-        states = {engine.status.state for engine in self._engines}
-        if states & {"failed", "stopped"}:
+        state = self._engine.status.state
+        if state in ("failed", "stopped"):
             return "error"
-        return "ready" if states == {"ready"} else "loading"
+        return "ready" if state == "ready" else "loading"
 
     def _run(self) -> None:
         failures = 0
