@@ -23,7 +23,7 @@ from propolis.runtime import Runtime
 
 ABORTS = """
 import os
-def rms_norm(out, x, weight, /, eps=1e-5):
+def rms_norm(*args, **kwargs):
     os.abort()
 @hookimpl
 def propolis_ops(device):
@@ -89,6 +89,18 @@ def test_an_op_that_aborts(site, python, cli):
     assert doctor["quarantine"].status == "warning"
     assert "rms_norm (f32) of deadly (fake-deadly 1.0): ended" in doctor["quarantine"].summary
     assert "let back: rms_norm (f32) of deadly" in cli("quarantine", "clear").out
+
+
+def test_a_library_that_aborts_when_it_is_asked(site, python):
+    """What a plugin is asked in `supports` may run native code too: it is left out likewise."""
+    site.plugin("deadly", ABORTS.replace("priority=100", "priority=100, supports=rms_norm"))
+    assert python(NORM).returncode == -6
+    with capture_logs() as logs:
+        cpu = Runtime.start(Config.load()).cpu
+    (line,) = [line for line in logs if line["event"] == "op.crashed"]
+    assert (line["op"], line["plugin"]) == ("rms_norm", "deadly")
+    x, weight = (Tensor.from_numpy(np.ones(shape, np.float32), cpu) for shape in ((2, 8), 8))
+    assert ops.rms_norm(x, weight).numpy() == pytest.approx(1, abs=1e-4)
 
 
 def test_listing_says_it_before_any_start(site, python, cli):

@@ -315,9 +315,11 @@ def test_data_out_of_range():
 def test_argument_errors():
     """Attributes out of range, and arguments that exclude or need each other, are errors."""
     q, k = tensors(np.ones((1, 4, 2, 8), np.float32), np.ones((1, 3, 1, 8), np.float32))
-    for window in ((1,), (1, 2, 3), (-2, 0)):
-        refused(OpError, "window .* must be two numbers of at least -1", q, k, k, window=window)
-    refused(OpError, "softcap -1.0 must not be negative", q, k, k, softcap=-1.0)
+    for window in ((1,), (1, 2, 3), (-2, 0), (3.0, 2.0)):
+        refused(OpError, "window .* must be two ints of at least -1", q, k, k, window=window)
+    for cap in (-1.0, float("nan"), "a"):
+        message = f"softcap {cap!r} must be a number, not negative"
+        refused(OpError, message, q, k, k, softcap=cap)
     bias = Tensor.from_numpy(np.ones((1, 2, 4, 3), np.float32))
     refused(OpError, "bias goes with neither", q, k, k, bias=bias, q_start=i32(0, 4))
     one = Tensor.from_numpy(np.ones((1, 1, 2, 8), np.float32))

@@ -309,7 +309,12 @@ def test_errors(op):
     for name, value in (("stride", 0), ("padding", -1), ("dilation", 0), ("stride", (1, 1, 1))):
         with pytest.raises(OpError, match=rf"{op.name}: {name} .* must be {spatial} numbers"):
             op(x, w, **{name: value})
-    with pytest.raises(OpError, match=rf"{op.name}: groups 0 must be at least 1"):
+    for value in (np.int64(1), (np.int64(1),) * spatial, np.ones(spatial, int), 1.0):
+        with pytest.raises(OpError, match=rf"{op.name}: stride .* must be of int, not of"):
+            op(x, w, stride=value)
+    with pytest.raises(OpError, match=rf"{op.name}: groups .*1.* must be an int of at least 1"):
+        op(x, w, groups=np.int64(1))
+    with pytest.raises(OpError, match=rf"{op.name}: groups 0 must be an int of at least 1"):
         op(x, w, groups=0)
     with pytest.raises(ShapeError, match=rf"{op.name}: .*(exceeds the input|cuts everything)"):
         op(x, w, **({"padding": 4} if "transpose" in op.name else {"dilation": 3}))

@@ -25,6 +25,7 @@ from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
 from propolis.inflight import Calls
+from propolis.inflight import named
 from propolis.tensor import Tensor
 from propolis.wording import describe
 
@@ -61,6 +62,7 @@ class Ladder:
         has_cpu: whether the CPU is the last rung.
         keeper: of the captured call it is for; None for all calls that are not.
         named: what runs the candidates, by ``id``, where :meth:`run` does.
+        asks: what asks them whether they take a call, likewise.
     """
 
     def __init__(self, table: Table, spec: OpSpec, key: Key, trace: Trace) -> None:
@@ -76,6 +78,7 @@ class Ladder:
         self.keeper: Keeper | None = None
         self._rejections = trace.rejections
         self.named: dict[int, Calls] = {}
+        self.asks: dict[int, Callable[[OpImpl, Call], str | None]] = {}
         self._refused: set[int] = set()
         self.retire: Callable[[], None] = _nothing
         """Makes what :meth:`entry` gave look at quarantine and device again: captured
@@ -95,8 +98,7 @@ class Ladder:
         if first.supports is not None or not first.strided:
             return self.run
         lower = len(self.chain) > 1 or self.decomposition is not None or self.has_cpu
-        on_cpu = self.table.device is self.table.cpu
-        if on_cpu and (not lower or is_reference(first)):
+        if self.table.device is self.table.cpu and (not lower or is_reference(first)):
             return first.fn  # nobody to take over, and no hardware to lose
         return self._guarded(first)
 
@@ -115,8 +117,11 @@ class Ladder:
 
     def _refusal(self, impl: OpImpl, call: Call) -> str | None:
         """Why the implementation does not run this call; None when it does."""
-        barred = self.table.quarantine.reason(impl, self.key, self.table.device)
-        return barred or refusal(impl, call)
+        quarantine, device = self.table.quarantine, self.table.device
+        barred = quarantine.reason(impl, self.key, device)
+        if id(impl) not in self.asks:  # a plugin may call a library that aborts, here too
+            self.asks[id(impl)] = named(refusal, quarantine.name(impl, self.key, device))
+        return barred or self.asks[id(impl)](impl, call)
 
     def _guarded(self, impl: OpImpl) -> Callable[..., None]:
         calls, device, slow = self._named(impl), self.table.device, self.run
@@ -228,8 +233,7 @@ class Ladder:
         """Let the implementation do the call."""
         args, kwargs = call.args, call.attributes
         if not impl.strided:
-            first = len(call.written)
-            read = (self._contiguous(i, value) for i, value in enumerate(args[first:]))
+            read = (self._contiguous(i, v) for i, v in enumerate(args[len(call.written) :]))
             args = (*call.written, *read)
             kwargs = {name: self._contiguous(name, value) for name, value in kwargs.items()}
         calls = self.named.get(id(impl))
@@ -318,10 +322,7 @@ def refusal(impl: OpImpl, call: Call) -> str | None:
             return f"it takes no strided destination, this one has strides {target.strides}"
     reason = call.refused_by(impl)
     if reason is not None and not isinstance(reason, str):
-        msg = (
-            f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; it must return "
-            f"None to take a call, or the reason why not as a string"
-        )
+        msg = f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; say why, or None"
         raise PluginError(msg)
     return reason
 

@@ -7,6 +7,7 @@ captured step can be replayed at any length.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -385,7 +386,7 @@ def _infer(
     v: Tensor,
     kv_len: Tensor | None,
     window: Window | None,
-    softcap: float,
+    softcap: Any,
     bias: Tensor | None,
     alibi: Tensor | None,
     q_start: Tensor | None,
@@ -414,11 +415,11 @@ def _infer(
     else:
         expect(name, k.shape[1] > 0, "pages hold at least one key", k=k)
     _check_lengths(name, batch, kv_len, block_table)
-    if window is not None and (len(tuple(window)) != 2 or min(window) < -1):
-        msg = f"{name}: window {window} must be two numbers of at least -1 (-1 for all keys)"
+    if window is not None and not _is_window(window):
+        msg = f"{name}: window {window} must be two ints of at least -1 (-1 for all keys)"
         raise OpError(msg)
-    if softcap < 0:
-        msg = f"{name}: softcap {softcap} must not be negative (0 for none)"
+    if not _is_cap(softcap):
+        msg = f"{name}: softcap {softcap!r} must be a number, not negative (0 for none)"
         raise OpError(msg)
     if bias is not None:
         if q_start is not None or block_table is not None:
@@ -431,6 +432,15 @@ def _infer(
         _check_kind(name, "alibi", alibi, dtypes.f32)
         expect(name, alibi.shape == q.shape[2:3], "alibi is (heads,)", q=q, alibi=alibi)
     return (*q.shape[:3], v.shape[3]), q.dtype
+
+
+def _is_cap(softcap: Any) -> bool:
+    return isinstance(softcap, Real) and float(softcap) >= 0
+
+
+def _is_window(window: Any) -> bool:
+    sizes = tuple(window)
+    return len(sizes) == 2 and all(isinstance(n, int) and n >= -1 for n in sizes)
 
 
 def _count(name: str, q_start: Tensor) -> int:

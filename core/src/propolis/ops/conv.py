@@ -7,8 +7,10 @@ one for each; padding is with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 from propolis.dtypes import FLOATS
@@ -249,7 +251,8 @@ def spatial(name: str, what: str, value: Sizes, rank: int, *, least: int) -> Sha
     Raises:
         OpError: it has another count of numbers, or one is below ``least``.
     """
-    sizes = (value,) * rank if isinstance(value, int) else tuple(value)
+    whole = integers(name, what, value)
+    sizes = (whole,) * rank if isinstance(whole, int) else tuple(whole)
     if len(sizes) != rank or any(n < least for n in sizes):
         msg = f"{name}: {what} {value} must be {rank} numbers (or one for all) of at least {least}"
         raise OpError(msg)
@@ -275,7 +278,9 @@ def conv_sizes(
         OpError: an attribute is out of range.
         ShapeError: no window fits.
     """
-    each = hashable(stride), hashable(padding), hashable(dilation)
+    # Before they are looked up: 1.0 is the same key as 1.
+    named = {"stride": stride, "padding": padding, "dilation": dilation}
+    each = (integers(name, what, value) for what, value in named.items())
     return _conv_sizes(name, sizes, kernel, *each, ceil)
 
 
@@ -309,6 +314,24 @@ def _conv_sizes(
 def hashable(value: Sizes) -> Sizes:
     """Lists are taken where tuples are asked for."""
     return value if isinstance(value, int) else tuple(value)
+
+
+def integers(name: str, what: str, value: Any) -> Sizes:
+    """
+    An attribute as an int or a tuple of them; lists are taken too.
+
+    Raises:
+        OpError: it is something else.  NumPy's integers are: they are refused here, with words,
+            as files and C functions that plugins give them to refuse them.
+    """
+    if isinstance(value, int):
+        return value
+    sizes = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(n, int) for n in sizes):
+        kinds = ", ".join(sorted({type(n).__name__ for n in sizes}))
+        msg = f"{name}: {what} {value} must be of int, not of {kinds}"
+        raise OpError(msg)
+    return sizes
 
 
 def _windows_on(size: int, kernel: int, stride: int, pad: int, dilation: int, *, ceil: bool) -> int:
@@ -405,9 +428,9 @@ def _conv_transpose(
     return (x.shape[0], channels, *sizes), x.dtype
 
 
-def _check_groups(name: str, groups: int) -> None:
-    if groups < 1:
-        msg = f"{name}: groups {groups} must be at least 1"
+def _check_groups(name: str, groups: Any) -> None:
+    if not isinstance(groups, int) or groups < 1:
+        msg = f"{name}: groups {groups!r} must be an int of at least 1"
         raise OpError(msg)
 
 
