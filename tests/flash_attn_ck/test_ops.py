@@ -38,7 +38,7 @@ def test_prefill_is_served():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"tokens": 1}, r"1 queries: decoding wastes a tile of 128"),
+        ({"tokens": 1}, r"1 queries of 1 sequences, .*: decoding wastes a tile of 128"),
         ({"dim": 264}, r"head_dim 264 and value_dim 264: multiples of 8 up to 256"),
         ({"dim": 36}, r"head_dim 36 .*: multiples of 8"),
         ({"tokens": ops.ROWS + 8, "heads": 1, "kv_heads": 1, "dim": 8}, r"the grid has no room"),

@@ -10,10 +10,10 @@ import pytest
 from propolis.errors import DeviceError
 from propolis_rocm_blas import _ffi
 from propolis_rocm_blas import doctor
-from propolis_rocm_blas._files import ROCBLAS
 from propolis_rocm_hip import _ffi as hip
 from propolis_rocm_hip import hardware
 from propolis_rocm_hip import trial
+from propolis_rocm_hip.machine_code import ROCBLAS
 
 
 LIGHT = """

@@ -124,7 +124,7 @@ def test_no_machine_code(propolis, tmp_path) -> None:
         "fails at a product of 4 x 4 on rocm:0 (hipsim32): it ended the process (SIGABRT)" in line
     )
     assert f"rocBLAS error: Cannot read {tmp_path}/empty/TensileLibrary.dat" in line
-    assert "it has files for gfx1030: install rocBLAS" in line
+    assert f"ROCBLAS_TENSILE_LIBPATH names {tmp_path}/empty, and it has files for gfx1030" in line
     assert "last rung, with copies: cpu: cpu_ref" in told.stdout
 
 

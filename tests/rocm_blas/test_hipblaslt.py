@@ -161,7 +161,7 @@ def test_a_choice_stands(device, monkeypatch) -> None:
     monkeypatch.setattr(probe, "refusal", refusal)
     other = RocmProvider(Config.load()).open(0)
     for _ in range(2):
-        assert {"by hipBLASLt, sums in f32 or wider"} == {
+        assert {"by hipBLASLt, sums in f32 or wider; as no memory"} == {
             i.notes for i in implementations(other) if i.op != "qmatmul"
         }
     assert isinstance(multiplier(other.empty((1,), dtypes.f32)), HandleLt)
@@ -216,4 +216,4 @@ def test_doctor(device, monkeypatch, tmp_path) -> None:
     found = doctor.hipblaslt()
     assert "warning" == found.status
     assert "fails at a product of 4 x 4 on rocm:0 (hipsim32)" in found.summary
-    assert "install hipBLASLt of the same ROCm" in found.remedy
+    assert found.remedy.startswith(f"HIPBLASLT_TENSILE_LIBPATH names {tmp_path}, and it has files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from propolis import dtypes
 from propolis.errors import OutOfMemoryError
 from propolis_rocm_miopen import _progress
 from propolis_rocm_miopen import events
+from propolis_rocm_miopen._ffi import GEMM
 from propolis_rocm_miopen._kept import FILE
 from propolis_rocm_miopen._kept import Kept
 from propolis_rocm_miopen._kept import Shelf
@@ -97,6 +99,44 @@ def test_a_folder_that_cannot_be_written(tmp_path, logged) -> None:
     for _ in range(2):
         shelf.put(Kept(Wanted(), GIVEN, 91, 0, 0, tuned=False))
     assert 1 == len(said(events.MIOPEN_NOT_KEPT, logged))
+
+
+def test_what_is_no_longer_wanted_is_chosen_anew(rocm, cache, simulator, monkeypatch) -> None:
+    """A remembered product is not taken where rocBLAS failed since, whatever a variable says."""
+    monkeypatch.setenv("MIOPEN_DEBUG_CONV_GEMM", "1")  # which stays: the file is the same one
+    given = problem(dtypes.f32, (1, 4, 8, 8), (6, 4, 1, 1), (1, 6, 8, 8), 1, 0, 1, 1)
+    assert Handle(rocm, gemm=True).choose(given, Wanted()).kept.algorithm == GEMM
+    assert Handle(rocm, gemm=False).choose(given, Wanted(naive=True)).kept.algorithm != GEMM
+    later = Handle(rocm, gemm=False).choose(given, Wanted())
+    assert isinstance(later, str) or later.kept.algorithm != GEMM
+
+
+def test_the_setting_measures_what_is_remembered(rocm, cache, simulator, monkeypatch) -> None:
+    """Shapes that were met before it was set are measured when they are met again."""
+    assert not Handle(rocm, gemm=True).choose(GIVEN, Wanted()).kept.tuned
+    monkeypatch.setenv("PROPOLIS_TUNE", "1")
+    assert Handle(rocm, gemm=True).choose(GIVEN, Wanted()).kept.tuned
+
+
+def test_processes_take_turns(tmp_path) -> None:
+    """Nothing is lost of what two write at a time, nor what was measured for what is expected."""
+    library = tmp_path / "lib"
+    library.touch()
+
+    def shape(n):
+        return problem(dtypes.f32, (1, 4, n, 8), (6, 4, 3, 3), (1, 6, n, 8), 1, 1, 1, 1)
+
+    def fill(first):
+        shelf = Shelf(tmp_path, library, "1", "gfx")
+        for n in range(first, 60, 2):
+            shelf.put(Kept(Wanted(), shape(n), 1, 0, 1, n % 3 == 0))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(fill, (10, 11)))
+    shelf = Shelf(tmp_path, library, "1", "gfx")
+    assert {known for _, known in shelf.all()} == {shape(n) for n in range(10, 60)}
+    shelf.put(Kept(Wanted(), shape(12), 2, 0, 1, tuned=False))
+    assert shelf.all()[Wanted(), shape(12)].solution == 1
 
 
 def test_a_solution_that_is_gone_is_chosen_anew(rocm, cache) -> None:

@@ -9,6 +9,8 @@ from propolis import CheckResult
 from propolis.errors import DeviceError
 from propolis_flash_attn_ck import _code
 from propolis_flash_attn_ck._instances import ARCHS
+from propolis_flash_attn_ck._instances import SIMULATED
+from propolis_flash_attn_ck._instances import SIMULATED_CUDA
 from propolis_rocm_hip import hardware
 
 
@@ -44,6 +46,11 @@ def code_objects(
         remedy = "install a wheel of propolis-flash-attn-ck that has them; a checkout builds them "
         return CheckResult("warning", f"{named}: {shipped}", remedy + "by `make ck`")
     served = [f"{gpu.id} ({gpu.arch})" for gpu in present if gpu.arch in built]
+    simulated = (*SIMULATED, SIMULATED_CUDA)
+    stands_in = [gpu.id for gpu in present if gpu.arch.startswith(tuple(simulated))]
+    if stands_in and not served:
+        what = f"a kernel for the simulator stands in on {', '.join(stands_in)}; {shipped}"
+        return CheckResult("ok", what)
     if not served:
         known = ", ".join(ARCHS)
         named = ", ".join(f"{gpu.id} is {gpu.arch}" for gpu in present)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-import threading
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -65,7 +63,10 @@ def supports(
     rows, total, dim, value_dim = q.shape[0], q.shape[1], q.shape[3], v.shape[3]
     batch = rows if q_start is None else q_start.shape[0] - 1
     if total <= FEW * (batch if q_start is not None else 1):
-        return f"{total} queries: decoding wastes a tile of {TILE}"
+        return (
+            f"{total} queries of {batch} sequences, at most {FEW} of each on average: decoding "
+            f"wastes a tile of {TILE}"
+        )
     for name, given in (("bias", bias), ("alibi", alibi), ("block_table", block_table)):
         if given is not None:
             return f"{name}: the compiled kernels have none"
@@ -83,6 +84,9 @@ def supports(
             return f"{name} has strides {strides}: rows must be whole packs of {PACK} elements"
         if x.shape[1] * abs(strides[1]) * 2 >= REACH or max(map(abs, strides)) >= REACH:
             return f"{name} has strides {strides}: rows of a head must lie within 2 GiB"
+    row = q.shape[2] * value_dim  # of the output, which is contiguous
+    if total * row * 2 >= REACH:
+        return f"rows of the output are {row} elements apart: those of a head must lie within 2 GiB"
     for name, t in (("kv_len", kv_len), ("q_start", q_start)):
         if t is not None and t.numel > 1 and t.strides[0] != 1:
             return f"{name} has stride {t.strides[0]}: it must be contiguous"
@@ -156,9 +160,9 @@ def _attend(
     batch = rows if q_start is None else q_start.shape[0] - 1
     device: Any = out.device
     most = max(dim, v.shape[3])
-    instance = Instance(q.dtype, next(n for n in HEAD_DIMS if n >= most), softcap != 0)
+    instance = Instance(q.dtype, next(n for n in HEAD_DIMS if n >= most), bool(softcap))
     # Sums that nobody asked for, every head and sequence writes to one place.
-    sums = (_at(lse), heads * total, total) if lse is not None else (_spare(device), 0, 0)
+    sums = (_at(lse), heads * total, total) if lse is not None else (_at(device.keep(_spare)), 0, 0)
     packed = _pack(
         *(_at(q), _at(k), _at(v), _at(out), sums[0], 0),
         *(_at(q_start), 0, _at(kv_len)),
@@ -181,20 +185,9 @@ def _at(tensor: Tensor | None) -> int:
     return int(tensor.storage.ptr + tensor.layout.offset * tensor.dtype.block_bytes)
 
 
-_spares: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()
-_lock: Final = threading.Lock()
-
-
-def _spare(device: Device) -> int:
-    """A little memory, the same for ever, so that a captured step may use it."""
-    tensor = _spares.get(device)
-    if tensor is None:
-        with _lock:
-            tensor = _spares.get(device)
-            if tensor is None:
-                zeros = np.zeros(ROWS, np.float32)
-                tensor = _spares[device] = Tensor.from_numpy(zeros, device)
-    return int(tensor.storage.ptr)
+def _spare(device: Device) -> Tensor:
+    """A little memory, which the device keeps, so that a captured step may use it."""
+    return Tensor.from_numpy(np.zeros(ROWS, np.float32), device)
 
 
 def _not_built(*_: Any, **__: Any) -> str:

@@ -103,7 +103,9 @@ def _offer(
     if family.weights:
         dtypes = {"x": kinds, "w": family.weights}
     lt = library is HIPBLASLT
-    notes = "; ".join(filter(None, (f"by {library.name}, sums in f32 or wider", family.notes)))
+    by = f"by {library.name}, sums in f32 or wider"
+    instead = choice.instead and f"as {choice.instead}"
+    notes = "; ".join(filter(None, (by, family.notes, instead)))
     if inexact and family.rounds:
         notes += " and rounded to 16 bits"
     if inexact and arch in FLUSHES:

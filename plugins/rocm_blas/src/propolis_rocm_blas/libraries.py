@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from propolis_rocm_blas import _ffi
 from propolis_rocm_blas import _ffi_lt
-from propolis_rocm_blas import _files
 from propolis_rocm_blas import handle
 from propolis_rocm_blas import handle_lt
+from propolis_rocm_hip import machine_code
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Library(NamedTuple):
     make: type[Multiplier]
     kinds: Collection[DType]
     repeats: bool
-    files: _files.Files
+    files: machine_code.Files
     install: str
 
 
@@ -51,7 +51,7 @@ ROCBLAS: Final = Library(
     handle.Handle,
     tuple(handle.NUMBERS),
     repeats=True,
-    files=_files.ROCBLAS,
+    files=machine_code.ROCBLAS,
     install=_ffi.INSTALL,
 )
 HIPBLASLT: Final = Library(
@@ -60,7 +60,7 @@ HIPBLASLT: Final = Library(
     handle_lt.HandleLt,
     tuple(handle_lt.NUMBERS),
     repeats=False,  # it has no setting for that, and promises nothing
-    files=_files.HIPBLASLT,
+    files=machine_code.HIPBLASLT,
     install=_ffi_lt.INSTALL,
 )
 ALL: Final = {library.name.lower(): library for library in (ROCBLAS, HIPBLASLT)}

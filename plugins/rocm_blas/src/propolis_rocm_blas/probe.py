@@ -7,6 +7,7 @@ files say; hipBLASLt says that it knows no algorithm.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Final
@@ -39,10 +40,12 @@ class Choice(NamedTuple):
     Attributes:
         library: the one.
         why_not: why it does not after all, nor another, and what to do; empty where it does.
+        instead: why those that are wanted before it do not; empty where none is.
     """
 
     library: Library
     why_not: str = ""
+    instead: str = ""
 
 
 def probe() -> ProbeResult:
@@ -79,12 +82,12 @@ def choose(device: Device) -> Choice:
 
 
 def _choice(device: RocmDevice) -> Choice:
-    reasons = []
+    reasons: list[str] = []
     libraries = wanted()
     for library in libraries:
         reason = refusal(library, device.properties)
         if not reason:
-            return Choice(library)
+            return Choice(library, instead="; ".join(reasons))
         reasons.append(reason)
     return Choice(libraries[0], "; ".join(reasons))
 
@@ -131,6 +134,9 @@ def remedy(library: Library, arch: str, path: Path) -> str:
             f"or {library.install}"
         )
     known = ", ".join(built) or "none"
+    chosen = os.environ.get(library.files.chosen)
+    if chosen:
+        return f"{library.files.chosen} names {chosen}, and it has files for {known}: unset it"
     return (
         f"it has files for {known}: {library.install}, in a release that is built for {arch}; "
         "others serve the products until then"

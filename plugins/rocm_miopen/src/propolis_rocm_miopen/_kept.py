@@ -7,6 +7,7 @@ tune miopen` has measured is to last.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
 from propolis.plugins.vetting import stamp
 from propolis_rocm_miopen import events
+from propolis_rocm_miopen._descriptors import KINDS
 from propolis_rocm_miopen._problem import Problem
 
 
@@ -117,19 +119,32 @@ class Shelf:
                 yield kept
 
     def put(self, kept: Kept) -> None:
-        """Remember a solution, in place of what was known of that shape."""
-        sections = self._sections()
-        known = {**self.all(), (kept.wanted, kept.problem): kept}
-        rows = [_written(each) for each in known.values()]
-        sections.pop(self._key, None)
-        sections = dict(list(sections.items())[1 - _MACHINES :])
-        sections[self._key] = {"about": self._about, "solutions": rows}
+        """
+        Remember a solution, in place of what was known of that shape.
+
+        What was measured is not forgotten for what is only expected.  Processes take turns.
+        """
         try:
-            replace_json(self._path, sections)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with (self._path.parent / f"{FILE}.lock").open("a") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                self._write(kept)
         except OSError as exc:
             if not self._told:
                 self._told = True
                 events.MIOPEN_NOT_KEPT.emit(path=str(self._path), reason=str(exc))
+
+    def _write(self, kept: Kept) -> None:
+        sections, known = self._sections(), self.all()
+        before = known.get((kept.wanted, kept.problem))
+        if before is not None and before.tuned and not kept.tuned:
+            return
+        known[kept.wanted, kept.problem] = kept
+        rows = [_written(each) for each in known.values()]
+        sections.pop(self._key, None)
+        sections = dict(list(sections.items())[1 - _MACHINES :])
+        sections[self._key] = {"about": self._about, "solutions": rows}
+        replace_json(self._path, sections)
 
     def _sections(self) -> dict[str, object]:
         found = read_json(self._path)
@@ -157,6 +172,8 @@ def _problem(said: list[object]) -> Problem | None:
             try:
                 dtype = parse_dtype(name)
             except PropolisError:
+                return None
+            if dtype not in KINDS:
                 return None
             shapes = _shape(x), _shape(w), _shape(y)
             attributes = _shape(stride), _shape(padding), _shape(dilation), _shape(extra)

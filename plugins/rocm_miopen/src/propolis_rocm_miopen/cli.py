@@ -45,9 +45,13 @@ def miopen(ctx: click.Context, device: str, again: bool) -> None:
     if verdict.refusal:
         raise DeviceNotFoundError(verdict.refusal)
     handle = found.keep(Handle)
-    rows = [row for row in handle.shelf.all().values() if again or not row.tuned]
+    known = list(handle.shelf.all().values())
+    rows = [row for row in known if again or not row.tuned]
     if not rows:
-        click.echo("nothing to measure: run a model with convolutions on this device first")
+        why = "run a model with convolutions on this device first"
+        if known:
+            why = f"all {len(known)} shapes that were met have been; --again measures them anew"
+        click.echo(f"nothing to measure: {why}")
         return
     failed = 0
     for number, row in enumerate(rows, 1):

@@ -155,7 +155,7 @@ class Handle:
     def _chosen_anew(self, given: Problem, wanted: Wanted) -> Chosen | str:
         descriptors = Descriptors(self._library, self._expect, given)
         known = self._remembered.get((wanted, given))
-        if known is not None and self._is_still(known, descriptors):
+        if known is not None and self._may_stay(known, descriptors):
             tried = self._ready(known, descriptors, "remembered")
             if not isinstance(tried, str):
                 return tried
@@ -165,8 +165,10 @@ class Handle:
             self.shelf.put(found.kept)
         return found
 
-    def _is_still(self, known: Kept, descriptors: Descriptors) -> bool:
-        """Whether MIOpen has that solution for that shape, with the same workspace."""
+    def _may_stay(self, known: Kept, descriptors: Descriptors) -> bool:
+        """Whether MIOpen still has that solution for that shape, and it is still wanted."""
+        if self._unwanted(known, known.wanted) or (self._tunes and not known.tuned):
+            return False
         size = ctypes.c_size_t()
         function = self._library.function("miopenConvolutionForwardGetSolutionWorkspaceSize")
         order = descriptors.order.weights_first

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from propolis import Config
 from propolis import ProbeResult
 from propolis.errors import DeviceError
+from propolis_rocm_hip import machine_code
 from propolis_rocm_hip import trial
 from propolis_rocm_hip._ffi import loaded_libraries
 from propolis_rocm_miopen import _ffi
@@ -73,7 +74,7 @@ def verdict(gpu: DeviceProperties, path: Path) -> Verdict:
     if rest.ok:
         return Verdict(gemm=False, without=whole.reason)
     what = f"{path} fails at a convolution of 1 x 4 x 8 x 8 on {gpu.id} ({gpu.arch})"
-    remedy = f"{_ffi.INSTALL}, built for {gpu.arch}; rocm_kernels serves convolutions until then"
+    remedy = f"{_ffi.INSTALL}, built for {gpu.arch}; others serve convolutions until then"
     return Verdict(f"{what}: {rest.reason}; {remedy}")
 
 
@@ -84,7 +85,7 @@ def _tried(gpu: DeviceProperties, path: Path, *how: str) -> trial.Outcome:
     tried = trial.Trial(
         module="propolis_rocm_miopen.trial",
         arguments=(str(gpu.index), *how),
-        depends=(*libraries, *blas, *sorted(path.parent.glob("rocblas/**/library"))),
+        depends=(*libraries, *blas, *machine_code.ROCBLAS.folders(path)),
         variables=("MIOPEN_", "ROCBLAS_", "TENSILE_"),
         about=" ".join((f"{path} on {gpu.arch}", *how)),
     )

@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(FMHA_BLOCK) FMHA_NAME(propolis_fmha
         top = score > top ? score : top;
         odd = odd || score != score;
     }
+    if (top == INFINITE) odd = true;  // less itself it is no number
     const float base = top == -INFINITE ? 0 : top;
     float total = odd ? __builtin_nanf("") : 0;
     float sums[FMHA_VALUES];
