@@ -133,7 +133,12 @@ MATRIX_INSTRUCTION = {
 }
 
 
-def test_products_are_made_of_matrix_instructions(manifest, arch, tmp_path) -> None:
+# Kernels of each module that are launched for matrix instructions, on AMD's GPUs.
+MATRIX_KERNELS = {"matmul_matrix": 10, "attention_matrix": 10}
+
+
+@pytest.mark.parametrize("module", MATRIX_KERNELS)
+def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_path) -> None:
     """Every kernel that is launched for them has them, in its own dtype."""
     found = [word for start, word in MATRIX_INSTRUCTION.items() if arch.startswith(start)]
     if not found:
@@ -143,16 +148,14 @@ def test_products_are_made_of_matrix_instructions(manifest, arch, tmp_path) -> N
             pytest.fail("llvm-objdump is missing: apt-get install llvm-19")
         pytest.skip("llvm-objdump is not installed")
     file = tmp_path / "matrix.co"
-    file.write_bytes(dict(objects(manifest, arch))["matmul_matrix"])
+    file.write_bytes(dict(objects(manifest, arch))[module])
     command = [objdump, "--disassemble", "--no-show-raw-insn", str(file)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     kernels = dict(
-        re.findall(
-            r"^\w+ <(matmul_matrix_\w+)>:\n(.*?)(?:\n\n|\Z)", listing, re.MULTILINE | re.DOTALL
-        )
+        re.findall(rf"^\w+ <({module}_\w+)>:\n(.*?)(?:\n\n|\Z)", listing, re.MULTILINE | re.DOTALL)
     )
     launched = [name for name in kernels if "128x128x64" not in name]  # which LDS has no room for
-    assert len(launched) == 10
+    assert len(launched) == MATRIX_KERNELS[module]
     for name in launched:
         dtype = name.rpartition("_")[2]
         assert found[0].format(dtype) in kernels[name], name

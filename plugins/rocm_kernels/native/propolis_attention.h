@@ -79,6 +79,32 @@ PROPOLIS_FN Sequence sequence_at(const A& a, const AttentionShape& s, i32 index)
     return found;
 }
 
+// Which queries of which head a block has, COUNT of them: tiles of a sequence are neighbours, sequences
+// follow each other.  Of a ragged batch there are fewer tiles than there might be.
+struct QueryTile {
+    bool there;
+    i32 index, head, tile;
+};
+template <int COUNT, class A>
+PROPOLIS_FN QueryTile query_tile(const A& a, const AttentionShape& s) {
+    QueryTile found{true, (i32)(block_x() / (u32)s.heads), (i32)(block_x() % (u32)s.heads), 0};
+    if (a.q_start) {
+        i32 before = found.index;
+        for (found.index = 0; found.index < s.batch; ++found.index) {
+            const i32 rows = start_at(a, s, found.index + 1) - start_at(a, s, found.index);
+            found.tile = before;
+            before -= (rows + COUNT - 1) / COUNT;
+            if (before < 0) break;
+        }
+        found.there = found.index < s.batch;
+    } else {
+        const i32 tiles_each = (s.total + COUNT - 1) / COUNT;
+        found.tile = (i32)((u32)found.index % (u32)tiles_each);
+        found.index = (i32)((u32)found.index / (u32)tiles_each);
+    }
+    return found;
+}
+
 // An element of the bias, which there is.
 template <class T, class K>
 PROPOLIS_FN Compute<T> bias_at(const Attention<T, K>& a, const AttentionShape& s, i64 element) {
@@ -137,10 +163,13 @@ struct CacheRows {
         }
     }
     PROPOLIS_METHOD bool across() const { return false; }
+    PROPOLIS_METHOD const K* place(const Spot& spot) const {
+        return at + spot.page * page + spot.row * row;
+    }
     // Zeros, unless it is `there`; the spot is one that may be read.
     PROPOLIS_METHOD void fetch(const Spot& spot, bool there, i32 e, C (&run)[RUN]) const {
         const bool inside = there && e < depth;
-        const K* from = at + spot.page * page + spot.row * row;
+        const K* from = place(spot);
         if constexpr (packed) {
             load_kept(from, inside ? e : 0, run);
 #pragma unroll

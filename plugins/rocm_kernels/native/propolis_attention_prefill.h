@@ -137,26 +137,11 @@ PROPOLIS_FN void prefill(const Attention<T, K>& a, const AttentionShape& s) {
     __shared__ __attribute__((aligned(16))) C tiles[2 * SIDE * DEPTH<SIDE>];
     __shared__ __attribute__((aligned(16))) C weights[SIDE * SIDE];
 
-    // Which queries: tiles of a sequence are neighbours, sequences follow each other.
-    i32 index = (i32)(block_x() / (u32)s.heads);
-    const i32 head = (i32)(block_x() % (u32)s.heads);
-    i32 tile = 0;
-    if (a.q_start) {
-        i32 before = index;
-        for (index = 0; index < s.batch; ++index) {
-            const i32 rows = start_at(a, s, index + 1) - start_at(a, s, index);
-            tile = before;
-            before -= (rows + SIDE - 1) / SIDE;
-            if (before < 0) break;
-        }
-        if (index == s.batch) return;  // fewer tiles than there might be
-    } else {
-        const i32 tiles_each = (s.total + SIDE - 1) / SIDE;
-        tile = (i32)((u32)index % (u32)tiles_each);
-        index = (i32)((u32)index / (u32)tiles_each);
-    }
-    const Sequence sequence = sequence_at(a, s, index);
-    const i32 i0 = tile * SIDE;
+    const QueryTile own = query_tile<SIDE>(a, s);
+    if (!own.there) return;
+    const Sequence sequence = sequence_at(a, s, own.index);
+    const i32 head = own.head;
+    const i32 i0 = own.tile * SIDE;
     const i32 origin = sequence.valid - sequence.tokens;  // position of query 0
     const i32 last = i0 + SIDE < sequence.tokens ? i0 + SIDE : sequence.tokens;
     const Range keys = seen(s, sequence.valid, origin + i0, origin + last - 1);

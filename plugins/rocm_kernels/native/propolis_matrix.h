@@ -13,6 +13,8 @@
 //                `runs[i]` are the eight neighbours of row(i) from depth(i) on.  Instructions have
 //                them in another order in depth, of both operands the same.
 //
+// An operand may be brought right `from_memory` too, where depths from some on are 0, and rows anything.
+//
 // All threads of a warp load and multiply together.  What each holds is said by AMD's and
 // NVIDIA's documents of the instruction sets (RDNA 3 and 4: 7.9; CDNA 2 and 3: 7.1; PTX: mma).
 #pragma once
@@ -99,6 +101,13 @@ struct Left {
             load_matrices<true>(words, from + (lane % 8 + lane / 16 * 8) * apart + lane / 8 % 2 * 8);
         } else {
             load_matrices<false>(words, from + lane % 16 * apart + lane / 16 * 8);
+        }
+    }
+    PROPOLIS_METHOD void from_memory(const T* from, i64 apart, i32 rows, i32 depth) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const int row = lane_of_warp() / 4 + w % 2 * 8, k = lane_of_warp() % 4 * 2 + w / 2 * 8;
+            words[w] = k < depth ? *(const u32*)(from + (row < rows ? row * apart : 0) + k) : 0u;
         }
     }
 };
@@ -193,6 +202,32 @@ struct Operand {
             }
         }
     }
+    PROPOLIS_METHOD void from_memory(const T* from, i64 apart, i32 rows, i32 depth) {
+        constexpr int N = HELD < 8 ? HELD : 8;
+        const T* at = from_lane(from, apart, rows);
+#pragma unroll
+        for (int first = 0; first < HELD; first += N) {
+            const bool there = lane_of_warp() / FRAGMENT * HELD % FRAGMENT + first < depth;
+            const Pack<T, N> pack = load_pack<N>(there ? at + first : from);
+#pragma unroll
+            for (int k = 0; k < N; ++k) held.at[first + k] = there ? pack.at[k].bits : (u16)0;
+        }
+    }
+    // Where this thread's share of a fragment begins, and all of it from there.
+    PROPOLIS_METHOD static const T* from_lane(const T* from, i64 apart, i32 rows) {
+        const int lane = anew(lane_of_warp());
+        const int row = lane % FRAGMENT;
+        return from + (row < rows ? row * apart : 0) + lane / FRAGMENT * HELD % FRAGMENT;
+    }
+    PROPOLIS_METHOD void bring(const T* at) {
+        constexpr int N = HELD < 8 ? HELD : 8;
+#pragma unroll
+        for (int first = 0; first < HELD; first += N) {
+            const Pack<T, N> pack = load_pack<N>(at + first);
+#pragma unroll
+            for (int k = 0; k < N; ++k) held.at[first + k] = pack.at[k].bits;
+        }
+    }
 };
 template <class T>
 using Left = Operand<T>;
@@ -266,16 +301,22 @@ struct Sums {
 template <class T>
 struct Operand {
     const T* from;
-    int row, step;
+    i64 row, step;
+    i32 rows = FRAGMENT, depth = FRAGMENT;
     template <bool across>
     PROPOLIS_METHOD void load(const T* first, int apart) {
         from = first;
         row = across ? 1 : apart;
         step = across ? apart : 1;
     }
+    PROPOLIS_METHOD void from_memory(const T* first, i64 apart, i32 some, i32 deep) {
+        *this = {first, apart, 1, some, deep};
+    }
     PROPOLIS_METHOD void run(int i, f32 (&held)[FRAGMENT]) const {
 #pragma unroll
-        for (int k = 0; k < FRAGMENT; ++k) held[k] = wide(from[i * row + k * step]);
+        for (int k = 0; k < FRAGMENT; ++k) {
+            held[k] = i < rows && k < depth ? wide(from[i * row + k * step]) : 0.0f;
+        }
     }
 };
 template <class T>

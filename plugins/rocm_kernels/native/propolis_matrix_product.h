@@ -4,36 +4,15 @@
 // that are filled while earlier ones are multiplied.
 #pragma once
 
+#include "propolis_copy.h"
 #include "propolis_matrix.h"
 #include "propolis_product.h"
-
-constexpr int COPIED = 8;  // numbers that a thread copies at once: 16 bytes
 
 #if PROPOLIS_FRAGMENTS
 
 // Elements of a stage: rows of M + N, either way round.
 template <int M, int N, int K>
 constexpr int STAGE = (M + N) * (K + GAP);
-
-// Copies that end later, where there are such: 16 bytes of which those beyond `bytes` are 0.
-#if defined(PROPOLIS_MMA)
-PROPOLIS_FN void copy_async(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-PROPOLIS_FN void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last `stages` - 2 groups of copies have ended.
-PROPOLIS_FN void wait_for_stage(int stages) {
-    if (stages >= 4) {
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    } else if (stages == 3) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    } else {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-    }
-}
-#endif
 
 // One operand's part of a tile: SIDE rows from row `first` on, of which a thread copies some packs.
 // Neighbours in memory are neighbours in depth, or `across` rows; `apart` is the other stride.

@@ -82,12 +82,14 @@ class Plan(NamedTuple):
         blocks: of the launch.
         threads: of each.
         parts: blocks that share the keys of a query.
+        shared: bytes of dynamic shared memory.
     """
 
     kernel: Kernel
-    blocks: int
+    blocks: int | tuple[int, int, int]
     threads: int
     parts: int = 1
+    shared: int = 0
 
 
 class Options(NamedTuple):
@@ -175,14 +177,63 @@ def attend(
         *(*q.strides, *_strides(k), *_strides(v), *bias_strides),
         *((0, 0) if table is None else table.strides),
         *steps,
-        *plan[2:],
+        plan.threads,
+        plan.parts,
         dim**-0.5 if options.scale is None else options.scale,
         options.softcap,
         *(batch, total, heads, heads // k.shape[2], dim, value_dim, capacity),
         *(left, right),
         *(slots, pages, bias is not None and bias.dtype is not q.dtype),
         threads=plan.threads,
+        shared=plan.shared,
     )
+
+
+def functions(choose: Choose) -> tuple[Callable[..., None], Callable[..., None]]:
+    """An op of attention, and that with ``lse``, whose plans are chosen so: see :func:`attend`."""
+
+    def attention(
+        out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        /,
+        kv_len: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: Window | None = None,
+        softcap: float = 0.0,
+        bias: Tensor | None = None,
+        alibi: Tensor | None = None,
+        q_start: Tensor | None = None,
+        block_table: Tensor | None = None,
+    ) -> None:
+        options = Options(scale, causal, window, softcap)
+        attend(choose, out, None, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
+
+    def attention_lse(
+        out: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        /,
+        kv_len: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: Window | None = None,
+        softcap: float = 0.0,
+        bias: Tensor | None = None,
+        alibi: Tensor | None = None,
+        q_start: Tensor | None = None,
+        block_table: Tensor | None = None,
+    ) -> None:
+        options = Options(scale, causal, window, softcap)
+        attend(choose, out, lse, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
+
+    return attention, attention_lse
 
 
 def _address(x: Tensor) -> int:
@@ -233,9 +284,9 @@ def columns_of(value_dim: int) -> int:
     return next(n for n in (1, 2, 4) if n * SIDE >= value_dim)
 
 
-def tiles_of(total: int, batch: int, *, ragged: bool) -> int:
+def tiles_of(total: int, batch: int, *, ragged: bool, side: int = SIDE) -> int:
     """Tiles of queries of all sequences; where they are ragged, at most so many."""
-    return total // SIDE + batch if ragged else -(-total // SIDE) * batch
+    return total // side + batch if ragged else -(-total // side) * batch
 
 
 def rows_in_packs(x: Tensor) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
-from typing import Any
 from typing import Final
 
 from propolis import dtypes
@@ -12,12 +10,11 @@ from propolis_rocm_kernels import _attention
 from propolis_rocm_kernels._attention import ARGUMENTS
 from propolis_rocm_kernels._attention import DECODE_THREADS
 from propolis_rocm_kernels._attention import GROUP
-from propolis_rocm_kernels._attention import Options
 from propolis_rocm_kernels._attention import Plan
-from propolis_rocm_kernels._attention import attend
 from propolis_rocm_kernels._attention import columns_of
 from propolis_rocm_kernels._attention import decoding
 from propolis_rocm_kernels._attention import few_queries
+from propolis_rocm_kernels._attention import functions
 from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
 from propolis_rocm_kernels._attention import supports
@@ -29,7 +26,6 @@ from propolis_rocm_kernels._kernels import Module
 
 if TYPE_CHECKING:
     from propolis import Tensor
-    from propolis.ops.attention import Window
 
 MODULE: Final = Module("attention")
 
@@ -55,51 +51,6 @@ _PREFILL: Final = {
 }
 
 
-def attention(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    kv_len: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
-    q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """``softmax(cap(q @ k.T * scale) + bias + mask) @ v`` for each head."""
-    options = Options(scale, causal, window, softcap)
-    attend(_choose, out, None, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
-
-
-def attention_lse(
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    kv_len: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
-    q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """The same, with the logarithm of each row's sum of exponentials."""
-    options = Options(scale, causal, window, softcap)
-    attend(_choose, out, lse, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
-
-
 def _choose(
     q: Tensor, k: Tensor, v: Tensor, batch: int, keys: int, *, ragged: bool, plain: bool
 ) -> Plan:
@@ -117,8 +68,7 @@ def _choose(
     return Plan(_PREFILL[dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 
-def _record(name: str, fn: Any) -> Any:
-    return replace(implementation(name, fn, dtypes.FLOATS, in_place=False), supports=supports)
-
-
-OPS: Final = [_record("attention", attention), _record("attention_lse", attention_lse)]
+OPS: Final = [
+    implementation(name, fn, dtypes.FLOATS, in_place=False, supports=supports)
+    for name, fn in zip(("attention", "attention_lse"), functions(_choose), strict=True)
+]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
-from typing import Any
 from typing import Final
 
 from propolis import dtypes
 from propolis_rocm_kernels import _attention
 from propolis_rocm_kernels._attention import ARGUMENTS
 from propolis_rocm_kernels._attention import GROUP
-from propolis_rocm_kernels._attention import Options
 from propolis_rocm_kernels._attention import Plan
-from propolis_rocm_kernels._attention import attend
 from propolis_rocm_kernels._attention import columns_of
 from propolis_rocm_kernels._attention import decoding
 from propolis_rocm_kernels._attention import few_queries
+from propolis_rocm_kernels._attention import functions
 from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
 from propolis_rocm_kernels._attention import supports
@@ -28,7 +25,6 @@ from propolis_rocm_kernels._kernels import Module
 
 if TYPE_CHECKING:
     from propolis import Tensor
-    from propolis.ops.attention import Window
 
 MODULE: Final = Module("attention_quantized")
 
@@ -52,51 +48,6 @@ _PREFILL: Final = {
 }
 
 
-def qattention(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    kv_len: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
-    q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """``attention`` of keys and values in blocks."""
-    options = Options(scale, causal, window, softcap)
-    attend(_choose, out, None, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
-
-
-def qattention_lse(
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    kv_len: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
-    q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """The same, with the logarithm of each row's sum of exponentials."""
-    options = Options(scale, causal, window, softcap)
-    attend(_choose, out, lse, (q, k, v), options, (kv_len, bias, alibi, q_start, block_table))
-
-
 def _choose(
     q: Tensor, k: Tensor, v: Tensor, batch: int, keys: int, *, ragged: bool, plain: bool
 ) -> Plan:
@@ -110,9 +61,7 @@ def _choose(
     return Plan(_PREFILL[q.dtype, k.dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 
-def _record(name: str, fn: Any) -> Any:
-    kinds = {"q": _QUERIES, "k": _KEPT}
-    return replace(implementation(name, fn, kinds, in_place=False), supports=supports)
-
-
-OPS: Final = [_record("qattention", qattention), _record("qattention_lse", qattention_lse)]
+OPS: Final = [
+    implementation(name, fn, {"q": _QUERIES, "k": _KEPT}, in_place=False, supports=supports)
+    for name, fn in zip(("qattention", "qattention_lse"), functions(_choose), strict=True)
+]

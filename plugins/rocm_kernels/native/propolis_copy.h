@@ -1,0 +1,26 @@
+// Copies from memory to shared memory, of operands of matrix instructions.
+#pragma once
+
+#include "propolis_matrix.h"
+
+constexpr int COPIED = 8;  // numbers that a thread copies at once: 16 bytes
+
+// Copies that end later, where there are such: 16 bytes of which those beyond `bytes` are 0.
+#if defined(PROPOLIS_MMA)
+PROPOLIS_FN void copy_async(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+PROPOLIS_FN void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last `stages` - 2 groups of copies have ended.
+PROPOLIS_FN void wait_for_stage(int stages) {
+    if (stages >= 4) {
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    } else if (stages == 3) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+}
+#endif

@@ -1,0 +1,464 @@
+// Attention of many queries of 16-bit numbers on matrix instructions.  Scores, weights and sums stay in
+// registers; keys and values pass through shared memory, a tile of them at a time.  Each warp has 16
+// queries, and looks at the keys that its block does.  After Dao, "FlashAttention-2" (2023).
+//
+// Products become operands without a way through memory, as a thread's sums are of the row that it has
+// of an operand: on NVIDIA's of a left one, so that queries are rows of scores and of sums; elsewhere of
+// a right one, so that they are columns.
+#pragma once
+
+#include "propolis_attention.h"
+#include "propolis_copy.h"
+#include "propolis_matrix.h"
+
+#if PROPOLIS_FRAGMENTS
+
+constexpr int QUERIES = BLOCK / PROPOLIS_WARP * FRAGMENT;  // of a block
+
+#if defined(PROPOLIS_MMA)
+constexpr int KEYS = 64;  // of a tile; AMD's registers hold less
+template <class T>
+using Asking = Left<T>;  // an operand whose rows are queries
+template <class T>
+using Asked = Right<T>;
+constexpr int LINES = 2;            // queries of which a thread has sums
+constexpr int FIRST_OF_LINE = 1;    // lanes that have those of the same queries differ in the bits from
+constexpr int AFTER_LINE = 4;       // here to here
+constexpr int FLASH_STAGES = 2;     // tiles in shared memory: one is filled while one is multiplied
+constexpr bool TURNED = false;      // whether neighbours in a tile of values belong to different keys
+#else
+constexpr int KEYS = 32;
+template <class T>
+using Asking = Right<T>;
+template <class T>
+using Asked = Left<T>;
+constexpr int LINES = 1;
+constexpr int FIRST_OF_LINE = FRAGMENT;
+constexpr int AFTER_LINE = PROPOLIS_WARP;
+constexpr int FLASH_STAGES = 1;
+constexpr bool TURNED = true;
+#endif
+
+// Of element i of a fragment of sums: which of the thread's queries, that query in the fragment, and
+// the key or the element of the values.
+PROPOLIS_FN int line_of(int i) { return LINES == 1 ? 0 : i / 2 % 2; }
+PROPOLIS_FN int query_of(int i) { return LINES == 1 ? Sums::column(i) : Sums::row(i); }
+PROPOLIS_FN int other_of(int i) { return LINES == 1 ? Sums::row(i) : Sums::column(i); }
+
+template <class T>
+PROPOLIS_FN void multiply(Sums& sums, const Asking<T>& queries, const Asked<T>& others) {
+#if defined(PROPOLIS_MMA)
+    sums.add(queries, others);
+#else
+    sums.add(others, queries);
+#endif
+}
+
+template <class F>
+PROPOLIS_FN f32 over_line(f32 value, F f) {
+#pragma unroll
+    for (int mask = FIRST_OF_LINE; mask < AFTER_LINE; mask *= 2) {
+        value = f(value, warp_shfl_xor(value, mask));
+    }
+    return value;
+}
+
+// exp of what is not above 0 and is rounded to 16 bits next; its error is 2**-20 of it where that counts.
+PROPOLIS_FN f32 exp_of_difference(f32 x) {
+    constexpr f32 LOG2_E = 1.44269504088896341f;
+#if defined(__CUDACC__)
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2_E));
+    return y;
+#elif defined(PROPOLIS_AMD)
+    return __builtin_amdgcn_exp2f(x * LOG2_E);
+#else
+    return exp2f(x * LOG2_E);
+#endif
+}
+
+#if defined(PROPOLIS_MMA)
+PROPOLIS_FN u32 two_of(f16, f32 low, f32 high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+PROPOLIS_FN u32 two_of(bf16, f32 low, f32 high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+#else
+template <class T>
+PROPOLIS_FN u32 two_of(T, f32 low, f32 high) {
+    return (u32)narrow<T>(low).bits | (u32)narrow<T>(high).bits << 16;
+}
+#endif
+
+// Sums as an operand whose rows are queries, rounded to T; of those that are used at a time each is
+// another `which`.
+template <int MOST, class T>
+PROPOLIS_FN Asking<T> rounded(const Sums& sums, [[maybe_unused]] int which) {
+    Asking<T> made;
+#if defined(PROPOLIS_MMA)
+#pragma unroll
+    for (int w = 0; w < 4; ++w) made.words[w] = two_of(T{}, sums.at[2 * w], sums.at[2 * w + 1]);
+#elif defined(PROPOLIS_WMMA) && PROPOLIS_WMMA == 11
+    // Half of the keys are the other half warp's.
+    const bool upper = lane_of_warp() >= FRAGMENT;
+#pragma unroll
+    for (int i = 0; i < Sums::COUNT; i += 2) {
+        const u32 own = two_of(T{}, sums.at[i], sums.at[i + 1]);
+        const u32 other = warp_shfl_xor(own, FRAGMENT);
+        const u32 even = upper ? other : own, odd = upper ? own : other;
+        made.held.at[2 * i] = (u16)even;
+        made.held.at[2 * i + 1] = (u16)odd;
+        made.held.at[2 * i + 2] = (u16)(even >> 16);
+        made.held.at[2 * i + 3] = (u16)(odd >> 16);
+    }
+#elif defined(PROPOLIS_AMD)
+#pragma unroll
+    for (int i = 0; i < Sums::COUNT; ++i) made.held.at[i] = narrow<T>(sums.at[i]).bits;
+#else
+    __shared__ T held[BLOCK / PROPOLIS_WARP][MOST][FRAGMENT][FRAGMENT];
+    auto& own = held[warp_of_block()][which];
+#pragma unroll
+    for (int i = 0; i < Sums::COUNT; ++i) own[query_of(i)][other_of(i)] = narrow<T>(sums.at[i]);
+    __syncwarp();
+    made.template load<false>(&own[0][0], FRAGMENT);
+#endif
+    return made;
+}
+
+// Tiles of keys, or of values: a thread copies some packs of each.
+template <int DIMS, bool turned, class T>
+struct KeptTile {
+    static constexpr int WIDE = DIMS / COPIED;  // packs of a key
+    static constexpr int ALL = KEYS * WIDE;
+    static constexpr int PACKS = (ALL + BLOCK - 1) / BLOCK;
+    static constexpr int APART = (turned ? KEYS : DIMS) + GAP;  // in shared memory
+    static constexpr int SIZE = (turned ? DIMS : KEYS) * APART;
+    const CacheRows<T, true>& rows;
+    Pack<T, COPIED> held[PACKS];
+
+    PROPOLIS_METHOD KeptTile(const CacheRows<T, true>& rows) : rows(rows) {}
+    PROPOLIS_METHOD static int item(int p) { return (int)thread_x() + p * BLOCK; }
+    PROPOLIS_METHOD static bool mine(int p) { return ALL % BLOCK == 0 || item(p) < ALL; }
+    PROPOLIS_METHOD static int key(int p) { return item(p) / WIDE; }
+    PROPOLIS_METHOD static int element(int p) { return item(p) % WIDE * COPIED; }
+
+    // Of a tile that begins with key j0: whether a pack is there, and where; else where any is.
+    PROPOLIS_METHOD bool exists(int p, i32 j0) const {
+        return mine(p) && j0 + key(p) < rows.rows && element(p) < rows.depth;
+    }
+    PROPOLIS_METHOD const T* place(int p, i32 j0) const {
+        const bool there = exists(p, j0);
+        return rows.place(rows.pages.spot(there ? j0 + key(p) : 0)) + (there ? element(p) : 0);
+    }
+#if defined(PROPOLIS_MMA)
+    PROPOLIS_METHOD void copy(T* to, i32 j0) const {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            if (!mine(p)) continue;
+            copy_async(to + key(p) * APART + element(p), place(p, j0), exists(p, j0) ? 16 : 0);
+        }
+    }
+#else
+    PROPOLIS_METHOD void fetch(i32 j0) {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            const bool there = exists(p, j0);
+            held[p] = load_pack<COPIED>(place(p, j0));
+#pragma unroll
+            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
+        }
+    }
+    PROPOLIS_METHOD void put(T* to) const {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            if (!mine(p)) continue;
+            if constexpr (turned) {
+#pragma unroll
+                for (int e = 0; e < COPIED; ++e) to[(element(p) + e) * APART + key(p)] = held[p].at[e];
+            } else {
+                store_pack<COPIED>(to + key(p) * APART + element(p), held[p]);
+            }
+        }
+    }
+#endif
+};
+
+// What comes before is computed before: else AMD's compiler loads ahead until no registers are left.
+PROPOLIS_FN void in_order() {
+#if defined(PROPOLIS_AMD)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// Whether queries stay in registers; gfx11's operands take twice as many.
+template <int DIMS>
+#if defined(PROPOLIS_WMMA)
+constexpr bool KEPT_QUERIES = DIMS <= (PROPOLIS_WMMA == 11 ? 64 : 128);
+#else
+constexpr bool KEPT_QUERIES = true;
+#endif
+
+// Of wider heads, blocks have so many elements of the values each, and all have the same scores.
+template <int DIMS>
+constexpr int WIDTH = DIMS < VALUES ? DIMS : VALUES;
+
+// What a warp has: its queries, and for each the softmax and the sums so far.
+template <int DIMS, class T>
+struct FlashWarp {
+    static constexpr int DEEP = DIMS / FRAGMENT;
+    static constexpr int WIDE = WIDTH<DIMS> / FRAGMENT;
+    static constexpr int ALONG = KEYS / FRAGMENT;
+    const T* from;  // its first query
+    i64 apart;      // from one to the next
+    i32 rows;       // that there are
+    Asking<T> queries[KEPT_QUERIES<DIMS> ? DEEP : 1];
+    Sums sums[WIDE] = {};
+    f32 top[LINES];
+    f32 total[LINES] = {};  // of this thread's own keys
+    i32 position;           // of the warp's first query
+    Range some, all;        // keys that any of its queries sees, and those that each does
+
+    PROPOLIS_METHOD FlashWarp() {
+#pragma unroll
+        for (int l = 0; l < LINES; ++l) top[l] = -PROPOLIS_INF;
+    }
+    PROPOLIS_METHOD void ask(const AttentionShape& s) {
+        if constexpr (KEPT_QUERIES<DIMS>) {
+#pragma unroll
+            for (int k = 0; k < DEEP; ++k) {
+                queries[k].from_memory(from + k * FRAGMENT, apart, rows, s.dim - k * FRAGMENT);
+            }
+        }
+    }
+
+    // The keys from j0 on, as they lie in shared memory, and their values.
+    PROPOLIS_METHOD void look(const AttentionShape& s, i32 valid, i32 j0, const T* keys, const T* values) {
+        Sums scores[ALONG] = {};
+#if defined(PROPOLIS_WMMA)
+        const T* own = queries[0].from_lane(from, apart, rows);
+#endif
+#pragma unroll
+        for (int k = 0; k < DEEP; ++k) {
+#if defined(PROPOLIS_WMMA)
+            if (!KEPT_QUERIES<DIMS>) {
+                if (k * FRAGMENT >= s.dim) break;  // they are of whole fragments
+                queries[0].bring(own + k * FRAGMENT);
+            }
+#endif
+#pragma unroll
+            for (int c = 0; c < ALONG; ++c) {
+                Asked<T> asked;
+                constexpr int APART = KeptTile<DIMS, false, T>::APART;
+                asked.template load<false>(keys + c * FRAGMENT * APART + k * FRAGMENT, APART);
+                multiply<T>(scores[c], queries[KEPT_QUERIES<DIMS> ? k : 0], asked);
+            }
+            in_order();
+        }
+        shape(s, valid, j0, scores);
+        in_order();
+        weigh(scores);
+        in_order();
+#pragma unroll
+        for (int c = 0; c < ALONG; ++c) {
+            const Asking<T> weights = rounded<ALONG, T>(scores[c], c);
+            in_order();
+#pragma unroll
+            for (int k = 0; k < WIDE; ++k) {
+                Asked<T> asked;
+                constexpr int APART = KeptTile<WIDTH<DIMS>, TURNED, T>::APART;
+                const int at = TURNED ? k * FRAGMENT * APART + c * FRAGMENT
+                                      : c * FRAGMENT * APART + k * FRAGMENT;
+                asked.template load<!TURNED>(values + at, APART);
+                multiply<T>(sums[k], weights, asked);
+                if (k % 4 == 3) in_order();
+            }
+        }
+    }
+
+  private:
+    // From products to what the softmax is of; -inf where a query sees no key.
+    PROPOLIS_METHOD void shape(const AttentionShape& s, i32 valid, i32 j0, Sums (&scores)[ALONG]) const {
+        const f32 scale = (f32)s.scale, cap = (f32)s.softcap;
+#pragma unroll
+        for (int c = 0; c < ALONG; ++c) {
+#pragma unroll
+            for (int i = 0; i < Sums::COUNT; ++i) scores[c].at[i] *= scale;
+        }
+        if (cap != 0) {
+#pragma unroll
+            for (int c = 0; c < ALONG; ++c) {
+#pragma unroll
+                for (int i = 0; i < Sums::COUNT; ++i) scores[c].at[i] = capped(scores[c].at[i], cap);
+            }
+        }
+        if (j0 >= all.first && j0 + KEYS <= all.end) return;
+        Range own[LINES];
+#pragma unroll
+        for (int i = 0; i < Sums::COUNT; ++i) {
+            own[line_of(i)] = seen(s, valid, position + query_of(i), position + query_of(i));
+        }
+#pragma unroll
+        for (int c = 0; c < ALONG; ++c) {
+#pragma unroll
+            for (int i = 0; i < Sums::COUNT; ++i) {
+                const i32 key = j0 + c * FRAGMENT + other_of(i);
+                const Range keys = own[line_of(i)];
+                if (key < keys.first || key >= keys.end) scores[c].at[i] = -PROPOLIS_INF;
+            }
+        }
+    }
+    // From scores to weights, less the largest so far; earlier sums become less by as much.
+    PROPOLIS_METHOD void weigh(Sums (&scores)[ALONG]) {
+        f32 old[LINES], less[LINES];
+#pragma unroll
+        for (int l = 0; l < LINES; ++l) {
+            f32 high = top[l];
+#pragma unroll
+            for (int c = 0; c < ALONG; ++c) {
+#pragma unroll
+                for (int i = 0; i < Sums::COUNT; ++i) {
+                    if (line_of(i) == l) high = scores[c].at[i] > high ? scores[c].at[i] : high;
+                }
+            }
+            high = over_line(high, [](f32 a, f32 b) { return a > b ? a : b; });
+            less[l] = finite_top(high);
+            old[l] = exp_of_difference(top[l] - less[l]);
+            top[l] = high;
+            total[l] *= old[l];
+        }
+#pragma unroll
+        for (int k = 0; k < WIDE; ++k) {
+#pragma unroll
+            for (int i = 0; i < Sums::COUNT; ++i) sums[k].at[i] *= old[line_of(i)];
+        }
+#pragma unroll
+        for (int c = 0; c < ALONG; ++c) {
+#pragma unroll
+            for (int i = 0; i < Sums::COUNT; ++i) {
+                f32& score = scores[c].at[i];
+                score = exp_of_difference(score - less[line_of(i)]);
+                total[line_of(i)] += score;
+            }
+        }
+    }
+};
+
+template <int DIMS, class T>
+PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
+    typedef KeptTile<DIMS, false, T> KeyTile;
+    typedef KeptTile<WIDTH<DIMS>, TURNED, T> ValueTile;
+    PROPOLIS_DYNAMIC_SHARED(T, shared);
+    const QueryTile own = query_tile<QUERIES>(a, s);
+    const i32 column = (i32)block_y() * VALUES;
+    if (!own.there) return;
+    const Sequence sequence = sequence_at(a, s, own.index);
+    // The last queries see the most keys, where they see none behind them: they begin.
+    const i32 tiles = (sequence.tokens + QUERIES - 1) / QUERIES;
+    const i32 first = (tiles - 1 - own.tile) * QUERIES;
+    const i32 after = first + QUERIES < sequence.tokens ? first + QUERIES : sequence.tokens;
+    const i32 origin = sequence.valid - sequence.tokens;  // position of query 0
+    const Range range = seen(s, sequence.valid, origin + first, origin + after - 1);
+
+    FlashWarp<DIMS, T> warp;
+    const i32 query = first + warp_of_block() * FRAGMENT;
+    const i32 rows = sequence.tokens - query;
+    const i32 last = rows < FRAGMENT ? sequence.tokens - 1 : query + FRAGMENT - 1;
+    warp.position = origin + query;
+    warp.some = rows > 0 ? seen(s, sequence.valid, warp.position, origin + last) : Range{0, 0};
+    warp.all = Range{seen(s, sequence.valid, origin + last, origin + last).first,
+                     seen(s, sequence.valid, warp.position, warp.position).end};
+    warp.from = a.q + sequence.row * s.q[0] + own.head * s.q[2] + (sequence.first + query) * s.q[1];
+    warp.apart = s.q[1];
+    warp.rows = rows;
+    warp.ask(s);
+    const CacheRows<T, true> k(a, s, a.k, s.k, s.dim, sequence, own.head / s.group);
+    CacheRows<T, true> v(a, s, a.v, s.v, s.value_dim, sequence, own.head / s.group);
+    v.at += column;
+    v.depth -= column;
+    KeyTile keys(k);
+    ValueTile values(v);
+    const auto look = [&](i32 j0, const T* stage) {
+        if (j0 < warp.some.end && j0 + KEYS > warp.some.first) {
+            warp.look(s, sequence.valid, j0, stage, stage + KeyTile::SIZE);
+        }
+    };
+#if defined(PROPOLIS_MMA)
+    const auto copy = [&](T* stage, i32 j0) {
+        if (j0 < range.end) {
+            keys.copy(stage, j0);
+            values.copy(stage + KeyTile::SIZE, j0);
+        }
+        end_of_stage();
+    };
+    T *used = shared, *next = shared + KeyTile::SIZE + ValueTile::SIZE;
+    copy(used, range.first);
+    for (i32 j0 = range.first; j0 < range.end; j0 += KEYS) {
+        wait_for_stage(FLASH_STAGES);
+        __syncthreads();  // all have looked at what is filled next
+        copy(next, j0 + KEYS);
+        look(j0, used);
+        T* const before = used;
+        used = next;
+        next = before;
+    }
+#else
+    // The next tile is on its way while one is looked at, where there are registers for it.
+    constexpr bool AHEAD = DIMS <= 128;
+    const auto fetch = [&](i32 j0) {
+        if (j0 < range.end) {
+            keys.fetch(j0);
+            values.fetch(j0);
+        }
+    };
+    if (AHEAD) fetch(range.first);
+    for (i32 j0 = range.first; j0 < range.end; j0 += KEYS) {
+        if (!AHEAD) fetch(j0);
+        __syncthreads();
+        keys.put(shared);
+        values.put(shared + KeyTile::SIZE);
+        __syncthreads();
+        if (AHEAD) fetch(j0 + KEYS);
+        look(j0, shared);
+    }
+#endif
+    const bool paired = Sums::RUNS == 2 && aligned<2>(a.out);  // rows of it are of whole runs
+#pragma unroll
+    for (int l = 0; l < LINES; ++l) {
+        warp.total[l] = over_line(warp.total[l], [](f32 x, f32 y) { return x + y; });
+    }
+#pragma unroll
+    for (int i = 0; i < Sums::COUNT; i += Sums::RUNS) {
+        const i32 row = query_of(i), l = line_of(i);
+        if (row >= rows) continue;
+        const i32 token = sequence.first + query + row;
+        T* out = a.out + (((i64)sequence.row * s.total + token) * s.heads + own.head) * s.value_dim;
+        const f32 total = warp.total[l];
+#pragma unroll
+        for (int f = 0; f < warp.WIDE; ++f) {
+            const i32 element = column + f * FRAGMENT + other_of(i);
+            Pack<T, Sums::RUNS> pack;
+#pragma unroll
+            for (int e = 0; e < Sums::RUNS; ++e) {
+                pack.at[e] = narrow<T>(total == 0 ? 0.0f : warp.sums[f].at[i + e] / total);
+            }
+            if (element >= s.value_dim) continue;
+            if (paired) {
+                store_pack<Sums::RUNS>(out + element, pack);
+            } else {
+#pragma unroll
+                for (int e = 0; e < Sums::RUNS; ++e) out[element + e] = pack.at[e];
+            }
+        }
+        if (a.lse && column == 0 && other_of(i) == 0) {
+            const i64 at = ((i64)sequence.row * s.heads + own.head) * s.total + token;
+            a.lse[at] = math::log(total) + finite_top(warp.top[l]);
+        }
+    }
+}
+
+#endif
