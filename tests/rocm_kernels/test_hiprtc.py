@@ -59,7 +59,7 @@ CROWDED |= {
     for position in ("i32", "i64")
 }
 
-# There it moves operands of matrix instructions through memory too; what `make kernels` ships does not.
+# There operands of matrix instructions go through memory too; not in what `make kernels` ships.
 CROWDED |= set(_families.modules()["matmul_matrix"].kernels)
 
 
