@@ -14,6 +14,7 @@ from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceError
+from propolis.errors import FallbackError
 from propolis.errors import PluginError
 from propolis_rocm_blas import _ffi_lt
 from propolis_rocm_blas import doctor
@@ -51,7 +52,8 @@ def simulator(device):
     library = ctypes.CDLL(str(_ffi_lt.library().path))
     library.hipsim_hipblaslt_count.restype = ctypes.c_longlong
     yield library
-    library.hipsim_hipblaslt_inject(b"matmul", b"0")
+    for fault in (b"matmul", b"algorithm"):
+        library.hipsim_hipblaslt_inject(fault, b"0")
 
 
 def normal(dtype, *shape, seed=0):
@@ -190,7 +192,9 @@ def test_neither_has_code(propolis, tmp_path) -> None:
     (line,) = [line for line in told.stdout.splitlines() if "rejected: rocm_blas" in line]
     assert f"rocBLAS error: Cannot read {tmp_path}/TensileLibrary.dat" in line
     assert f"rocblaslt error: Cannot read {tmp_path}/TensileLibrary_lazy_hipsim32.dat" in line
-    assert "install hipBLASLt of the same ROCm as HIP" in line
+    assert (
+        f"HIPBLASLT_TENSILE_LIBPATH names {tmp_path}, and it has files for none: unset it" in line
+    )
 
 
 def test_no_algorithm(device, monkeypatch, tmp_path) -> None:
@@ -200,6 +204,27 @@ def test_no_algorithm(device, monkeypatch, tmp_path) -> None:
     x = Tensor.from_numpy(normal(dtypes.f32, 12, 12), other)
     with pytest.raises(PluginError, match=r"NOT_SUPPORTED \(7\); this hipBLASLt lacks it"):
         matmul_by(other.keep(HandleLt), other.empty((12, 12), dtypes.f32), x, x)
+
+
+def test_a_product_that_it_lacks(device, simulator) -> None:
+    """One that it knows no algorithm for is another's, with the reason; the rest stays its own."""
+    x = normal(dtypes.f32, 13, 17)
+    on = Tensor.from_numpy(x, device)
+    known = device.keep(HandleLt)._planned
+    for op, inputs in (
+        (ops.matmul, (on, on.transpose(0, 1))),
+        (ops.linear, (on, on, Tensor.from_numpy(x[:, 0].copy(), device))),
+    ):
+        known.clear()
+        simulator.hipsim_hipblaslt_inject(b"algorithm", b"1")
+        for _ in range(2):  # there is nobody else here
+            with pytest.raises(FallbackError) as caught:
+                op(*inputs)
+            said = "hipblasLtMatmulAlgoGetHeuristic for f32, 13 x 17 by 17 x 13"
+            assert str(caught.value).count(said) == 1
+        known.clear()
+        bias = 0.0 if len(inputs) == 2 else x[:, 0]
+        judge(op(*inputs).numpy(), x, x.T, dtypes.f32, bias)
 
 
 def test_doctor(device, monkeypatch, tmp_path) -> None:

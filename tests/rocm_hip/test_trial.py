@@ -6,7 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
+from propolis_rocm_hip import progress
 from propolis_rocm_hip import trial
 from propolis_rocm_hip.trial import Outcome
 from propolis_rocm_hip.trial import Trial
@@ -61,10 +63,22 @@ def test_ends(tried, tmp_path, end) -> None:
     assert asked() == (1 if lasts else 2)
 
 
-def test_a_child_that_hangs(tried, tmp_path) -> None:
-    """It is ended when its time is over."""
-    what, _ = tried("time.sleep(600)")
-    assert Outcome(False, "it gave no answer in 0.5 s") == outcome(what, tmp_path, 0.5)
+def test_a_child_that_hangs(tried, tmp_path, monkeypatch) -> None:
+    """It is said while it runs, ended in time, and not waited for again until it is forgotten."""
+    monkeypatch.setattr(progress, "FIRST", 0.1)
+    what, asked = tried("time.sleep(600)")
+    again = "it gave no answer in 1.5 s; `propolis plugins --reprobe` asks again"
+    with capture_logs() as logs:
+        assert [Outcome(False, again)] * 2 == [outcome(what, tmp_path, 1.5) for _ in range(2)]
+    assert ["rocm.trying", "rocm.tried"] == [line["event"] for line in logs]
+    assert ("gfx1100", 1.5) == (logs[0]["library"], logs[0]["at_most"])
+    assert asked() == 1
+    trial.forget(tmp_path, ["gfx90a", "else"])
+    outcome(what, tmp_path, 0.5)
+    assert asked() == 1
+    trial.forget(tmp_path, ["gfx90a", "gfx11"])
+    outcome(what, tmp_path, 0.5)
+    assert asked() == 2
 
 
 def test_what_it_depends_on(tried, tmp_path, monkeypatch) -> None:

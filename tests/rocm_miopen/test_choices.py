@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from propolis import dtypes
 from propolis.errors import OutOfMemoryError
-from propolis_rocm_miopen import _progress
+from propolis_rocm_hip import progress
+from propolis_rocm_miopen import _kept
 from propolis_rocm_miopen import events
 from propolis_rocm_miopen._ffi import GEMM
 from propolis_rocm_miopen._kept import FILE
@@ -139,6 +140,16 @@ def test_processes_take_turns(tmp_path) -> None:
     assert shelf.all()[Wanted(), shape(12)].solution == 1
 
 
+def test_many_shapes(tmp_path, monkeypatch) -> None:
+    """The file has a bound: the oldest of those that were only expected to be fastest goes."""
+    monkeypatch.setattr(_kept, "MOST", 3)
+    (tmp_path / "lib").touch()
+    shelf = Shelf(tmp_path, tmp_path / "lib", "1", "gfx")
+    for solution in range(5):
+        shelf.put(Kept(Wanted(), GIVEN._replace(groups=solution + 1), solution, 0, 1, solution < 2))
+    assert [0, 1, 4] == [kept.solution for kept in shelf.all().values()]
+
+
 def test_a_solution_that_is_gone_is_chosen_anew(rocm, cache) -> None:
     """A number that this MIOpen does not know, or whose workspace changed, is not believed."""
     handle = Handle(rocm, gemm=True)
@@ -160,8 +171,8 @@ def test_too_large_a_workspace(rocm, cache, monkeypatch) -> None:
 
 def test_compiling_is_seen(rocm, cache, logged, monkeypatch) -> None:
     """Whoever waits is told for what and how long, while it goes on and at its end; once."""
-    monkeypatch.setattr(_progress, "FIRST", 0.02)
-    monkeypatch.setattr(_progress, "AGAIN", 0.02)
+    monkeypatch.setattr(progress, "FIRST", 0.02)
+    monkeypatch.setattr(progress, "AGAIN", 0.02)
     monkeypatch.setenv("HIPSIM_MIOPEN_COMPILE_MS", "600")
     given = GIVEN._replace(x=(1, 4, 8, 23), y=(1, 6, 8, 23))  # compiled by no other test
     Handle(rocm, gemm=True).choose(given, Wanted())

@@ -79,8 +79,7 @@ def examine(load_config: Callable[[], Config], *, import_plugins: bool = True) -
     try:
         config = load_config()
     except PropolisError as exc:
-        bad = CheckResult("error", str(exc), "correct the setting")
-        yield Finding(1, "settings", bad)
+        yield Finding(1, "settings", CheckResult("error", str(exc), "correct the setting"))
         return
     yield Finding(1, "settings", _settings())
     candidates = discover()
@@ -156,9 +155,8 @@ def _policy(candidates: list[Candidate], config: Config) -> CheckResult:
         refusals = policy(candidates, config)
     except PropolisError as exc:
         return CheckResult("error", str(exc), "correct the list")
-    if refusals:
-        return CheckResult("ok", "; ".join(f"{c.name}: {why}" for c, why in refusals.items()))
-    return CheckResult("ok", "no plugin is disabled")
+    said = "; ".join(f"{c.name}: {why}" for c, why in refusals.items())
+    return CheckResult("ok", said or "no plugin is disabled")
 
 
 def _cache(config: Config) -> CheckResult:
@@ -220,18 +218,19 @@ def _phase_two(config: Config) -> Iterator[Finding]:
 
 
 def _run_all(checks: Iterable[object], plugin: str, limit: float) -> Iterator[Finding]:
-    """A plugin's checks, ``limit`` seconds for each; after one that hangs none is run."""
+    """A plugin's checks, ``limit`` seconds for most; after one that hangs none is run."""
     hung = False
     for check in checks:
-        name = check.name if isinstance(check, DoctorCheck) else f"{plugin}.check"
-        found = None if hung else _run_in_time(check, plugin, limit)
+        known = check if isinstance(check, DoctorCheck) else None
+        name, patience = (known.name, known.patience) if known else (f"{plugin}.check", 1)
+        found = None if hung else _run_in_time(check, plugin, limit * patience)
         if found is not None:
             yield found
         elif hung:
             yield Finding(2, name, CheckResult("skipped", "an earlier check of the plugin hung"))
         else:
             hung = True
-            text = f"the check hung: no answer in {limit:g} s (probe_timeout)"
+            text = f"the check hung: no answer in {limit * patience:g} s (of probe_timeout)"
             yield Finding(2, name, _broken(text))
 
 

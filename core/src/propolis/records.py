@@ -247,8 +247,10 @@ class DoctorCheck:
         name: dotted, the plugin's name first: ``"rocm_hip.kfd-permissions"``.
         run: does the check; an exception counts as an error with its text.
         fields: more facts for the JSON report.
+        patience: times the seconds of the setting ``probe_timeout`` that it may take.
     """
 
     name: str
     run: Callable[[], CheckResult]
     fields: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 1

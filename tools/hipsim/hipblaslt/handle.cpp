@@ -19,6 +19,11 @@ fs::path folder() {
 }
 }  // namespace
 
+Fault& algorithm_fault() {
+  static Fault fault;
+  return fault;
+}
+
 Fault& matmul_fault() {
   static auto* instance = [] {
     auto* made = new Fault;  // never destroyed: exit handlers may still ask
@@ -77,10 +82,13 @@ HIPSIM_API hipblasStatus_t hipblasLtGetVersion(hipblasLtHandle_t handle, int* ve
   });
 }
 
-// Inject a fault from now on: "matmul", and "n", "n+" or "n:status".
+// Inject a fault from now on: "matmul", and "n", "n+" or "n:status"; or "algorithm", and "n" or
+// "n+": there is none for the n-th that is asked for.
 HIPSIM_API int hipsim_hipblaslt_inject(const char* what, const char* when) {
-  if (!what || !when || std::string(what) != "matmul") return -1;
-  matmul_fault().set(when, HIPBLAS_STATUS_INTERNAL_ERROR);
+  if (!what || !when) return -1;
+  const std::string name = what;
+  if (name != "matmul" && name != "algorithm") return -1;
+  (name == "matmul" ? matmul_fault() : algorithm_fault()).set(when, HIPBLAS_STATUS_INTERNAL_ERROR);
   return 0;
 }
 

@@ -27,6 +27,7 @@ namespace hipsim {
 struct LtHandle : LibraryHandle {};
 
 Fault& matmul_fault();
+Fault& algorithm_fault();
 
 struct Refusal {
   hipblasStatus_t status;

@@ -99,6 +99,7 @@ HIPSIM_API hipblasStatus_t hipblasLtMatmulAlgoGetHeuristic(
     const std::size_t allowed = known(preference).workspace;
     const Sizes sizes = check(problem);
     require(load_kernels(known_handle), "no algorithm");  // the real one's status, too
+    if (algorithm_fault().next()) return;
     *results = {};
     const std::uint64_t good_for = mark(problem, sizes);
     std::memcpy(results->algo.data, &good_for, sizeof good_for);

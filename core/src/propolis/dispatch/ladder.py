@@ -219,7 +219,7 @@ class Ladder:
         if self.decomposition is not None:
             self._decompose(*call.args, **call.attributes)
             return
-        why = "; ".join(reasons) or self._rejections
+        why = "; ".join(dict.fromkeys(reasons)) or self._rejections
         if not self.has_cpu:
             msg = f"{spec.name}: every candidate on {table.device.id} declined: {why}"
             raise NoImplementationError(msg)

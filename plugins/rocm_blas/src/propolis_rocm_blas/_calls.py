@@ -75,21 +75,27 @@ def run(
 def repeat(by: Multiplier, out: Tensor, bias: Tensor) -> None:
     """Write the bias into every row: times 1 and plus 0 it is what it was."""
     n, dtype = out.shape[-1], out.dtype
-    rows = out.numel // n
-    lies = Matrix(transposed=False, leading=max(bias.strides[0], n))
-    if bias.strides[0] != 1 and n > 1:  # a row, whose elements lie a leading dimension apart
-        lies = Matrix(transposed=True, leading=bias.strides[0])
+    first, at = pointer(bias), pointer(out)
+    for product, start in repetition(dtype, out.numel // n, n, bias.strides[0]):
+        by.multiply(product, first, by.ones[dtype], at + start * dtype.block_bytes)
+
+
+@lru_cache(maxsize=4096)
+def repetition(dtype: DType, rows: int, n: int, stride: int) -> tuple[tuple[Product, int], ...]:
+    """The products that write a bias into rows of ``n``, and the element where each begins."""
+    lies = Matrix(transposed=False, leading=max(stride, n))
+    if stride != 1 and n > 1:  # a row, whose elements lie a leading dimension apart
+        lies = Matrix(transposed=True, leading=stride)
     ones = Matrix(transposed=False, leading=1)
     whole, rest = divmod(rows, ONES)
-    given, at = pointer(bias), pointer(out)
+    found = []
     if whole:
-        out_lies = Matrix(transposed=False, leading=n, step=ONES * n)
-        product = Product(dtype, (n, ONES, 1), lies, ones, out_lies, whole)
-        by.multiply(product, given, by.ones[dtype], at)
+        out = Matrix(transposed=False, leading=n, step=ONES * n)
+        found.append((Product(dtype, (n, ONES, 1), lies, ones, out, whole), 0))
     if rest:
-        at += whole * ONES * n * dtype.block_bytes
-        product = Product(dtype, (n, rest, 1), lies, ones, Matrix(transposed=False, leading=n))
-        by.multiply(product, given, by.ones[dtype], at)
+        out = Matrix(transposed=False, leading=n)
+        found.append((Product(dtype, (n, rest, 1), lies, ones, out), whole * ONES * n))
+    return tuple(found)
 
 
 def pointer(tensor: Tensor) -> int:
@@ -97,4 +103,4 @@ def pointer(tensor: Tensor) -> int:
     return tensor.storage.ptr + tensor.layout.offset * tensor.dtype.block_bytes
 
 
-__all__ = ["pointer", "product_of", "repeat", "run"]
+__all__ = ["pointer", "product_of", "repeat", "repetition", "run"]

@@ -20,6 +20,7 @@ from propolis_rocm_blas.probe import choose
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Collection
+    from collections.abc import Iterable
     from collections.abc import Iterator
     from collections.abc import Mapping
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis import Tensor
     from propolis_rocm_blas.multiplier import Multiplier
+    from propolis_rocm_blas.multiplier import Product
     from propolis_rocm_blas.probe import Choice
     from propolis_rocm_hip.device import RocmDevice
 
@@ -42,6 +44,7 @@ class Family(NamedTuple):
         op: its name.
         fn: does it.
         takes: ``takes(few, *inputs)``: None, or why not; ``few`` where any number of rows will do.
+        products: ``products(*inputs)``: what it asks the library for, where it takes them.
         kinds: the dtypes that it multiplies.
         weights: the dtypes of its parameter ``w``, where its dispatch asks for them.
         rounds: whether it rounds weights to the dtype of 16-bit activations.
@@ -52,6 +55,7 @@ class Family(NamedTuple):
     op: str
     fn: Callable[..., None]
     takes: Callable[..., str | None]
+    products: Callable[..., Iterable[Product]]
     kinds: Collection[DType] = DTYPES
     weights: Collection[DType] = ()
     rounds: bool = False
@@ -119,13 +123,23 @@ def _offer(
         unusable=choice.why_not,
         priority=Priority.GENERIC - 1 if few else Priority.VENDOR,
         variant="-".join([*few * ["few-rows"], *inexact * ["16-bit"], *lt * ["hipblaslt"]]),
-        supports=partial(family.takes, few),
+        supports=partial(_served, family, few) if lt else partial(family.takes, few),
         capture_safe=True,
         deterministic=library.repeats,
         exact=not inexact,
         workspace=partial(_beside, own, family.memory) if family.memory else own,
         notes=notes,
     )
+
+
+def _served(family: Family, few: bool, *inputs: Tensor, **attributes: Tensor) -> str | None:
+    """The same where the library may lack a product that others of its dtype are served of."""
+    refusal = family.takes(few, *inputs, **attributes)
+    if refusal is not None:
+        return refusal
+    by = multiplier(inputs[0])
+    lacking = (by.lacks(product) for product in family.products(*inputs, **attributes))
+    return next(filter(None, lacking), None)
 
 
 def _beside(own: int, memory: Callable[..., int], *inputs: Tensor) -> int:

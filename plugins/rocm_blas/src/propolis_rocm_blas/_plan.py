@@ -92,7 +92,13 @@ def side(rows: int, row: int, depth: int, step: int) -> Side | None:
 
 @lru_cache(maxsize=4096)
 def plan(
-    lead: Shape, n: int, k: int, a_strides: Shape, b_lead: Shape, b_strides: Shape
+    lead: Shape,
+    n: int,
+    k: int,
+    a_strides: Shape,
+    b_lead: Shape,
+    b_strides: Shape,
+    names: str = "ab",
 ) -> Plan | str:
     """
     A product's calls, or why BLAS cannot say it.
@@ -104,6 +110,7 @@ def plan(
         a_strides: of ``a`` along ``lead``, then along ``k``.
         b_lead: of ``b`` along ``lead``: 0 along the rows, and where it repeats.
         b_strides: of ``b`` along ``n``, then along ``k``.
+        names: what the op calls them, a letter each.
 
     >>> plan((2, 3), 5, 4, (12, 4, 1), (0, 0), (1, 5))[:3]
     (6, 5, 4)
@@ -118,9 +125,9 @@ def plan(
         m, row, _ = dims.pop()
     a, b = side(m, row, k, a_strides[-1]), side(n, b_strides[0], k, b_strides[1])
     if a is None:
-        return _unsayable("a", (m, k), (row, a_strides[-1]))
+        return _unsayable(names[0], (m, k), (row, a_strides[-1]))
     if b is None:
-        return _unsayable("b", (n, k), b_strides)
+        return _unsayable(names[1], (n, k), b_strides)
     if max(m, n, k, a.leading, b.leading, *(size for size, *_ in dims)) > LARGEST:
         return f"a size or a stride is larger than rocBLAS's 32-bit numbers ({LARGEST})"
     return _calls(dims, m, n, k, a, b)

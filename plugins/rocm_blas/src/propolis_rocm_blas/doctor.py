@@ -114,7 +114,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> CheckResult:
 
 CHECKS: Final = (
     DoctorCheck("rocm_blas.library", library),
-    DoctorCheck("rocm_blas.architecture", architecture),
-    DoctorCheck("rocm_blas.hipblaslt", hipblaslt),
+    # Each may try both libraries.
+    DoctorCheck("rocm_blas.architecture", architecture, patience=3),
+    DoctorCheck("rocm_blas.hipblaslt", hipblaslt, patience=3),
     DoctorCheck("rocm_blas.variables", variables),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
+from propolis.errors import PluginError
 from propolis_rocm_blas import _ffi_lt as lt
 from propolis_rocm_blas.errors import HIPBLASLT
 from propolis_rocm_blas.multiplier import Multiplier
@@ -24,7 +25,7 @@ NUMBERS: Final = {dtypes.f32: lt.F32, dtypes.f16: lt.F16, dtypes.bf16: lt.BF16}
 """How hipBLASLt calls the dtypes that it is used for; all are summed in f32."""
 
 MOST_PLANNED: Final = 1024
-"""Products whose descriptors are kept: when there are more, all are made anew."""
+"""Products of which it is kept how they are done, or why not: beyond these all are asked anew."""
 
 _INVALID_VALUE: Final = HIPBLASLT.names.index("INVALID_VALUE")
 _NOT_SUPPORTED: Final = HIPBLASLT.names.index("NOT_SUPPORTED")
@@ -69,7 +70,7 @@ class HandleLt(Multiplier):
         """
         library = lt.library()
         self._matmul = library.function("hipblasLtMatmul")
-        self._planned: dict[Product, Planned] = {}
+        self._planned: dict[Product, Planned | str] = {}
         super().__init__(device, library)
         context = self._context
         with context.lock:
@@ -81,9 +82,23 @@ class HandleLt(Multiplier):
             most = ctypes.c_uint64(self._workspace_bytes)
             self._set("MatmulPreference", self._preference, lt.MOST_WORKSPACE, most)
 
+    def lacks(self, product: Product) -> str:
+        """Why there is no algorithm for a product; known after the first time."""
+        known = self._planned.get(product)
+        if known is None:
+            context = self._context
+            with context.lock:
+                context.make_current()
+                try:
+                    known = self._plan(product)
+                except PluginError as exc:
+                    known = str(exc)
+                    self._keep(product, known)
+        return known if isinstance(known, str) else ""
+
     def _queue(self, product: Product, first: int, second: int, out: int, *, onto: bool) -> None:
         planned = self._planned.get(product)
-        if planned is None:
+        if not isinstance(planned, Planned):
             planned = self._plan(product)
         status = self._matmul(
             *(self._value, planned.with_, ctypes.addressof(_ONE)),
@@ -124,10 +139,13 @@ class HandleLt(Multiplier):
         self._expect(
             f"hipblasLtMatmulAlgoGetHeuristic for {product}", status or planned.found.state
         )
+        self._keep(product, planned)
+        return planned
+
+    def _keep(self, product: Product, known: Planned | str) -> None:
         if len(self._planned) >= MOST_PLANNED:
             self._planned.clear()
-        self._planned[product] = planned
-        return planned
+        self._planned[product] = known
 
     def _layout(
         self, planned: Planned, kind: int, shape: tuple[int, int], matrix: Matrix, batches: int

@@ -151,6 +151,11 @@ class Multiplier(ABC):
             context.make_current()
             self._queue(product, first, second, out, onto=onto)
 
+    def lacks(self, product: Product) -> str:
+        """Why the library cannot be asked for a product, as far as it says; empty where it can."""
+        del product
+        return ""
+
     @abstractmethod
     def _queue(self, product: Product, first: int, second: int, out: int, *, onto: bool) -> None:
         """Queue a product; the lock is held, and the device is current."""

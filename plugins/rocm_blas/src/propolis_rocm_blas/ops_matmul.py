@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Final
 
+from propolis_rocm_blas._calls import product_of
 from propolis_rocm_blas._calls import repeat
+from propolis_rocm_blas._calls import repetition
 from propolis_rocm_blas._calls import run
 from propolis_rocm_blas._offers import Family
 from propolis_rocm_blas._offers import multiplier
@@ -16,10 +18,13 @@ from propolis_rocm_blas._plan import plan
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import Tensor
     from propolis.layout import Layout
     from propolis.layout import Shape
     from propolis_rocm_blas.multiplier import Multiplier
+    from propolis_rocm_blas.multiplier import Product
 
 FEW_ROWS: Final = 8
 """
@@ -79,7 +84,7 @@ def of_linear(x: Layout, w: Layout) -> Plan | str | None:
     if math.prod(lead) * n == 0:
         return None
     row, step = w.strides
-    return plan(tuple(lead), n, k, x.strides, (0,) * len(lead), (row, step))
+    return plan(tuple(lead), n, k, x.strides, (0,) * len(lead), (row, step), "xw")
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
@@ -99,6 +104,22 @@ def _takes_linear(few: bool, x: Tensor, w: Tensor, /, bias: Tensor | None = None
     return _refusal(of_linear(x.layout, w.layout), few=few)
 
 
+def _matmul_products(a: Tensor, b: Tensor) -> Iterator[Product]:
+    found = _of_matmul(a.layout, b.layout)
+    if isinstance(found, Plan):
+        yield product_of(a.dtype, found, found.n)
+
+
+def _linear_products(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Iterator[Product]:
+    found = of_linear(x.layout, w.layout)
+    if isinstance(found, Plan):
+        yield product_of(x.dtype, found, found.n)
+        if bias is not None:
+            rows = x.numel // x.shape[-1]
+            for product, _ in repetition(x.dtype, rows, found.n, bias.strides[0]):
+                yield product
+
+
 def _refusal(found: Plan | str | None, *, few: bool) -> str | None:
     if isinstance(found, Plan):
         if few or found.m > FEW_ROWS:
@@ -109,6 +130,9 @@ def _refusal(found: Plan | str | None, *, few: bool) -> str | None:
     return found
 
 
-OPS: Final = (Family("matmul", matmul, _takes_matmul), Family("linear", linear, _takes_linear))
+OPS: Final = (
+    Family("matmul", matmul, _takes_matmul, _matmul_products),
+    Family("linear", linear, _takes_linear, _linear_products),
+)
 
 __all__ = ["FEW_ROWS", "OPS", "linear", "matmul", "matmul_by", "of_linear"]

@@ -17,6 +17,7 @@ from propolis import ops
 from propolis.dispatch import Call
 from propolis.dispatch import DispatchTable
 from propolis.layout import Layout
+from propolis_rocm_blas._calls import product_of
 from propolis_rocm_blas._calls import run
 from propolis_rocm_blas._offers import Family
 from propolis_rocm_blas._offers import multiplier
@@ -28,7 +29,10 @@ from propolis_rocm_hip.space import tile_rows
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import DType
+    from propolis_rocm_blas.multiplier import Product
     from propolis_rocm_hip.device import RocmDevice
 
 MANY_ROWS: Final = {dtypes.f32: 32, dtypes.f16: 16, dtypes.bf16: 16}
@@ -103,11 +107,20 @@ def _takes(few: bool, x: Tensor, w: Tensor, /) -> str | None:
     return None
 
 
+def _products(x: Tensor, w: Tensor) -> Iterator[Product]:
+    given = _of(x.layout, w.shape)
+    if isinstance(given, Plan):
+        rows = tile_rows(given.n, given.k, x.dtype.block_bytes)
+        for columns in {min(rows, given.n), given.n % rows or rows}:
+            yield product_of(x.dtype, given, columns)
+
+
 OPS: Final = (
     Family(
         "qmatmul",
         qmatmul,
         _takes,
+        _products,
         kinds=tuple(MANY_ROWS),
         weights=sorted(dtypes.BLOCKS, key=str),
         rounds=True,

@@ -52,6 +52,8 @@ def probe() -> ProbeResult:
     """
     Name the libraries, so that what is known of them is asked again when they change.
 
+    Where all is asked again (``propolis plugins --reprobe``, ``propolis doctor``) they are tried
+    again too.
     The plugin is never refused here: without a GPU it has nothing to do, and why one of
     several is not served stands beside its ops (:func:`choose`).
     """
@@ -61,6 +63,7 @@ def probe() -> ProbeResult:
             files.append(str(library.path()))
         except DeviceError:
             continue
+    trial.forget(Config.load().cache_dir, files)
     return ProbeResult(ok=True, files=tuple(files))
 
 

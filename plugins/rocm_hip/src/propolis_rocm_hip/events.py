@@ -32,10 +32,22 @@ ROCM_GRAPH_NOT_RECORDED: Final = Event(
     "a step does more than launch kernels, and is replayed call by call",
     ("device", "calls", "reason"),
 )
+ROCM_TRYING: Final = Event(
+    "rocm.trying",
+    "warning",
+    "a vendor's library is tried in a process of its own, and has not answered yet; its answer is "
+    "kept for the next start",
+    ("library", "seconds", "at_most"),
+)
+ROCM_TRIED: Final = Event(
+    "rocm.tried", "warning", "what `rocm.trying` spoke of has ended", ("library", "seconds")
+)
 
 ALL: Final = (
     ROCM_CACHE_ENTRY_DAMAGED,
     ROCM_CACHE_NOT_WRITTEN,
     ROCM_COMPILING,
     ROCM_GRAPH_NOT_RECORDED,
+    ROCM_TRYING,
+    ROCM_TRIED,
 )

@@ -8,6 +8,7 @@ library, its files, the driver and what the environment says of them stay as the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -23,6 +24,8 @@ from typing import Final
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
 from propolis.plugins.vetting import stamp
+from propolis_rocm_hip import events
+from propolis_rocm_hip.progress import told
 
 
 if TYPE_CHECKING:
@@ -97,21 +100,53 @@ def outcome(trial: Trial, cache: Path, timeout: float) -> Outcome:
         timeout: seconds until a child that hangs is ended.
     """
     path, key = cache / FILE, trial.key
-    known = _read(path).get(key)
-    if isinstance(known, dict) and isinstance(known.get("reason"), str):
-        return Outcome(known["reason"] == "", known["reason"])
-    found, lasting = _attempt(trial, timeout)
+    known = _known(path, key)
+    if known is not None:
+        return known
+    with told(
+        lambda seconds: events.ROCM_TRYING.emit(
+            library=trial.about, seconds=seconds, at_most=timeout
+        ),
+        lambda seconds: events.ROCM_TRIED.emit(library=trial.about, seconds=seconds),
+    ):
+        found, lasting = _attempt(trial, timeout)
     if lasting:
         kept = dict(list(_read(path).items())[1 - _KEPT :])
-        try:
-            replace_json(path, {**kept, key: {"about": trial.about, "reason": found.reason}})
-        except OSError:  # a read-only home costs a child per start
-            return found
+        row = {"about": trial.about, "reason": found.reason}
+        with contextlib.suppress(OSError):  # a read-only home costs a child per start
+            replace_json(path, {**kept, key: row})
     return found
 
 
+def forget(cache: Path, libraries: Iterable[str]) -> None:
+    """
+    Let libraries be tried again, as when probes are asked again.
+
+    Args:
+        cache: the folder of caches.
+        libraries: the beginnings of what their trials are about.
+    """
+    known = _read(cache / FILE)
+    kept = {key: row for key, row in known.items() if not _about(row).startswith(tuple(libraries))}
+    if kept != known:
+        with contextlib.suppress(OSError):
+            replace_json(cache / FILE, kept)
+
+
+def _known(path: Path, key: str) -> Outcome | None:
+    """How a trial ended, where that still holds."""
+    match _read(path).get(key):
+        case {"reason": str(reason)}:
+            return Outcome(reason == "", reason)
+    return None
+
+
+def _about(row: object) -> str:
+    return str(row.get("about", "")) if isinstance(row, dict) else ""
+
+
 def _attempt(trial: Trial, timeout: float) -> tuple[Outcome, bool]:
-    """How the child ends, and whether it will end so again."""
+    """How the child ends, and whether that holds until something changes."""
     # A file, not a pipe: a process that the library leaves behind keeps a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
@@ -126,7 +161,8 @@ def _attempt(trial: Trial, timeout: float) -> tuple[Outcome, bool]:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in sys.path)},
             )
         except subprocess.TimeoutExpired:
-            return Outcome(ok=False, reason=f"it gave no answer in {timeout:g} s"), False
+            reason = f"it gave no answer in {timeout:g} s; `propolis plugins --reprobe` asks again"
+            return Outcome(ok=False, reason=reason), True
         except OSError as exc:  # no processes, no memory
             return Outcome(ok=False, reason=f"it cannot be tried: {exc}"), False
         said = _said(output)
@@ -134,9 +170,8 @@ def _attempt(trial: Trial, timeout: float) -> tuple[Outcome, bool]:
         return Outcome(ok=True), True
     if done.returncode < 0:
         number = signal.Signals(-done.returncode)
-        return Outcome(ok=False, reason=f"it ended the process ({number.name}){said}"), (
-            number not in _OUTSIDE
-        )
+        ended = Outcome(ok=False, reason=f"it ended the process ({number.name}){said}")
+        return ended, number not in _OUTSIDE
     # A plain "no" may be cured by means that we cannot see (a group, memory): ask again.
     return Outcome(ok=False, reason=said.removeprefix(": ") or "it gave no reason"), False
 
@@ -163,4 +198,4 @@ def _text(path: Path) -> str:
         return ""
 
 
-__all__ = ["FILE", "Outcome", "Trial", "outcome"]
+__all__ = ["FILE", "Outcome", "Trial", "forget", "outcome"]

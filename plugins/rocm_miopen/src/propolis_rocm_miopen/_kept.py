@@ -36,6 +36,9 @@ FILE: Final = "miopen.json"
 _MACHINES: Final = 8
 """So many libraries, architectures and settings are remembered, those used last."""
 
+MOST: Final = 2048
+"""And so many shapes of each; those that were measured go last."""
+
 _ABOUT_SELF: Final = ("MIOPEN_LOG", "MIOPEN_ENABLE_LOGGING")
 
 
@@ -139,6 +142,9 @@ class Shelf:
         before = known.get((kept.wanted, kept.problem))
         if before is not None and before.tuned and not kept.tuned:
             return
+        known.pop((kept.wanted, kept.problem), None)
+        if len(known) >= MOST:
+            del known[next((key for key, old in known.items() if not old.tuned), next(iter(known)))]
         known[kept.wanted, kept.problem] = kept
         rows = [_written(each) for each in known.values()]
         sections.pop(self._key, None)
@@ -185,4 +191,4 @@ def _shape(said: object) -> Shape:
     return tuple(n for n in said if isinstance(n, int)) if isinstance(said, list) else ()
 
 
-__all__ = ["FILE", "Kept", "Shelf", "Wanted"]
+__all__ = ["FILE", "MOST", "Kept", "Shelf", "Wanted"]

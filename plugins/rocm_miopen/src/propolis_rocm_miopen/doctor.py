@@ -92,7 +92,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> CheckResult:
 
 
 CHECKS: Final = (
-    DoctorCheck("rocm_miopen.library", library),
+    # It may be tried twice, with rocBLAS and without.
+    DoctorCheck("rocm_miopen.library", library, patience=2 * probe.PATIENCE + 1),
     DoctorCheck("rocm_miopen.cache", cache),
     DoctorCheck("rocm_miopen.variables", variables),
 )

@@ -25,6 +25,7 @@ from propolis_rocm_miopen import _ffi
 from propolis_rocm_miopen import events
 from propolis_rocm_miopen import probe
 from propolis_rocm_miopen._descriptors import Descriptors
+from propolis_rocm_miopen._kept import MOST
 from propolis_rocm_miopen._kept import Kept
 from propolis_rocm_miopen._kept import Shelf
 from propolis_rocm_miopen._kept import Wanted
@@ -141,6 +142,8 @@ class Handle:
                 found = self._anew(given, wanted)
             except OutOfMemoryError as exc:
                 return f"no memory for MIOpen's workspace: {exc}"  # there may be another time
+            if len(self._chosen) >= MOST:  # they are remembered, and soon made anew
+                self._chosen.clear()
             self._chosen[given, wanted] = found
         return found
 

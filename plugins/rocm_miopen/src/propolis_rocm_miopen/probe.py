@@ -50,13 +50,17 @@ def probe() -> ProbeResult:
     """
     Name the library, so that what is known of it is asked again when it changes.
 
+    Where all is asked again (``propolis plugins --reprobe``, ``propolis doctor``) it is tried
+    again too.
     The plugin is never refused here: without a GPU it has nothing to do, and why one of
     several is not served stands beside its ops (:func:`on`).
     """
     try:
-        return ProbeResult(ok=True, files=(str(_ffi.path()),))
+        file = str(_ffi.path())
     except DeviceError:
         return ProbeResult(ok=True)
+    trial.forget(Config.load().cache_dir, [file])
+    return ProbeResult(ok=True, files=(file,))
 
 
 def verdict(gpu: DeviceProperties, path: Path) -> Verdict:
