@@ -187,6 +187,7 @@ void round_row(const Product& p, const Rounded& r, i64 m) {
         i8 *upper = r.bytes + m * p.k + SUBBLOCK * i, *lower = upper + p.m * p.k;
         i32 total[2] = {};
         for (int e = 0; e < SUBBLOCK; ++e) {
+            each[e] += (i8)each[e] == -128;  // which has no opposite, that some machines' products need
             lower[e] = (i8)each[e];
             upper[e] = (i8)((each[e] + 128) >> 8);
             total[e / LANES] += each[e];
