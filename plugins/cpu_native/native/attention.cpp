@@ -1,18 +1,21 @@
-// Attention: few queries of a sequence, key by key; many, sixteen queries at a time in the lanes of a vector.
+// Attention: few queries of a sequence, key by key; many, in the lanes of one vector or two.
 // Sums and softmax are in f32.  Semantics: core's propolis/ops/attention.py.
 #include <algorithm>
 #include <memory>
 
 #include "kernels.h"
 #include "pool.h"
+#include "room.h"
 
 namespace propolis {
 namespace {
 
 constexpr i64 FEW = 4;       // queries of a sequence, up to which each is looked at by itself
 constexpr i64 KEYS = 64;     // looked at together
+constexpr i64 LINE = 16;      // numbers that memory brings together
 constexpr i64 PART = 512;    // keys of a task, where there are few queries
-constexpr int TOGETHER = 8;  // sums of a query vector that are in registers
+constexpr int TOGETHER = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;  // sums of a vector that are in registers
+constexpr int MOST_VECTORS = VECTOR == 64 ? 2 : 1;                // of queries, for which there are registers
 
 struct Sequence {
     i64 index, row, first, tokens, valid;
@@ -172,16 +175,11 @@ void few(const Attention& a) {
         }
     }
     // What each task leaves: of each head a Partial and values.
-    thread_local std::unique_ptr<f32[]> left;
-    thread_local i64 left_room = 0;
+    thread_local Room<> left;
     const i64 each = group * (2 + wide_values);
-    if (left_room < count * each) {
-        left_room = count * each;
-        left.reset(new f32[left_room]);
-    }
     const Task* all = tasks.get();
     const Place* spot = places.get();
-    f32* partial = left.get();
+    f32* partial = left.of(count * each);
     i64 work = 0;
     for (i64 i = 0; i < count; ++i) work += (all[i].end - all[i].first) * group * (dim + value_dim);
     parallel(work < (1 << 16) ? 1 : a.threads, count, [&](i64 number) {
@@ -191,14 +189,9 @@ void few(const Attention& a) {
         f32* own = partial + number * each;
         f32* acc = own + 2 * group;
         const Rows<T> keys(a, a.k, s, task.head), values(a, a.v, s, task.head);
-        thread_local std::unique_ptr<f32[]> memory;
-        thread_local i64 room = 0;
+        thread_local Room<> memory;
         constexpr i64 G = 4;
-        if (room < G * (wide_dim + PART)) {
-            room = G * (wide_dim + PART);
-            memory.reset(new f32[room]);
-        }
-        f32 *q = memory.get(), *scores = q + G * wide_dim;
+        f32 *q = memory.of(G * (wide_dim + PART)), *scores = q + G * wide_dim;
         for (i64 g0 = 0; g0 < group; g0 += G) {
             const i64 some = std::min(G, group - g0);
             for (i64 g = 0; g < some; ++g) {
@@ -278,58 +271,79 @@ void few(const Attention& a) {
 
 // -- many queries ----------------------------------------------------------------------------------
 
-// Scores of sixteen queries, one a lane: of each key the sum of its elements times those of the queries.
+// Scores of queries, one a lane: of each key the sum of its elements times those of the queries.
+template <int N>
 PROPOLIS_INLINE void score_lanes(const f32* const* keys, i64 count, const f32* q, i64 dim, f32* scores) {
     for (i64 j = 0; j < count; j += TOGETHER) {
         const f32* key[TOGETHER];
         for (int u = 0; u < TOGETHER; ++u) key[u] = keys[std::min(j + u, count - 1)];
-        F32s sums[TOGETHER];
+        F32s sums[TOGETHER][N];
 #pragma GCC unroll 8
-        for (int u = 0; u < TOGETHER; ++u) sums[u] = splat(0.0f);
+        for (int u = 0; u < TOGETHER; ++u) {
+#pragma GCC unroll 2
+            for (int n = 0; n < N; ++n) sums[u][n] = splat(0.0f);
+        }
         for (i64 i = 0; i < dim; ++i) {
-            const F32s lanes = load(q + i * LANES);
+            F32s lanes[N];
+#pragma GCC unroll 2
+            for (int n = 0; n < N; ++n) lanes[n] = load(q + (i * N + n) * LANES);
 #pragma GCC unroll 8
-            for (int u = 0; u < TOGETHER; ++u) sums[u] = fma(splat(key[u][i]), lanes, sums[u]);
+            for (int u = 0; u < TOGETHER; ++u) {
+                const F32s element = splat(key[u][i]);
+#pragma GCC unroll 2
+                for (int n = 0; n < N; ++n) sums[u][n] = fma(element, lanes[n], sums[u][n]);
+            }
         }
 #pragma GCC unroll 8
-        for (int u = 0; u < TOGETHER; ++u) store(scores + (j + u) * LANES, sums[u]);
+        for (int u = 0; u < TOGETHER; ++u) {
+#pragma GCC unroll 2
+            for (int n = 0; n < N; ++n) store(scores + ((j + u) * N + n) * LANES, sums[u][n]);
+        }
     }
 }
 
-// acc[e] = acc[e] * old + weights[j] * values[j][e]
-PROPOLIS_INLINE void weigh_lanes(const f32* const* values, i64 count, const f32* weights, const F32s& old,
-                                 i64 dim, f32* acc) {
-    i64 e = 0;
-    for (; e + TOGETHER <= dim; e += TOGETHER) {
-        F32s sums[TOGETHER];
+// Elements [e, e + U) of acc = acc * old + weights[j] * values[j].
+template <int N, int U>
+PROPOLIS_INLINE void weigh_some(const f32* const* values, i64 count, const f32* weights, const F32s (&old)[N],
+                                i64 e, f32* acc) {
+    F32s sums[U][N];
 #pragma GCC unroll 8
-        for (int u = 0; u < TOGETHER; ++u) sums[u] = load(acc + (e + u) * LANES) * old;
-        for (i64 j = 0; j < count; ++j) {
-            const F32s w = load(weights + j * LANES);
-            const f32* value = values[j] + e;
-#pragma GCC unroll 8
-            for (int u = 0; u < TOGETHER; ++u) sums[u] = fma(splat(value[u]), w, sums[u]);
-        }
-#pragma GCC unroll 8
-        for (int u = 0; u < TOGETHER; ++u) store(acc + (e + u) * LANES, sums[u]);
+    for (int u = 0; u < U; ++u) {
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) sums[u][n] = load(acc + ((e + u) * N + n) * LANES) * old[n];
     }
-    for (; e < dim; ++e) {
-        F32s sums = load(acc + e * LANES) * old;
-        for (i64 j = 0; j < count; ++j) sums = fma(splat(values[j][e]), load(weights + j * LANES), sums);
-        store(acc + e * LANES, sums);
+    for (i64 j = 0; j < count; ++j) {
+        const f32* value = values[j] + e;
+        F32s w[N];
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) w[n] = load(weights + (j * N + n) * LANES);
+#pragma GCC unroll 8
+        for (int u = 0; u < U; ++u) {
+            const F32s element = splat(value[u]);
+#pragma GCC unroll 2
+            for (int n = 0; n < N; ++n) sums[u][n] = fma(element, w[n], sums[u][n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) {
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) store(acc + ((e + u) * N + n) * LANES, sums[u][n]);
     }
 }
 
-template <class T>
+template <class T, int N>
 void many(const Attention& a) {
+    constexpr i64 LANES = propolis::LANES * N;  // queries of a task
+    constexpr i64 EACH = propolis::LANES;
     const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
     const i64 dim = a.q.shape[3], value_dim = a.v.shape[3];
-    // Tasks: blocks of sixteen queries of a sequence, by heads of keys; the last ones first, they see most.
+    // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence; the last ones first,
+    // they see most.
     i64 total = 0;
     for (i64 s = 0; s < a.batch; ++s) total += (sequence_at(a, s).tokens + LANES - 1) / LANES;
     parallel(a.threads, total * kv_heads, [&](i64 number) {
-        i64 block = total - 1 - number / kv_heads, index = 0;
-        const i64 kv_head = number % kv_heads;
+        i64 block = total - 1 - number % total, index = 0;
+        const i64 kv_head = number / total;
         Sequence s = sequence_at(a, 0);
         while (block >= (s.tokens + LANES - 1) / LANES) {
             block -= (s.tokens + LANES - 1) / LANES;
@@ -341,16 +355,10 @@ void many(const Attention& a) {
         const Rows<T> keys(a, a.k, s, kv_head), values(a, a.v, s, kv_head);
 
         constexpr bool direct = std::is_same_v<T, f32>;
-        thread_local std::unique_ptr<f32[]> memory;
-        thread_local i64 room = 0;
+        thread_local Room<> memory;
         const i64 per_head = LANES * (dim + value_dim + 2);
         const i64 wide_rows = direct ? 0 : KEYS * (padded(dim) + padded(value_dim));
-        const i64 wanted = group * per_head + KEYS * LANES + TOGETHER * LANES + wide_rows;
-        if (room < wanted) {
-            room = wanted;
-            memory.reset(new f32[wanted]);
-        }
-        f32* scores = memory.get();
+        f32* scores = memory.of(group * per_head + (KEYS + TOGETHER) * LANES + wide_rows);
         f32* head_memory = scores + (KEYS + TOGETHER) * LANES;
         f32* widened = head_memory + group * per_head;
         for (i64 g = 0; g < group; ++g) {
@@ -373,12 +381,17 @@ void many(const Attention& a) {
                 if constexpr (direct) {
                     key[j] = keys[j0 + j];
                     value[j] = values[j0 + j];
+                    if (j0 + KEYS + j < range.end) {  // their distances are too long for the machine to guess
+                        const f32 *next = keys[j0 + KEYS + j], *next_value = values[j0 + KEYS + j];
+                        for (i64 i = 0; i < dim; i += LINE) __builtin_prefetch(next + i);
+                        for (i64 i = 0; i < value_dim; i += LINE) __builtin_prefetch(next_value + i);
+                    }
                 } else {
                     f32* to = widened + j * padded(dim);
                     f32* to_value = widened + KEYS * padded(dim) + j * padded(value_dim);
                     const T *from = keys[j0 + j], *from_value = values[j0 + j];
-                    for (i64 i = 0; i < dim; i += LANES) store(to + i, load_some(from + i, dim - i));
-                    for (i64 i = 0; i < value_dim; i += LANES) {
+                    for (i64 i = 0; i < dim; i += EACH) store(to + i, load_some(from + i, dim - i));
+                    for (i64 i = 0; i < value_dim; i += EACH) {
                         store(to_value + i, load_some(from_value + i, value_dim - i));
                     }
                     key[j] = to;
@@ -391,7 +404,7 @@ void many(const Attention& a) {
             for (i64 g = 0; g < group; ++g) {
                 f32 *q = head_memory + g * per_head, *acc = q + LANES * dim;
                 f32* tops = acc + LANES * value_dim;
-                score_lanes(key, n, q, dim, scores);
+                score_lanes<N>(key, n, q, dim, scores);
                 if (a.softcap != 0 || a.alibi || edges) {
                     const f32 slope = a.alibi ? a.alibi[kv_head * group + g] : 0;
                     for (i64 j = 0; j < n; ++j) {
@@ -406,21 +419,29 @@ void many(const Attention& a) {
                         }
                     }
                 }
-                const F32s before = load(tops);
-                F32s top = before;
-                for (i64 j = 0; j < n; ++j) top = larger(load(scores + j * LANES), top);
-                F32s less;
-                PROPOLIS_EACH less.part[p] = top.part[p] == -INFINITE ? f32v{} : top.part[p];
-                const F32s old = exp(before - less);
-                F32s sums = load(tops + LANES) * old;
-                for (i64 j = 0; j < n; ++j) {
-                    const F32s e = exp(load(scores + j * LANES) - less);
-                    store(scores + j * LANES, e);
-                    sums = sums + e;
+                F32s less[N], old[N], sums[N];
+                for (int v = 0; v < N; ++v) {
+                    const F32s before = load(tops + v * EACH);
+                    F32s top = before;
+                    for (i64 j = 0; j < n; ++j) top = larger(load(scores + j * LANES + v * EACH), top);
+                    PROPOLIS_EACH less[v].part[p] = top.part[p] == -INFINITE ? f32v{} : top.part[p];
+                    old[v] = exp(before - less[v]);
+                    sums[v] = load(tops + LANES + v * EACH) * old[v];
+                    store(tops + v * EACH, top);
                 }
-                store(tops, top);
-                store(tops + LANES, sums);
-                weigh_lanes(value, n, scores, old, value_dim, acc);
+                for (i64 j = 0; j < n; ++j) {
+#pragma GCC unroll 2
+                    for (int v = 0; v < N; ++v) {
+                        f32* at = scores + j * LANES + v * EACH;
+                        const F32s e = exp_below(load(at) - less[v]);
+                        store(at, e);
+                        sums[v] = sums[v] + e;
+                    }
+                }
+                for (int v = 0; v < N; ++v) store(tops + LANES + v * EACH, sums[v]);
+                i64 e = 0;
+                for (; e + TOGETHER <= value_dim; e += TOGETHER) weigh_some<N, TOGETHER>(value, n, scores, old, e, acc);
+                for (; e < value_dim; ++e) weigh_some<N, 1>(value, n, scores, old, e, acc);
             }
         }
         for (i64 g = 0; g < group; ++g) {
@@ -449,7 +470,8 @@ void attention(const Attention& a) {
     i64 most = 0;
     for (i64 s = 0; s < a.batch; ++s) most = std::max(most, sequence_at(a, s).tokens);
     with_type(a.kind, [&](auto type) {
-        most <= FEW ? few<decltype(type)>(a) : many<decltype(type)>(a);
+        typedef decltype(type) T;
+        most <= FEW ? few<T>(a) : most <= LANES ? many<T, 1>(a) : many<T, MOST_VECTORS>(a);
     });
 }
 

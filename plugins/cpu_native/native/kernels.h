@@ -66,7 +66,7 @@ void rms_norm(Kind kind, void* out, void* total, const void* x, const void* resi
 void layer_norm(Kind kind, void* out, const void* x, const void* weight, const void* bias, i64 rows,
                 i64 width, f32 eps, int threads);
 
-enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL };
+enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL, GELU_ERF_MUL };
 void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i64 count, int threads);
 // An array of up to four dimensions, in elements.
 struct View {
@@ -100,5 +100,29 @@ struct Attention {
     int threads;
 };
 void attention(const Attention&);
+
+// -- images ----------------------------------------------------------------------------------------
+
+// Of (batch, channels, positions): each group of channels less its mean, over its deviation; weight and
+// bias (channels), or null.
+void group_norm(Kind kind, void* out, const void* x, const void* weight, const void* bias, i64 batch,
+                i64 channels, i64 positions, i64 groups, f32 eps, bool with_silu, int threads);
+// Planes of elements of 1, 2, 4 or 8 bytes: out[y, x] = from[y * height / out_height, ...].
+void upsample_nearest(int size, void* out, const void* from, i64 planes, i64 height, i64 width,
+                      i64 out_height, i64 out_width, int threads);
+
+// -- convolutions ----------------------------------------------------------------------------------
+
+// Row-major, channels before height and width.
+struct Convolution {
+    Kind kind;
+    void* out;
+    const void *x, *w, *bias;  // the last may be null
+    i64 batch, channels, height, width, outputs, out_height, out_width;
+    i64 kernel[2], stride[2], padding[2], dilation[2];
+    int threads;
+};
+// By tiles, unless `exact`: a window of 3 x 3, stride and dilation 1.
+void convolve(const Convolution&, bool exact);
 
 }  // namespace propolis

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <functional>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,14 @@ private:
 
 // What went wrong in a call that runs without the interpreter; empty where nothing did.
 typedef std::string Error;
+
+Error outcome(const std::function<Error()>& run) {
+    try {
+        return run();
+    } catch (const std::bad_alloc&) {
+        return "there is too little memory to work in";
+    }
+}
 
 struct Command {
     std::function<Error()> run;
@@ -141,7 +150,7 @@ public:
         }
         Error error;
         Py_BEGIN_ALLOW_THREADS;
-        error = run();
+        error = outcome(run);
         Py_END_ALLOW_THREADS;
         return finish(error);
     }
@@ -376,6 +385,69 @@ FUNCTION(attention_) {
     });
 }
 
+// -- images ----------------------------------------------------------------------------------------
+
+// group_norm(out, x, weight, bias, kind, batch, channels, positions, groups, eps, with silu, threads)
+FUNCTION(group_norm_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const void *x = a.flat(), *weight = a.flat(), *bias = a.flat();
+    const Kind kind = a.kind();
+    const i64 batch = a.whole(), channels = a.whole(), positions = a.whole(), groups = a.whole();
+    const f32 eps = (f32)a.number();
+    const bool with_silu = a.truth();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        group_norm(kind, out, x, weight, bias, batch, channels, positions, groups, eps, with_silu, threads);
+        return Error();
+    });
+}
+
+// upsample_nearest2d(out, x, bytes of an element, threads): of (batch, channels, height, width)
+FUNCTION(upsample_nearest2d) {
+    Arguments a(args, count);
+    const View out = a.view(true), x = a.view();
+    const int size = (int)a.whole(), threads = (int)a.whole();
+    return a.call([=] {
+        upsample_nearest(size, out.at, x.at, x.shape[0] * x.shape[1], x.shape[2], x.shape[3], out.shape[2],
+                         out.shape[3], threads);
+        return Error();
+    });
+}
+
+// -- convolutions ----------------------------------------------------------------------------------
+
+// conv2d(out, x, w, bias, kind, strides (2), padding (2), dilation (2), threads, exact)
+FUNCTION(conv2d) {
+    Arguments a(args, count);
+    Convolution c{};
+    const View out = a.view(true), x = a.view(), w = a.view();
+    c.out = out.at;
+    c.x = x.at;
+    c.w = w.at;
+    c.bias = a.flat();
+    c.kind = a.kind();
+    for (i64* each : {c.stride, c.padding, c.dilation}) {
+        each[0] = a.whole();
+        each[1] = a.whole();
+    }
+    c.threads = (int)a.whole();
+    const bool exact = a.truth();
+    c.batch = x.shape[0];
+    c.channels = x.shape[1];
+    c.height = x.shape[2];
+    c.width = x.shape[3];
+    c.outputs = w.shape[0];
+    c.kernel[0] = w.shape[2];
+    c.kernel[1] = w.shape[3];
+    c.out_height = out.shape[2];
+    c.out_width = out.shape[3];
+    return a.call([=] {
+        convolve(c, exact);
+        return Error();
+    });
+}
+
 // -- plans -----------------------------------------------------------------------------------------
 
 void drop_plan(PyObject* capsule) { delete (Plan*)PyCapsule_GetPointer(capsule, "propolis.plan"); }
@@ -416,7 +488,7 @@ FUNCTION(replay) {
     Error error;
     Py_BEGIN_ALLOW_THREADS;
     for (Command& command : *plan) {
-        error = command.run();
+        error = outcome(command.run);
         if (!error.empty()) break;
     }
     Py_END_ALLOW_THREADS;
@@ -445,6 +517,9 @@ PyMethodDef METHODS[] = {
     METHOD("rope", rope_),
     METHOD("kv_append", kv_append_),
     METHOD("attention", attention_),
+    METHOD("group_norm", group_norm_),
+    METHOD("upsample_nearest2d", upsample_nearest2d),
+    METHOD("conv2d", conv2d),
     METHOD("record", record),
     METHOD("replay", replay),
     METHOD("raise_as", raise_as),

@@ -1,11 +1,9 @@
 // Products with weights in blocks, repacked as tiles.h says.
-#include <memory>
-#include <new>
-
 #include "formats_256.h"
 #include "formats_32.h"
 #include "kernels.h"
 #include "pool.h"
+#include "room.h"
 #include "tiles.h"
 
 namespace propolis {
@@ -139,13 +137,8 @@ const Format FORMATS[] = {
 // Memory that a thread keeps for its next call.
 template <class T>
 T* room(i64 count) {
-    thread_local std::unique_ptr<T[]> memory;
-    thread_local i64 size = 0;
-    if (size < count) {
-        memory.reset(new T[count]);
-        size = count;
-    }
-    return memory.get();
+    thread_local Room<T> memory;
+    return memory.of(count);
 }
 
 constexpr f32 MOST_ROUNDED = 127 * 256 + 127;

@@ -109,6 +109,8 @@ void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i
             case Pairwise::MUL: return with([](const F32s& x, const F32s& y) { return x * y; });
             case Pairwise::SILU_MUL:
                 return with([](const F32s& x, const F32s& y) { return silu(x) * y; });
+            case Pairwise::GELU_ERF_MUL:
+                return with([](const F32s& x, const F32s& y) { return gelu_erf(x) * y; });
         }
     });
 }

@@ -110,6 +110,12 @@ OPS["conv2d"] = OpInfo(
             IMAGE_SIZES,
             deep={"c": 700},
         ),
+        # The window of most models, with channels enough for those who compute it by tiles.
+        Recipe(
+            {"x": T("b c*16 h w"), "w": T("o*16 c*16 3 3"), "bias": T("o*16")},
+            ({"padding": 1}, {"padding": 0, "bias": None}, {"padding": (2, 1)}),
+            IMAGE_SIZES,
+        ),
     ),
 )
 

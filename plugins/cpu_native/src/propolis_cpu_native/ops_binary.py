@@ -13,7 +13,7 @@ from propolis_cpu_native._native import native
 if TYPE_CHECKING:
     from propolis import Tensor
 
-_NUMBERS: Final = {"add": 0, "sub": 1, "mul": 2, "silu_mul": 3}
+_NUMBERS: Final = {"add": 0, "sub": 1, "mul": 2, "silu_mul": 3, "gelu_erf_mul": 4}
 
 
 def _same_shape(a: Tensor, b: Tensor, /) -> str | None:
@@ -46,10 +46,16 @@ def silu_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     _run("silu_mul", out, gate, up)
 
 
+def gelu_erf_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    """``gelu_erf(gate) * up``."""
+    _run("gelu_erf_mul", out, gate, up)
+
+
 OPS: Final = [
     *(
         implementation(fn.__name__, fn, supports=_same_shape, in_place=True)
         for fn in (add, sub, mul)
     ),
     implementation("silu_mul", silu_mul, in_place=True),
+    implementation("gelu_erf_mul", gelu_erf_mul, in_place=True),
 ]

@@ -47,8 +47,53 @@ def layer_norm(
     native().layer_norm(*arrays, KINDS[x.dtype], *_rows(x), eps, out.device.threads)
 
 
+def group_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    /,
+    groups: int,
+    eps: float = 1e-5,
+) -> None:
+    """Each group of channels less its mean, over its deviation."""
+    _group_norm(out, x, weight, bias, groups, eps, with_silu=False)
+
+
+def group_norm_silu(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    /,
+    groups: int,
+    eps: float = 1e-5,
+) -> None:
+    """SiLU of that."""
+    _group_norm(out, x, weight, bias, groups, eps, with_silu=True)
+
+
+def _group_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    *,
+    with_silu: bool,
+) -> None:
+    affine = (None if tensor is None else tensor.array for tensor in (weight, bias))
+    sizes = *x.shape[:2], math.prod(x.shape[2:]), groups
+    native().group_norm(
+        out.array, x.array, *affine, KINDS[x.dtype], *sizes, eps, with_silu, out.device.threads
+    )
+
+
 OPS: Final = [
     implementation("rms_norm", rms_norm),
     implementation("add_rms_norm", add_rms_norm),
     implementation("layer_norm", layer_norm),
+    implementation("group_norm", group_norm),
+    implementation("group_norm_silu", group_norm_silu),
 ]
