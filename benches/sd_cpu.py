@@ -1,5 +1,7 @@
 """
-Stable Diffusion 1.5's UNet at full size on the CPU, f32: ours against diffusers on torch.
+Stable Diffusion 1.5's UNet at full size on the CPU: ours against diffusers on torch.
+
+In f32, or with ``--dtype bf16`` in bf16, for which torch has the channels last, as its docs advise.
 
 Both are loaded once, each in a process of its own, from one folder of random weights, and
 take turns step by step: whatever else the machine does falls on both.  ``--ops`` measures
@@ -67,12 +69,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the weights there, or find them there")
     parser.add_argument("--ops", action="store_true", help="every op of a step, alone")
     parser.add_argument("--only", default="", help="with --ops: those with this in their name")
+    parser.add_argument(
+        "--dtype", choices=["f32", "bf16"], default="f32", help="of weights and activations"
+    )
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("diffusers")):
         print("torch and diffusers are not installed: no peer (make oracles installs them)")
     elif asked.contender:
-        _serve(asked.contender, asked.folder)
+        _serve(asked.contender, asked.folder, asked.dtype)
     elif asked.ops:
         import torch
         from _sd_ops import recorded
@@ -81,17 +86,17 @@ def main() -> None:
         torch.set_num_threads(THREADS)
         table(recorded(CONFIG, BATCH, SIZE, TOKENS), asked.rounds, asked.only)
     elif asked.folder:
-        compare(asked.folder, asked.rounds)
+        compare(asked.folder, asked.rounds, asked.dtype)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            compare(Path(folder), asked.rounds)
+            compare(Path(folder), asked.rounds, asked.dtype)
 
 
-def compare(folder: Path, rounds: int) -> None:
+def compare(folder: Path, rounds: int, dtype: str) -> None:
     """Let both take turns; print seconds, memory, and what ours spent them on."""
     if not (folder / "config.json").exists():
         write_model(folder)
-    contenders = {name: Contender(name, folder) for name in ("propolis", "diffusers")}
+    contenders = {name: Contender(name, folder, dtype) for name in ("propolis", "diffusers")}
     steps: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     first: dict[str, dict[str, Any]] = {}
     for number in range(rounds + 1):
@@ -130,11 +135,14 @@ def compare(folder: Path, rounds: int) -> None:
 class Contender:
     """A child process with a model, which steps when asked."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, dtype: str) -> None:
         # OPENBLAS_CORETYPE pins numpy's BLAS to another processor's kernels.
         environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
         process = subprocess.Popen(
-            [sys.executable, __file__, "--contender", name, "--folder", str(folder.resolve())],
+            [
+                *(sys.executable, __file__, "--contender", name),
+                *("--folder", str(folder.resolve()), "--dtype", dtype),
+            ],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -174,7 +182,7 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def _serve(name: str, folder: Path) -> None:
+def _serve(name: str, folder: Path, dtype: str) -> None:
     """Be a contender: read requests, print figures."""
     rng = np.random.default_rng(1)
     sample = rng.standard_normal((BATCH, CONFIG["in_channels"], SIZE, SIZE), np.float32)
@@ -185,7 +193,7 @@ def _serve(name: str, folder: Path) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         match request.strip():
             case "load":
-                step, costs = {"propolis": _propolis, "diffusers": _diffusers}[name](folder)
+                step, costs = {"propolis": _propolis, "diffusers": _diffusers}[name](folder, dtype)
             case "step":
                 output = step(sample, context)
             case _:
@@ -208,10 +216,13 @@ def _peak_gb() -> float:
     return int(peak.split()[1]) * 1024 / 1e9
 
 
-def _propolis(folder: Path) -> tuple[Any, Any]:
+def _propolis(folder: Path, dtype: str) -> tuple[Any, Any]:
     from propolis import Config
     from propolis import Runtime
     from propolis import Tensor
+    from propolis import ops
+    from propolis.dtypes import f32
+    from propolis.dtypes import parse_dtype
     from propolis_workers.sd.config import UNetConfig
     from propolis_workers.sd.layers import Weights
     from propolis_workers.sd.unet import UNet2DCondition
@@ -221,12 +232,13 @@ def _propolis(folder: Path) -> tuple[Any, Any]:
     metrics = cast("Metrics", runtime.metrics)
     with SafetensorsFolder.open(folder) as source:
         config = UNetConfig.from_json(source.config, str(folder))
-        model = UNet2DCondition(config, Weights(source, runtime.cpu))
+        model = UNet2DCondition(config, Weights(source, runtime.cpu, parse_dtype(dtype)))
     timestep = np.array([TIMESTEP], np.float32)
 
     def step(sample: np.ndarray, context: np.ndarray) -> np.ndarray:
         tensors = [Tensor.from_numpy(a, runtime.cpu) for a in (sample, timestep, context)]
-        return model(*tensors).numpy()
+        output = model(*tensors)
+        return (output if output.dtype is f32 else ops.cast(output, f32)).numpy()
 
     def costs() -> list[dict[str, Any]]:
         """What was spent since the last call."""
@@ -237,17 +249,20 @@ def _propolis(folder: Path) -> tuple[Any, Any]:
     return step, costs
 
 
-def _diffusers(folder: Path) -> tuple[Any, Any]:
+def _diffusers(folder: Path, dtype: str) -> tuple[Any, Any]:
     import torch
     from diffusers import UNet2DConditionModel
 
     torch.set_num_threads(THREADS)
-    model = UNet2DConditionModel.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    of = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    model = UNet2DConditionModel.from_pretrained(folder, torch_dtype=of).eval()
+    if dtype == "bf16":
+        model = model.to(memory_format=torch.channels_last)
 
     def step(sample: np.ndarray, context: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            tensors = torch.from_numpy(sample), TIMESTEP, torch.from_numpy(context)
-            output: np.ndarray = model(*tensors).sample.numpy()
+            tensors = [torch.from_numpy(a).to(of) for a in (sample, context)]
+            output: np.ndarray = model(tensors[0], TIMESTEP, tensors[1]).sample.float().numpy()
             return output
 
     return step, list

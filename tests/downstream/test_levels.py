@@ -31,13 +31,15 @@ def test_each_level_conforms(fresh) -> None:
     """
     The wheel has a module for each; every op passes the quick suite at each of them.
 
-    At the best one of this machine `make conformance` judges them.
+    At the best one of this machine `make conformance` judges them; one with bf16 beside VNNI has
+    every line of the level below it.
     """
     env = fresh()
     env.install("propolis[cpu]")
     names = env.run("python", "-c", OF_THIS_CPU).split()
     assert names
-    for name in names[1:] or names:
+    below = names[2:] if names[0] == "x86_64_v4_bf16" else names[1:]
+    for name in below or names:
         env.variables[LEVEL] = name
         said = env.run("propolis", "conformance", "cpu_native", "--quick", "--seconds", "240")
         assert " passed (" in said, name

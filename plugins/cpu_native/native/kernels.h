@@ -111,6 +111,19 @@ void group_norm(Kind kind, void* out, const void* x, const void* weight, const v
 void upsample_nearest(int size, void* out, const void* from, i64 planes, i64 height, i64 width,
                       i64 out_height, i64 out_width, int threads);
 
+// -- linear layers ---------------------------------------------------------------------------------
+
+// out (rows, outputs) = x (rows, depth) @ w (outputs, depth).T + bias
+struct Linear {
+    Kind kind;
+    void* out;
+    const void *x, *w, *bias;  // the last may be null
+    const void* tiles;         // the weight packed, by which w may be null; or null
+    i64 rows, outputs, depth;
+    int threads;
+};
+void linear(const Linear&);
+
 // -- convolutions ----------------------------------------------------------------------------------
 
 // Row-major, channels before height and width.
@@ -124,5 +137,18 @@ struct Convolution {
 };
 // By tiles, unless `exact`: a window of 3 x 3, stride and dilation 1.
 void convolve(const Convolution&, bool exact);
+
+// -- tiles of matrices ----------------------------------------------------------------------------
+
+// What multiplies tiles, of bf16: the name of an extension of instructions; empty where this level has none,
+// and the others do nothing.
+const char* matrix_instructions();
+// A weight of a linear layer as tiles.
+i64 packed_bytes(i64 outputs, i64 depth);
+void pack_weight(void* tiles, const void* w, i64 outputs, i64 depth, int threads);
+void unpack_weight(void* w, const void* tiles, i64 outputs, i64 depth, int threads);
+void linear_tiled(const Linear&);
+void attention_tiled(const Attention&);
+void convolve_tiled(const Convolution&);  // stride and dilation 1
 
 }  // namespace propolis

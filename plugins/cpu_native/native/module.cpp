@@ -172,6 +172,8 @@ private:
 
 #define FUNCTION(name) PyObject* name(PyObject*, PyObject* const* args, Py_ssize_t count)
 
+enum class Way : int { EXACT, TILES, MATRIX };
+
 // -- weights ---------------------------------------------------------------------------------------
 
 const Format* format(Arguments& a) {
@@ -327,7 +329,7 @@ FUNCTION(kv_append_) {
 
 // -- attention -------------------------------------------------------------------------------------
 
-// attention(out, lse, q, k, v, kv_len, q_start, table, alibi, kind, scale, softcap, left, right, threads)
+// attention(out, lse, q, k, v, kv_len, q_start, table, alibi, kind, scale, softcap, left, right, threads, way)
 FUNCTION(attention_) {
     Arguments a(args, count);
     Attention t{};
@@ -350,6 +352,7 @@ FUNCTION(attention_) {
     t.left = a.whole();
     t.right = a.whole();
     t.threads = (int)a.whole();
+    const Way way = (Way)a.whole();
     t.batch = t.q_start ? starts / 4 - 1 : t.q.shape[0];
     if (table.at && table.shape[1] > 1 && (table.strides[1] != 1 || table.strides[0] != table.shape[1])) {
         a.fail("the block table is not contiguous");
@@ -380,7 +383,7 @@ FUNCTION(attention_) {
                        ", the rows of q";
             }
         }
-        attention(t);
+        way == Way::MATRIX ? attention_tiled(t) : attention(t);
         return Error();
     });
 }
@@ -417,7 +420,7 @@ FUNCTION(upsample_nearest2d) {
 
 // -- convolutions ----------------------------------------------------------------------------------
 
-// conv2d(out, x, w, bias, kind, strides (2), padding (2), dilation (2), threads, exact)
+// conv2d(out, x, w, bias, kind, strides (2), padding (2), dilation (2), threads, way)
 FUNCTION(conv2d) {
     Arguments a(args, count);
     Convolution c{};
@@ -432,7 +435,7 @@ FUNCTION(conv2d) {
         each[1] = a.whole();
     }
     c.threads = (int)a.whole();
-    const bool exact = a.truth();
+    const Way way = (Way)a.whole();
     c.batch = x.shape[0];
     c.channels = x.shape[1];
     c.height = x.shape[2];
@@ -443,7 +446,61 @@ FUNCTION(conv2d) {
     c.out_height = out.shape[2];
     c.out_width = out.shape[3];
     return a.call([=] {
-        convolve(c, exact);
+        if (way == Way::MATRIX) convolve_tiled(c);
+        else convolve(c, way == Way::EXACT);
+        return Error();
+    });
+}
+
+// -- linear layers ---------------------------------------------------------------------------------
+
+FUNCTION(matrix_instructions_) {
+    if (count) return PyErr_SetString(PyExc_TypeError, "matrix_instructions()"), nullptr;
+    (void)args;
+    return PyUnicode_FromString(matrix_instructions());
+}
+
+// packed_bytes(outputs, depth)
+FUNCTION(packed_bytes_) {
+    Arguments a(args, count);
+    const i64 outputs = a.whole(), depth = a.whole();
+    return a.ok() ? PyLong_FromLongLong(packed_bytes(outputs, depth)) : nullptr;
+}
+
+// pack_weight(tiles, w, outputs, depth, threads), unpack_weight(w, tiles, outputs, depth, threads)
+template <auto move>
+FUNCTION(move_weight) {
+    Arguments a(args, count);
+    void* to = a.flat(true);
+    const void* from = a.flat();
+    const i64 outputs = a.whole(), depth = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        move(to, from, outputs, depth, threads);
+        return Error();
+    });
+}
+
+// linear(out, x, w, tiles, bias, kind, rows, outputs, depth, threads, way)
+FUNCTION(linear_) {
+    Arguments a(args, count);
+    Linear l{};
+    i64 packed = 0;
+    l.out = a.flat(true);
+    l.x = a.flat();
+    l.w = a.flat();
+    l.tiles = a.flat(false, &packed);
+    l.bias = a.flat();
+    l.kind = a.kind();
+    l.rows = a.whole();
+    l.outputs = a.whole();
+    l.depth = a.whole();
+    l.threads = (int)a.whole();
+    const Way way = (Way)a.whole();
+    if (!a.ok()) return nullptr;
+    if (l.tiles && packed != packed_bytes(l.outputs, l.depth)) return a.fail("the weight's size does not fit"), nullptr;
+    return a.call([=] {
+        way == Way::MATRIX ? linear_tiled(l) : linear(l);
         return Error();
     });
 }
@@ -520,6 +577,11 @@ PyMethodDef METHODS[] = {
     METHOD("group_norm", group_norm_),
     METHOD("upsample_nearest2d", upsample_nearest2d),
     METHOD("conv2d", conv2d),
+    METHOD("matrix_instructions", matrix_instructions_),
+    METHOD("packed_bytes", packed_bytes_),
+    METHOD("pack_weight", move_weight<pack_weight>),
+    METHOD("unpack_weight", move_weight<unpack_weight>),
+    METHOD("linear", linear_),
     METHOD("record", record),
     METHOD("replay", replay),
     METHOD("raise_as", raise_as),

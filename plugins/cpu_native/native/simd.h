@@ -249,6 +249,14 @@ PROPOLIS_INLINE void store_narrow(f16* to, const F32s& s) {
     _mm256_storeu_si256((__m256i*)to,
                         _mm512_cvtps_ph(bits_as<__m512>(s), _MM_FROUND_TO_NEAREST_INT));
 }
+PROPOLIS_INLINE void store_narrow(bf16* to, const F32s& s) {
+    const U32s u = bits_as<U32s>(s), even = (u >> 16) & splat<U32s>(1u);
+    const __m512i up = (__m512i)(u + splat<U32s>(0x7fffu) + even).part[0];
+    const __mmask16 nan = _mm512_cmp_ps_mask(bits_as<__m512>(s), bits_as<__m512>(s), _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512((__m512i)u.part[0], _mm512_set1_epi32(0x400000));
+    const __m512i narrow = _mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan, quiet), 16);
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(narrow));
+}
 #endif
 
 // The first of sixteen; the others are 0, and nothing is read or written for them.

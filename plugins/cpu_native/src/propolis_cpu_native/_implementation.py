@@ -7,7 +7,9 @@ from typing import Any
 
 from propolis import OpImpl
 from propolis import Priority
+from propolis import dtypes
 from propolis_cpu_native._native import FLOATS
+from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
 
@@ -29,6 +31,24 @@ def implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:
             "record": record,
             **more,
         }
+    )
+
+
+def matrix_implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:
+    """One in bf16 by instructions for that, which take what is denormal for 0."""
+    found = matrix_instructions()
+    return implementation(
+        op,
+        fn,
+        **{
+            "variant": "matrix",
+            "priority": Priority.GENERIC + 20,
+            "dtypes": {dtypes.bf16},
+            "exact": False,
+            "notes": f"by {found or 'AVX512_BF16'}; what is denormal is 0, shares of keys are bf16",
+            "unusable": "" if found else "no instructions for bf16: neither AVX512_BF16 nor AMX",
+            **more,
+        },
     )
 
 

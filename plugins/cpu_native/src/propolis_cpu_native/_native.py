@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING
 from typing import Final
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 LEVEL: Final = "CPU_NATIVE_LEVEL"
 """The environment variable that names a level to take instead of the best."""
 
+
+class Way(IntEnum):
+    """How a product is computed: as the kernels number it."""
+
+    EXACT = 0
+    TILES = 1
+    MATRIX = 2
+
+
 KINDS: Final[dict[DType, int]] = {dtypes.f32: 0, dtypes.f16: 1, dtypes.bf16: 2}
 """The dtypes that the kernels compute with, and their numbers there."""
 
@@ -36,6 +46,10 @@ FLOATS: Final = frozenset(KINDS)
 
 # From the best; of each what the kernel must say of the CPU (/proc/cpuinfo names features so).
 _X86: Final = {
+    "x86_64_v4_bf16": {
+        *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni"),
+        "avx512_bf16",
+    },
     "x86_64_v4_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni"},
     "x86_64_v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
     "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
@@ -105,6 +119,15 @@ def native() -> ModuleType:
     return module
 
 
+@cache
+def matrix_instructions() -> str:
+    """What multiplies matrices of bf16 here, "AMX" or "AVX512_BF16"; empty: nothing does."""
+    try:
+        return str(native().matrix_instructions())
+    except PluginError:
+        return ""
+
+
 def aligned(nbytes: int) -> np.ndarray:
     """Bytes that begin at a multiple of 64, as vectors like them."""
     memory = np.empty(nbytes + 64, np.uint8)
@@ -112,4 +135,14 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
-__all__ = ["FLOATS", "KINDS", "LEVEL", "aligned", "level", "levels", "native"]
+__all__ = [
+    "FLOATS",
+    "KINDS",
+    "LEVEL",
+    "Way",
+    "aligned",
+    "level",
+    "levels",
+    "matrix_instructions",
+    "native",
+]

@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import cast
 
 from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import native
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis import Tensor
     from propolis.ops.attention import Window
+
+FEW: Final = 16
+"""Fewer queries of a sequence are none of a matrix yet."""
 
 
 def supports(
@@ -38,77 +46,106 @@ def supports(
     return None
 
 
-def attention(
-    out: Tensor,
+def _supports_matrix(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     /,
     kv_len: Tensor | None = None,
     *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
     q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """``softmax(cap(q @ k.T * scale) + mask) @ v`` for each head."""
-    del bias
-    others = (kv_len, q_start, block_table, alibi)
-    _attend(out, None, (q, k, v), others, (scale, causal, window, softcap))
+    **others: Any,
+) -> str | None:
+    """None, or why not."""
+    queries = q.shape[1] if q_start is None else q.shape[1] // max(q_start.shape[0] - 1, 1)
+    if queries < FEW:
+        return f"{queries} queries a sequence do not pay for packing keys"
+    return supports(q, k, v, kv_len, q_start=q_start, **others)
 
 
-def attention_lse(
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    /,
-    kv_len: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    alibi: Tensor | None = None,
-    q_start: Tensor | None = None,
-    block_table: Tensor | None = None,
-) -> None:
-    """The same, with the logarithm of each row's sum of exponentials."""
-    del bias
-    others = (kv_len, q_start, block_table, alibi)
-    _attend(out, lse, (q, k, v), others, (scale, causal, window, softcap))
+def _functions(way: Way) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Attention without and with the logarithms."""
+
+    def attention(
+        out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        /,
+        kv_len: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: Window | None = None,
+        softcap: float = 0.0,
+        bias: Tensor | None = None,
+        alibi: Tensor | None = None,
+        q_start: Tensor | None = None,
+        block_table: Tensor | None = None,
+    ) -> None:
+        """``softmax(cap(q @ k.T * scale) + mask) @ v`` for each head."""
+        del bias
+        others = (kv_len, q_start, block_table, alibi)
+        _attend((out, None, q, k, v, *others), (scale, causal, window, softcap), way)
+
+    def attention_lse(
+        out: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        /,
+        kv_len: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: Window | None = None,
+        softcap: float = 0.0,
+        bias: Tensor | None = None,
+        alibi: Tensor | None = None,
+        q_start: Tensor | None = None,
+        block_table: Tensor | None = None,
+    ) -> None:
+        """The same, with the logarithm of each row's sum of exponentials."""
+        del bias
+        others = (kv_len, q_start, block_table, alibi)
+        _attend((out, lse, q, k, v, *others), (scale, causal, window, softcap), way)
+
+    return attention, attention_lse
 
 
 def _attend(
-    out: Tensor,
-    lse: Tensor | None,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    others: tuple[Tensor | None, ...],
+    tensors: tuple[Tensor | None, ...],
     options: tuple[float | None, bool, Window | None, float],
+    way: Way,
 ) -> None:
     scale, causal, window, softcap = options
     left, right = window or (-1, -1)
+    out, _, q, *_ = cast("tuple[Tensor, ...]", tensors)
     native().attention(
-        out.array,
-        None if lse is None else lse.array,
-        *(t.array for t in qkv),
-        *(None if t is None else t.array for t in others),
+        *(None if t is None else t.array for t in tensors),
         KINDS[out.dtype],
-        qkv[0].shape[3] ** -0.5 if scale is None else scale,
+        q.shape[3] ** -0.5 if scale is None else scale,
         softcap,
         left,
         0 if causal else right,
         out.device.threads,
+        way,
     )
 
 
+KERNELS: Final = (_functions(Way.EXACT), _functions(Way.MATRIX))
+"""Attention without and with the logarithms: in f32, and by tiles of matrices."""
+
+_NAMES: Final = ("attention", "attention_lse")
+
 OPS: Final = [
-    implementation("attention", attention, supports=supports, strided=True),
-    implementation("attention_lse", attention_lse, supports=supports, strided=True),
+    *(
+        matrix_implementation(name, fn, supports=_supports_matrix, strided=True)
+        for name, fn in zip(_NAMES, KERNELS[1], strict=True)
+    ),
+    *(
+        implementation(name, fn, supports=supports, strided=True)
+        for name, fn in zip(_NAMES, KERNELS[0], strict=True)
+    ),
 ]

@@ -8,7 +8,10 @@ from typing import Final
 from propolis import Priority
 from propolis.ops.conv import spatial
 from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import Way
+from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
 
@@ -55,15 +58,32 @@ def _supports_tiles(
     return _supports(x, w, bias, padding=padding, groups=groups)
 
 
-def _convolve(
-    out: Tensor,
+def _supports_matrix(
     x: Tensor,
     w: Tensor,
-    bias: Tensor | None,
-    attributes: tuple[Sizes, Sizes, Sizes],
+    /,
+    bias: Tensor | None = None,
     *,
-    exact: bool,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> str | None:
+    """None, or why not."""
+    if {*_pair(stride), *_pair(dilation)} != {1}:
+        return "only windows of stride and dilation 1 are computed by tiles of matrices"
+    if min(w.shape[:2]) < LEAST:
+        return f"tiles of matrices do not pay below {LEAST} channels"
+    return _supports(x, w, bias, padding=padding, groups=groups)
+
+
+def _convolve(
+    out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    attributes: tuple[Sizes, Sizes, Sizes],
+    way: Way,
 ) -> None:
+    x, w, bias = inputs
     native().conv2d(
         out.array,
         x.array,
@@ -72,7 +92,7 @@ def _convolve(
         KINDS[x.dtype],
         *(size for sizes in attributes for size in _pair(sizes)),
         out.device.threads,
-        exact,
+        way,
     )
 
 
@@ -94,7 +114,7 @@ def conv2d(
 ) -> None:
     """Convolution over two dimensions, as a product with columns of pixels."""
     del groups
-    _convolve(out, x, w, bias, (stride, padding, dilation), exact=True)
+    _convolve(out, (x, w, bias), (stride, padding, dilation), Way.EXACT)
 
 
 def conv2d_tiled(
@@ -111,10 +131,34 @@ def conv2d_tiled(
 ) -> None:
     """The same of windows of 3 x 3, by Winograd's transform of tiles of 4 x 4 pixels."""
     del groups
-    _convolve(out, x, w, bias, (stride, padding, dilation), exact=False)
+    _convolve(out, (x, w, bias), (stride, padding, dilation), Way.TILES)
+
+
+def conv2d_matrix(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    /,
+    bias: Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> None:
+    """The same as a product with columns of pixels, by tiles of matrices."""
+    del groups
+    _convolve(out, (x, w, bias), (stride, padding, dilation), Way.MATRIX)
 
 
 OPS: Final = [
+    matrix_implementation(
+        "conv2d",
+        conv2d_matrix,
+        # Dot products of pairs halve the multiplications; Winograd's tiles leave a quarter.
+        priority=Priority.GENERIC + (20 if matrix_instructions() == "AMX" else 5),
+        supports=_supports_matrix,
+    ),
     implementation(
         "conv2d",
         conv2d_tiled,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.dispatch import DispatchTable
 from propolis_workers.layers import Embedding
 from propolis_workers.layers import Linear
 from propolis_workers.layers import read_weight
@@ -142,7 +143,7 @@ class Weights:
 
     def linear(self, name: str, width_in: int, width_out: int, *, bias: bool = True) -> Linear:
         """A linear layer; its weight may be stored as that of a 1x1 convolution."""
-        weight = self.tensor(f"{name}.weight", (width_out, width_in))
+        weight = prepared(self.tensor(f"{name}.weight", (width_out, width_in)))
         layer = Linear(weight, self.tensor(f"{name}.bias", (width_out,)) if bias else None)
         self.modules[self._prefix + name] = layer
         return layer
@@ -158,7 +159,8 @@ class Weights:
         padding: int = 0,
     ) -> Conv2d:
         """A convolution with a square kernel and a bias."""
-        weight = self.tensor(f"{name}.weight", (channels_out, channels_in, kernel, kernel))
+        shape = (channels_out, channels_in, kernel, kernel)
+        weight = prepared(self.tensor(f"{name}.weight", shape))
         bias = self.tensor(f"{name}.bias", (channels_out,))
         layer = Conv2d(weight, bias, stride=stride, padding=padding)
         self.modules[self._prefix + name] = layer
@@ -195,6 +197,12 @@ class Weights:
             other = other.replace(ours, theirs, 1)
         tensors = self._source.tensors
         return other if name not in tensors and other in tensors else name
+
+
+def prepared(weight: Tensor) -> Tensor:
+    """A weight of a linear layer or a convolution as whoever serves these best wants it."""
+    op = ops.linear if len(weight.shape) == 2 else ops.conv2d
+    return DispatchTable.of(weight.device).prepare(op, op.key(weight.dtype), weight)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from propolis.errors import FileFormatError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers.sd.images import digest
+from propolis_workers.sd.layers import prepared
 from propolis_workers.sd.lora_names import spellings
 from propolis_workers.weights import SafetensorsFolder
 
@@ -210,9 +211,9 @@ class Adapters:
             if name in sums:
                 own = self._own[name]
                 total = sums[name]
-                self._modules[name].weight = (
-                    total if total.dtype is own.dtype else ops.cast(total, own.dtype)
-                )
+                if total.dtype is not own.dtype:
+                    total = ops.cast(total, own.dtype)
+                self._modules[name].weight = prepared(total)
             else:
                 self._modules[name].weight = self._own.pop(name)
 

@@ -1,0 +1,56 @@
+// What kernels of attention have in common: where queries, keys and values lie, and who sees whom.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace propolis {
+
+struct Sequence {
+    i64 index, row, first, tokens, valid;
+};
+
+inline Sequence sequence_at(const Attention& a, i64 index) {
+    Sequence s{index, index, 0, a.q.shape[1], 0};
+    if (a.q_start) s = {index, 0, a.q_start[index], a.q_start[index + 1] - a.q_start[index], 0};
+    s.valid = a.kv_len ? a.kv_len[index] : a.table ? a.blocks * a.k.shape[1] : a.k.shape[1];
+    return s;
+}
+
+// Rows of keys or values of a sequence and head.
+template <class T>
+struct Rows {
+    const T* at;
+    const i32* table;
+    i64 page, row, size;
+
+    Rows(const Attention& a, const View& v, const Sequence& s, i64 head) {
+        at = (const T*)v.at + head * v.strides[2];
+        table = a.table ? a.table + s.index * a.blocks : nullptr;
+        page = v.strides[0];
+        row = v.strides[1];
+        size = v.shape[1];
+        if (!table) at += s.index * page;
+    }
+    PROPOLIS_INLINE const T* operator[](i64 key) const {
+        return table ? at + table[key / size] * page + key % size * row : at + key * row;
+    }
+};
+
+struct Range {
+    i64 first, end;
+};
+// Keys that some query at a position from `low` to `high` sees.
+inline Range seen(const Attention& a, i64 valid, i64 low, i64 high) {
+    Range r{0, valid};
+    if (a.left >= 0) r.first = std::max<i64>(0, low - a.left);
+    if (a.right >= 0) r.end = std::min(valid, high + a.right + 1);
+    return r;
+}
+
+inline f32 capped(f32 score, f32 cap) { return cap == 0 ? score : cap * __builtin_tanhf(score / cap); }
+
+inline i64 padded(i64 n) { return (n + LANES - 1) / LANES * LANES; }
+
+}  // namespace propolis

@@ -1,0 +1,83 @@
+"""Linear layers of many rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from propolis import Prepared
+from propolis import Tensor
+from propolis import dtypes
+from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import matrix_implementation
+from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import Way
+from propolis_cpu_native._native import aligned
+from propolis_cpu_native._native import native
+
+
+FEW: Final = 16
+"""Fewer rows are no matrix yet: reading the weights, without packing them, is all the work."""
+
+
+def _supports(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
+    """None, or why not."""
+    del bias
+    rows = math.prod(x.shape[:-1])
+    if rows < FEW and prepare not in w.prepared:
+        return f"{rows} rows do not pay for packing weights"
+    return None
+
+
+def prepare(w: Tensor) -> Prepared:
+    """Pack a weight: the same elements, as tiles of 32 by 16."""
+    device, shape, dtype = w.device, w.shape, w.dtype
+    tiles = aligned(native().packed_bytes(*shape))
+    native().pack_weight(tiles, np.ascontiguousarray(w.array), *shape, device.threads)
+
+    def restore() -> Tensor:
+        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+        native().unpack_weight(raw, tiles, *shape, device.threads)
+        return Tensor.from_blocks(raw, dtype, shape, device)
+
+    return Prepared(tiles, tiles.nbytes, "packed as tiles, as small as in the file", restore)
+
+
+def _multiply(
+    out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    way: Way,
+    tiles: object = None,
+) -> None:
+    x, w, bias = inputs
+    native().linear(
+        out.array,
+        x.array,
+        None if tiles is not None else w.array,
+        tiles,
+        None if bias is None else bias.array,
+        KINDS[x.dtype],
+        math.prod(x.shape[:-1]),
+        *w.shape,
+        out.device.threads,
+        way,
+    )
+
+
+def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
+    """``x @ w.T + bias``, in f32."""
+    _multiply(out, (x, w, bias), Way.EXACT)
+
+
+def linear_matrix(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
+    """The same by tiles of matrices."""
+    _multiply(out, (x, w, bias), Way.MATRIX, w.prepared.get(prepare))
+
+
+OPS: Final = [
+    matrix_implementation("linear", linear_matrix, supports=_supports, prepare=prepare),
+    # Of f32 numpy's BLAS, which the reference calls, is faster.
+    implementation("linear", linear, dtypes={dtypes.f16, dtypes.bf16}, supports=_supports),
+]

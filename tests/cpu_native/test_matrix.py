@@ -1,0 +1,176 @@
+"""Products of bf16 by tiles of matrices, where the CPU has instructions for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from patience import patience
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis_cpu_native import ops_attention
+from propolis_cpu_native import ops_conv
+from propolis_cpu_native import ops_linear
+from propolis_cpu_native._native import matrix_instructions
+from propolis_cpu_native._native import native
+
+
+NATIVE = Path(__file__).parents[2] / "plugins" / "cpu_native" / "native"
+UNIT = 2.0**-8  # of bf16, half of its last place
+
+pytestmark = pytest.mark.skipif(
+    not matrix_instructions(), reason="this CPU has no instructions for bf16"
+)
+
+
+def normal(*shape, seed=0, scale=1.0):
+    """Random numbers in bf16."""
+    values = np.random.default_rng([seed, *shape]).normal(0, scale, shape)
+    return values.astype(dtypes.bf16.numpy)
+
+
+def close(found, expected, terms):
+    """Whether a result is an expected one rounded once, its sums in f32."""
+    off = np.abs(found.astype(np.float64) - expected)
+    return (off <= 1.01 * UNIT * np.abs(expected) + terms * 2.0**-22).all()
+
+
+def test_what_takes_bf16_on_this_cpu(runtime):
+    """Linear layers and attention of many rows lead their ladders under fast numerics alone."""
+    for numerics, leads in (("fast", True), ("exact", False)):
+        table = runtime(numerics=numerics).cpu.table
+        for op in (ops.linear, ops.attention):
+            winner = table.trace(op, op.key(dtypes.bf16)).winner
+            assert (winner.variant == "matrix") is leads
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "sizes", [(1, 5, 3), (16, 32, 32), (33, 31, 17), (300, 130, 65), (9, 64, 500)], ids=str
+)
+def test_linear(runtime, sizes, threads, prepared):
+    """Rows, outputs and depths that fill no tile, with weights as they are and packed."""
+    device = runtime(threads=threads).cpu
+    rows, depth, outputs = sizes
+    x, w, bias = normal(rows, depth), normal(outputs, depth, seed=1), normal(outputs, seed=2)
+    weight = Tensor.from_numpy(w, device)
+    if prepared:
+        made = ops_linear.prepare(weight)
+        np.testing.assert_array_equal(made.restore().array, w)
+        weight = weight.with_prepared({ops_linear.prepare: made.payload})
+    out = Tensor.from_numpy(np.full((rows, outputs), np.nan, dtypes.bf16.numpy), device)
+    ops_linear.linear_matrix(
+        out, Tensor.from_numpy(x, device), weight, Tensor.from_numpy(bias, device)
+    )
+    wide = [a.astype(np.float64) for a in (x, w, bias)]
+    assert close(out.numpy(), wide[0] @ wide[1].T + wide[2], depth)
+
+
+def test_a_packed_weight_serves_every_number_of_rows(runtime):
+    """A weight that lies in tiles alone is not brought back for a single row."""
+    device = runtime().cpu
+    w = Tensor.from_numpy(normal(48, 64), device)
+    ready = device.table.prepare(ops.linear, ops.linear.key(dtypes.bf16), w)
+    assert ready.prepared
+    for rows in (1, 20):
+        x = normal(rows, 64, seed=rows)
+        found = ops.linear(Tensor.from_numpy(x, device), ready).numpy()
+        expected = x.astype(np.float64) @ w.numpy().astype(np.float64).T
+        assert close(found, expected, 64)
+    assert not device.table.placement.fallbacks.tallies
+
+
+def test_a_packed_weight_of_another_size_is_refused():
+    """The module itself never reads beyond a buffer."""
+    x, out = normal(20, 32), normal(20, 16)
+    with pytest.raises(TypeError, match="size does not fit"):
+        native().linear(out, x, None, np.zeros(64, np.uint8), None, 2, 20, 16, 32, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "padding"),
+    [
+        ((1, 16, 16, 4, 4), (3, 3), (1, 1)),
+        ((2, 33, 17, 7, 9), (3, 3), (1, 1)),
+        ((1, 40, 70, 33, 18), (1, 1), (0, 0)),
+        ((2, 64, 40, 5, 100), (5, 2), (2, 0)),
+        ((1, 96, 130, 21, 22), (3, 3), (4, 4)),
+        ((1, 256, 16, 90, 120), (3, 3), (1, 1)),  # several strips
+    ],
+    ids=str,
+)
+def test_convolutions(runtime, sizes, kernel, padding):
+    """Windows of any size: to a rounding of bf16, with sums in f32."""
+    device = runtime(threads=2).cpu
+    batch, channels, outputs, height, width = sizes
+    x = normal(batch, channels, height, width)
+    w = normal(outputs, channels, *kernel, seed=1, scale=(channels * 9) ** -0.5)
+    bias = normal(outputs, seed=2)
+    on = [Tensor.from_numpy(a, device) for a in (x, w, bias)]
+    around = ((0, 0), (0, 0), *((p, p) for p in padding))
+    wide = [a.astype(np.float64) for a in (x, w, bias)]
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(wide[0], around), kernel, (2, 3))
+    expected = np.einsum("nchwij,kcij->nkhw", seen, wide[1], optimize=True)
+    expected += wide[2][:, None, None]
+    out = Tensor.from_numpy(np.full(expected.shape, np.nan, dtypes.bf16.numpy), device)
+    ops_conv.conv2d_matrix(out, *on, padding=padding)
+    assert close(out.numpy(), expected, 16)
+
+
+@pytest.mark.parametrize("dim", [8, 40, 64, 80, 160])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (20, 3)}, {"softcap": 5.0}], ids=str
+)
+def test_attention(runtime, dim, options):
+    """Heads of any size, grouped, over more keys than are looked at together."""
+    device = runtime(threads=2).cpu
+    q, k, v = normal(2, 70, 4, dim), normal(2, 150, 2, dim, seed=1), normal(2, 150, 2, dim, seed=2)
+    on = [Tensor.from_numpy(a, device) for a in (q, k, v)]
+    wide = [a.astype(np.float64) for a in (q, k, v)]
+    keys, values = (np.repeat(a, 2, axis=2) for a in wide[1:])
+    scores = np.einsum("bqhd,bkhd->bhqk", wide[0], keys) * dim**-0.5
+    if "softcap" in options:
+        scores = 5 * np.tanh(scores / 5)
+    apart = np.arange(150) - (np.arange(70)[:, None] + 80)
+    left, right = options.get("window", (1000, 0 if options.get("causal") else 1000))
+    scores = np.where((apart < -left) | (apart > right), -np.inf, scores)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    expected = np.einsum("bhqk,bkhd->bqhd", shares, values)
+    out = Tensor.from_numpy(np.full(q.shape, np.nan, dtypes.bf16.numpy), device)
+    _, (attention, _) = ops_attention.KERNELS
+    attention(out, *on, **options)
+    assert np.abs(out.numpy().astype(np.float64) - expected).max() <= 4 * UNIT
+    assert np.square(out.numpy() - expected).sum() <= 1e-5 * np.square(expected).sum()
+
+
+def test_tiles_of_amx(tmp_path):
+    """AMX's body, its instructions simulated, gives what dot products and sums in f64 give."""
+    program = tmp_path / "tiles"
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mamx-tile",
+        "-mamx-bf16",
+    ]
+    source = Path(__file__).with_name("tiles.cpp")
+    compiler = os.environ.get("CXX", "c++")
+    for command in ([compiler, *flags, "-I", NATIVE, source, "-o", program], [program]):
+        done = subprocess.run(
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=patience(120),
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "0 wrong\n"
