@@ -224,3 +224,85 @@ def test_names_of_jobs(server):
     for name in ("..", "é", ".hidden", "a b"):
         got = server.http.post("/v1/jobs", json={"prompt": "x", "job_id": name})
         assert got.status_code == 400
+
+
+def test_a_grammar_that_becomes_too_large(server):
+    """An answer that cannot follow its grammar to the end is an error, and no cut JSON."""
+    properties = {f"p{n}": {"type": "string"} for n in range(600)}
+    schema = {"name": "s", "schema": {"type": "object", "properties": properties}}
+    form = {"type": "json_schema", "json_schema": schema}
+    got = server.chat(max_tokens=64, response_format=form)
+    if got.status_code == 200:  # what the library can follow, is followed
+        assert got.json()["choices"][0]["finish_reason"] in ("length", "stop")
+        json.loads(got.json()["choices"][0]["message"]["content"])
+    else:
+        assert got.status_code == 400
+        assert "the grammar cannot be followed further" in got.json()["error"]["message"]
+    own = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": own}}
+    assert server.chat(response_format=form).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/v1/chat/completions"])
+def test_bytes_of_no_type_from_another_page(server, path):
+    """Browsers send them unasked for any page: refused as forms are, save for the server's own."""
+    body = json.dumps({"prompt": "a", "messages": [{"role": "user", "content": "a"}]})
+    for origin, refused in (("http://evil.example", True), (server.url, False)):
+        headers = {"Origin": origin, "Content-Type": ""}
+        got = server.http.post(path, content=body, headers=headers)
+        assert (got.status_code == 403) is refused, got.text
+
+
+def test_headers_have_a_limit(server):
+    """However they come; what is below it passes."""
+    for size, status in ((60_000, 200), (70_000, 431)):
+        got = server.http.get("/v1/models", headers={"X-Large": "a" * size})
+        assert got.status_code == status
+
+
+def test_a_name_with_a_tag(serving, tiny_gguf):
+    """A server whose model has a tag answers to that name on Ollama's routes, and lists it so."""
+    server = serving()
+    server.service.name = "some/model:latest"
+    server.service.names.add("some/model:latest")
+    body = {"model": "some/model:latest", "prompt": "a", "stream": False}
+    body["options"] = {"num_predict": 2}
+    assert server.http.post("/api/generate", json=body).status_code == 200
+    assert server.http.post("/api/show", json={"model": "some/model:latest"}).status_code == 200
+    assert server.http.get("/api/tags").json()["models"][0]["name"] == "some/model:latest"
+    other = server.http.post("/api/generate", json={**body, "model": "other:latest"})
+    assert other.status_code == 404
+
+
+def test_a_damaged_lora_is_no_fault_of_the_server(drawing, tmp_path):
+    """Who asks for it is told its name, what is wrong, and no path."""
+    (tmp_path / "junk.safetensors").write_bytes(b"junk!")
+    server = drawing(loras=tmp_path)
+    body = {"prompt": "a", "steps": 1, "size": "64x64", "loras": {"junk": 1.0}}
+    got = server.http.post("/v1/images/generations", json=body)
+    assert got.status_code == 400
+    assert "junk.safetensors" in got.text
+    assert str(tmp_path) not in got.text
+
+
+def test_a_stop_string_of_nothing(server):
+    """Is refused on Ollama's streams as elsewhere, before an answer begins."""
+    for stream in (False, True):
+        body = {"prompt": "a", "stream": stream, "options": {"stop": [""]}}
+        assert server.http.post("/api/generate", json=body).status_code == 400
+
+
+def test_what_draws_is_not_set_where_nothing_does(tmp_path):
+    """A folder of LoRAs that nobody could ask for is an error, not ignored."""
+    result = CliRunner().invoke(cli, ["serve", "--loras", str(tmp_path), "--port", "0"])
+    assert result.exit_code != 0
+    assert "--loras is for what draws" in str(result.exception)
+
+
+def test_the_memory_that_is_taken(server):
+    """A job's metrics say how much of the device's memory is taken."""
+    job = server.http.post("/v1/infer", json={"operation": "infer", "prompt": "a", "max_tokens": 3})
+    events = server.http.get(f"/v1/jobs/{job.json()['job_id']}/stream").text.split("\n\n")
+    told = [json.loads(one.removeprefix("data: ")) for one in events if one.startswith("data: {")]
+    metrics = next(one for one in told if one["type"] == "metrics")
+    assert metrics["vram_bytes"] > 0

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pytest
 from click.testing import CliRunner
@@ -38,7 +39,9 @@ def test_many_at_once(server):
 
 def test_health(server):
     """Who asks is told whether the server lives, is ready, and what it serves."""
-    assert server.http.get("/health").json() == {"status": "healthy", "state": "ready"}
+    health = server.http.get("/health").json()
+    assert datetime.fromisoformat(health.pop("timestamp")).tzinfo is not None
+    assert health == {"status": "healthy", "state": "ready"}
     ready = server.http.get("/v1/ready").json()
     assert (ready["ready"], ready["state"], ready["model_loaded"]) == (True, "idle", True)
     info = server.http.get("/info").json()

@@ -55,6 +55,12 @@ HTTP_REQUEST: Final = Event(
     "a server answered a request, or its client went away (status 0 or 499); never what was asked",
     ("method", "path", "status", "seconds", "request"),
 )
+HTTP_FAILED: Final = Event(
+    "http.failed",
+    "error",
+    "a fault of the server's own ended a request: its kind and where, never what was asked",
+    ("error", "where", "request"),
+)
 VAE_TILED: Final = Event(
     "vae.tiled",
     "warning",

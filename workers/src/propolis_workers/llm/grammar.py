@@ -101,8 +101,17 @@ class Constraint:
         self._matcher = matcher
 
     def allowed(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-        """A copy of the logits with -inf for every token that cannot go on."""
+        """
+        A copy of the logits with -inf for every token that cannot go on.
+
+        Raises:
+            UsageError: the grammar is too large to be followed further; says why.
+        """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        # It may be too large only where an answer comes to; an end alone is allowed then.
+        if self._matcher.is_error():
+            msg = f"the grammar cannot be followed further: {self._matcher.get_error()[:300]}"
+            raise UsageError(msg)
         can = np.unpackbits(bits, count=logits.size, bitorder="little").astype(bool)
         return np.where(can, logits, np.float32(-np.inf))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from datetime import UTC
+from datetime import datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Any
@@ -48,6 +50,9 @@ _OFFLINE: dict[str, Any] = {"docs_url": None, "redoc_url": None}
 
 # What stands before the names of fields where the body is one of several kinds.
 _NOT_FIELDS = ("body", *jobs.OPERATIONS)
+
+# What the ancestor calls how an engine is, where it can be ready by itself.
+_READY = {"ready": "idle", "loading": "loading", "restarting": "loading"}
 
 # Seconds after which a stream about loading says that it is still there.
 _KEEPALIVE = 10.0
@@ -123,6 +128,7 @@ def application(
         states = [engine.status.state for engine in engines]
         well = not {"failed", "stopped"}.intersection(states)
         body = {"status": "healthy" if well else "unhealthy", "state": _worst(states)}
+        body["timestamp"] = datetime.now(UTC).isoformat()
         return JSONResponse(body, status_code=200 if well else 503)
 
     @app.get("/ready")
@@ -133,7 +139,7 @@ def application(
         all_ready = set(states) == {"ready"} and not draining
         body: dict[str, Any] = {
             "ready": all_ready,
-            "state": {"ready": "idle", "loading": "loading"}.get(_worst(states), "error"),
+            "state": _READY.get(_worst(states), "error"),
             "model_loaded": all_ready,
             "progress_url": "/v1/loading/progress",
         }
@@ -148,7 +154,8 @@ def application(
 
     @app.get("/v1/loading/progress")
     async def progress() -> StreamingResponse:
-        return StreamingResponse(_loading(engines), media_type="text/event-stream")
+        layers = 0 if service is None else service.config.layers
+        return StreamingResponse(_loading(engines, layers), media_type="text/event-stream")
 
     @app.get("/info")
     async def info() -> dict[str, Any]:
@@ -192,8 +199,12 @@ def _about(engine: Engine) -> dict[str, Any]:
     }
 
 
-async def _loading(engines: Sequence[Engine]) -> AsyncIterator[bytes]:
-    """Server-sent events until all models are loaded, or one cannot be."""
+async def _loading(engines: Sequence[Engine], layers: int) -> AsyncIterator[bytes]:
+    """
+    Server-sent events until all models are loaded, or one cannot be.
+
+    Weights are counted in bytes; of the layers that a hive asks for, the same share is there.
+    """
     while True:
         all_of_them = [engine.status for engine in engines]
         state = _worst([status.state for status in all_of_them])
@@ -208,7 +219,16 @@ async def _loading(engines: Sequence[Engine]) -> AsyncIterator[bytes]:
             yield _event({"stage": "error", "message": "; ".join(errors)})
             return
         done, total = (sum(getattr(s, name) for s in all_of_them) for name in ("done", "all"))
-        yield _event({"stage": "loading", "bytes_loaded": done, "bytes_total": total})
+        yield _event(
+            {
+                "stage": "loading_to_vram",
+                "layers_loaded": layers * done // total if total else 0,
+                "layers_total": layers,
+                "vram_mb": done // 10**6,
+                "bytes_loaded": done,
+                "bytes_total": total,
+            }
+        )
         late = [engine for engine in engines if engine.status.state != "ready"]
         waits = [asyncio.ensure_future(engine.changed(_KEEPALIVE)) for engine in late]
         _, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,10 @@ _FILES = 65536
     "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
 )
 @click.option(
-    "--images", metavar="PATH", help="Draw with this model: a folder in the layout of diffusers."
+    "--images",
+    "--model-path",
+    metavar="PATH",
+    help="Draw with this model: a folder in the layout of diffusers.",
 )
 @click.option(
     "--serve",
@@ -48,6 +51,7 @@ _FILES = 65536
     help="What to serve; both where both models are named, else what is named, else llm.",
 )
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of what draws; f32.")
+@click.option("--use-f16", is_flag=True, help="The same as --dtype f16.")
 @click.option("--loras", metavar="FOLDER", help="LoRA files that may be asked for.")
 @click.option(
     "--images-at-once",
@@ -116,6 +120,13 @@ _FILES = 65536
     help="What keys and values are kept in.",
 )
 @click.option(
+    "--step-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens of a step, those of prompts included: so long do other answers wait at most.",
+)
+@click.option(
     "--speculate",
     type=click.IntRange(0, 64),
     default=0,
@@ -157,7 +168,12 @@ _FILES = 65536
     metavar="SECONDS",
     help="What answers on their way have after SIGTERM or Ctrl-C; a second one ends all at once.",
 )
-@click.option("--hive-url", metavar="URL", help="Tell the hive there every 30 s how this one is.")
+@click.option(
+    "--hive-url",
+    "--callback-url",
+    metavar="URL",
+    help="Tell the hive there every 30 s how this one is.",
+)
 @click.option(
     "--worker-id", metavar="TEXT", help="What the hive knows this one by; made up if not given."
 )
@@ -223,6 +239,12 @@ def _application(
     config = settings(ctx, sd_model=options.pop("images"), **own, device=_device(options))
     what = options["what"] or _named(config)
     service = _writer(config, options) if what in ("llm", "both") else None
+    for name in ("loras", "dtype", "use_f16"):
+        if options[name] and what == "llm":
+            msg = (
+                f"--{name.replace('_', '-')} is for what draws, and nothing does: add --serve both"
+            )
+            raise UsageError(msg)
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
     beats = _heartbeats(config, served, port, options)
@@ -274,7 +296,7 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
 
     path = find_model(config)
     told = {"context": options["context"], "most": options["sequences"]}
-    told["speculate"] = options["speculate"]
+    told |= {"speculate": options["speculate"], "budget": options["step_tokens"]}
     engine = Engine(
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
         {**told, "tokens": options["cache_tokens"], "kv_type": options["kv_type"]},
@@ -301,7 +323,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         if not loras.is_dir():
             msg = f"--loras {options['loras']} is no folder; give one with LoRA files in it"
             raise UsageError(msg)
-    path, dtype = find_model(config), options["dtype"] or "f32"
+    path, dtype = find_model(config), _dtype(options)
     engine = Engine(
         {**config.model_dump(mode="json"), "sd_model": os.fspath(path)},
         {"most": options["images_at_once"], "dtype": dtype},
@@ -310,6 +332,17 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         stalls=options["stall"],
     )
     return ImageService(path, engine, dtype=dtype, loras=loras, deadline=options["deadline"])
+
+
+def _dtype(options: dict[str, Any]) -> str:
+    """What draws computes in, as either option says."""
+    dtype: str | None = options["dtype"]
+    if not options["use_f16"]:
+        return dtype or "f32"
+    if dtype not in (None, "f16"):
+        msg = f"--dtype {dtype} and --use-f16 are two dtypes; give one of them"
+        raise UsageError(msg)
+    return "f16"
 
 
 def _allow_connections() -> None:

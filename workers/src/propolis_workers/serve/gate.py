@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import json
 import time
+import traceback
 import uuid
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -35,13 +36,18 @@ if TYPE_CHECKING:
 # Anyone may ask whether the process lives, and for the page, which asks for the token.
 OPEN: Final = frozenset({"/health", *page.PATHS})
 
-# What browsers send across origins unasked; all else they ask for, and get no leave.
+# What browsers send across origins unasked, bytes of no type among it; all else they ask for, and
+# get no leave.
 FORMS: Final = frozenset(
-    {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"}
+    {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b""}
 )
+READS: Final = frozenset({"GET", "HEAD"})
+
+MOST_HEADERS: Final = 64 << 10
+"""Bytes of the names and values together."""
 
 # Where bodies hold images; of others this many bytes are enough.
-_WITH_IMAGES: Final = ("/v1/images/", "/v1/jobs", "/v1/inference")
+_WITH_IMAGES: Final = ("/v1/images/", "/v1/jobs", "/v1/infer")
 _TEXT: Final = 4 << 20
 
 
@@ -94,7 +100,7 @@ class Gate:
         passage = _Passage(scope, receive, send, self._most_of(scope["path"]))
         self._open += 1
         try:
-            problem = self._problem(scope["path"], passage.headers)
+            problem = self._problem(scope, passage.headers)
             if problem is None and self._open > self._most_open and scope["path"] != "/health":
                 msg = f"{self._most_open} requests are being answered, and no more may: try again"
                 problem = ProblemError(429, msg, code="busy", retry=1)
@@ -106,15 +112,24 @@ class Gate:
             # The server ends, and this client had not taken its answer; no fault of the program.
             if not self._ending():
                 raise
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001  (a fault of ours, told without what was asked)
             msg = f"the server failed: {type(exc).__name__}"
             await passage.refuse(ProblemError(500, msg, code="internal_error"))
-            raise
+            where = [
+                f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(exc.__traceback__)
+            ]
+            events.HTTP_FAILED.emit(
+                error=type(exc).__name__, where=where[-8:], request=passage.number
+            )
         finally:
             self._open -= 1
             passage.log()
 
-    def _problem(self, path: str, headers: dict[bytes, bytes]) -> ProblemError | None:
+    def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> ProblemError | None:
+        path = scope["path"]
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+            msg = f"the headers have more than {MOST_HEADERS} bytes"
+            return ProblemError(431, msg, code="headers_too_large")
         host = headers.get(b"host", b"").decode("latin-1")
         if self._hosts is not None and not _is_own(_name(host), self._hosts):
             msg = (
@@ -122,7 +137,12 @@ class Gate:
             )
             return ProblemError(421, msg, code="host_not_allowed")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and _is_form(headers) and not self._is_of_ours(origin, host):
+        if (
+            origin
+            and scope["method"] not in READS
+            and _is_form(headers)
+            and not self._is_of_ours(origin, host)
+        ):
             msg = f"a page of {origin[:100]!r} may send no forms to this server"
             return ProblemError(403, msg, code="origin_not_allowed")
         if self._token is not None and path not in OPEN:
@@ -164,7 +184,7 @@ class _Passage:
         self._refused = False
         self._started = time.perf_counter()
         given = self.headers.get(b"x-request-id", b"")[:64].decode("latin-1")
-        self._number = "".join(c for c in given if c.isalnum() or c in "-_.") or uuid.uuid4().hex
+        self.number = "".join(c for c in given if c.isalnum() or c in "-_.") or uuid.uuid4().hex
 
     async def receive(self) -> Message:
         """What comes in; a body that did not say how long it is, is no longer than others."""
@@ -181,7 +201,7 @@ class _Passage:
             return
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            own = (b"x-request-id", self._number.encode("latin-1"))
+            own = (b"x-request-id", self.number.encode("latin-1"))
             message["headers"] = [*message.get("headers", []), own]
         await self._send(message)
 
@@ -206,7 +226,7 @@ class _Passage:
             path=self._scope["path"][:200],
             status=self._status,
             seconds=round(time.perf_counter() - self._started, 4),
-            request=self._number,
+            request=self.number,
         )
 
 
@@ -244,4 +264,4 @@ def _too_much(most: int) -> ProblemError:
     return ProblemError(413, f"the body has more than {most} bytes", code="body_too_large")
 
 
-__all__ = ["Gate"]
+__all__ = ["MOST_HEADERS", "Gate"]

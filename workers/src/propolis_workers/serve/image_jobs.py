@@ -9,10 +9,10 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.drawing import Drawing
 
@@ -28,7 +28,7 @@ _EVERY: Final = 5
 _File = Annotated[str, Field(min_length=1)]
 
 
-class Lora(BaseModel):
+class Lora(Body):
     """A LoRA by its name in the server's folder."""
 
     model_config = ConfigDict(extra="forbid")
@@ -37,7 +37,7 @@ class Lora(BaseModel):
     strength: Annotated[float, Field(ge=-10, le=10)] = 1.0
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Annotated[str, Field(max_length=32768)]
@@ -50,7 +50,7 @@ class _Asked(BaseModel):
     width: int | None = None
     height: int | None = None
     scheduler: str | None = None
-    loras: Annotated[list[Lora], Field(max_length=16)] = []
+    loras: list[Lora] = Field([], fail_fast=True, max_length=16)
     preview_every: Annotated[int, Field(ge=0, le=150)] = _EVERY
     # Who asked whom: this server has one model on one device.
     hive_id: str | None = None

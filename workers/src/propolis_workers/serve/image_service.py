@@ -13,17 +13,20 @@ from typing import Final
 from typing import TypeVar
 
 from propolis.dtypes import parse_dtype
+from propolis.errors import UsageError
 from propolis_workers.sd.pipeline import StableDiffusion
 from propolis_workers.serve.deadlines import Deadlines
 from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.painter import params_of
 from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import wrong_field
 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Callable
+    from collections.abc import Mapping
     from pathlib import Path
 
     from propolis_workers.serve.drawing import Drawing
@@ -116,7 +119,10 @@ class ImageService:
         """
         with self.engine.room(1):
             loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
-            params = await self.beside(until, self._sealed, drawing.params)
+            try:
+                params = await self.beside(until, self._sealed, drawing.params)
+            except UsageError as exc:
+                raise _of_field(exc, drawing.params) from exc
         return {"params": params, "loras": loras, "preview": drawing.preview}
 
     async def beside(self, until: float | None, work: Callable[..., T], *arguments: Any) -> T:
@@ -171,6 +177,16 @@ class ImageService:
             msg = f"the image is {params.width}x{params.height}; supported: {most}"
             raise ProblemError(400, msg, param="image")
         return {**given, "seed": params.seed}
+
+
+def _of_field(exc: UsageError, given: Mapping[str, Any]) -> ProblemError:
+    """The same, of the field that its message begins with."""
+    message = str(exc)
+    field = message.removeprefix("the ").partition(" ")[0]
+    problem = ProblemError(400, message, param=field if field in given else None)
+    if problem.param:
+        problem.errors = [wrong_field(field, "value", message, given[field])]
+    return problem
 
 
 def _base64(name: str, data: str) -> str:

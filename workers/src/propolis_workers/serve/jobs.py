@@ -28,6 +28,7 @@ from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis_workers.serve import image_jobs
 from propolis_workers.serve import text_jobs
+from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.engine import DeadlineError
 from propolis_workers.serve.image_jobs import ImageGeneration
@@ -248,10 +249,12 @@ async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]
 
 def routes(service: Service | None, images: ImageService | None) -> APIRouter:
     """The routes, answered by those services."""
-    router, jobs = APIRouter(responses={"default": {"model": Error}}), Jobs()
+    router = APIRouter(responses={"default": {"model": Error}}, route_class=JsonRoute)
+    jobs = Jobs()
 
     @router.post("/v1/jobs")
     @router.post("/v1/inference")
+    @router.post("/v1/infer")
     async def start(asked: Job, within: Timeout = None) -> dict[str, str]:
         jobs.expect_free(asked.job_id)
         if isinstance(asked, Infer):

@@ -27,6 +27,8 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
@@ -51,27 +53,29 @@ if TYPE_CHECKING:
 
 Told = dict[str, Any]
 _Text = Annotated[str, Field(max_length=1 << 20)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+_Stops = Annotated[list[_Stop], Field(max_length=64, fail_fast=True)]
 
 
-class Options(BaseModel):
+class Options(Body):
     """How tokens are drawn; Ollama's own defaults.  Others, about memory, mean nothing here."""
 
     model_config = ConfigDict(extra="ignore")
 
     num_predict: Annotated[int, Field(ge=-2)] = -1
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
-    top_k: Annotated[int, Field(ge=0)] = 40
+    top_k: Annotated[int, Field(ge=-1)] = 40
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: _Stop | _Stops | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] = 1.1
     repeat_last_n: Annotated[int, Field(ge=-1)] = 64
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     model_config = ConfigDict(extra="ignore")
 
     model: str = ""
@@ -108,11 +112,11 @@ class Generate(_Asked):
 class Chat(_Asked):
     """The body of ``POST /api/chat``."""
 
-    messages: Annotated[list[Spoken], Field(max_length=4096)] = []
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    messages: list[Spoken] = Field([], max_length=4096, fail_fast=True)
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
-class Show(BaseModel):
+class Show(Body):
     """The body of ``POST /api/show``."""
 
     model_config = ConfigDict(extra="ignore")
@@ -132,7 +136,7 @@ _LINES: dict[int | str, Told] = {200: {"content": {"application/x-ndjson": {}}}}
 
 def routes(service: Service) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter(responses={"default": {"model": Error}})
+    router = APIRouter(responses={"default": {"model": Error}}, route_class=JsonRoute)
 
     @router.post("/api/generate", responses=_LINES)
     async def generate(asked: Generate, http: HttpRequest, within: Timeout = None) -> Response:
@@ -168,7 +172,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/api/show")
     async def show(asked: Show) -> Told:
-        service.expect_model(asked.model.removesuffix(":latest"))
+        _expect_name(service, asked.model)
         described = _described(service)
         return {
             "details": described["details"],
@@ -290,7 +294,7 @@ def _request(
         prompt=ids,
         params=SamplingParams(
             temperature=options.temperature,
-            top_k=options.top_k,
+            top_k=max(options.top_k, 0),
             top_p=options.top_p,
             min_p=options.min_p,
             repetition_penalty=options.repeat_penalty,
@@ -302,13 +306,18 @@ def _request(
         grammar=grammar,
         shown=shown,
         max_tokens=room if options.num_predict < 1 else min(options.num_predict, room),
-        stops=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
+        stops=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ()),
     )
 
 
 def _expect(service: Service, asked: _Asked) -> None:
     asked.expect_served()
-    service.expect_model(asked.model.removesuffix(":latest"))
+    _expect_name(service, asked.model)
+
+
+def _expect_name(service: Service, name: str) -> None:
+    """Refuse the name of another model; Ollama's clients add a tag to one that has none."""
+    service.expect_model(name if name in service.names else name.removesuffix(":latest"))
 
 
 def _head(service: Service) -> Told:
@@ -335,9 +344,10 @@ def _counts(finish: Told, prompt: int, spent: float) -> Told:
 def _described(service: Service) -> Told:
     at = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
     architecture = service.config.architecture
+    name = service.name if ":" in service.name else f"{service.name}:latest"
     return {
-        "name": f"{service.name}:latest",
-        "model": f"{service.name}:latest",
+        "name": name,
+        "model": name,
         "modified_at": at,
         "size": service.nbytes,
         "digest": "",

@@ -6,10 +6,10 @@ from typing import Annotated
 from typing import Any
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.tool_use import Function
 from propolis_workers.serve.tool_use import Name
 
@@ -18,7 +18,7 @@ Told = dict[str, Any]
 _Text = Annotated[str, Field(max_length=1 << 20)]
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     model_config = ConfigDict(extra="ignore")
 
 
@@ -47,7 +47,7 @@ class SaidFunction(_Asked):
     """What a model called."""
 
     name: Annotated[str, Field(max_length=256)]
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field({})
 
 
 class SaidCall(_Asked):
@@ -62,7 +62,7 @@ class Spoken(_Asked):
     role: Annotated[str, Field(min_length=1, max_length=32)]
     content: _Text | None = None
     images: list[Any] | None = None
-    tool_calls: Annotated[list[SaidCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[SaidCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
 
 

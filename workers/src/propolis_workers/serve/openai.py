@@ -26,6 +26,7 @@ from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
 from propolis_workers.serve import openai_tools
 from propolis_workers.serve.answering import merged
+from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.openai_shapes import Chat
@@ -80,7 +81,7 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
 
 def routes(service: Service) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter(responses={"default": {"model": replies.Error}})
+    router = APIRouter(responses={"default": {"model": replies.Error}}, route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=replies.ChatCompletion)
     async def chat(asked: ChatRequest, http: HttpRequest, within: Timeout = None) -> Response:

@@ -20,13 +20,14 @@ from fastapi import Response
 from fastapi import UploadFile
 from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import PropolisError
 from propolis_workers.sd.images import png
 from propolis_workers.sd.images import transparent
+from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
 from propolis_workers.serve.drawing import Drawing
@@ -46,6 +47,7 @@ _SIZE: Final = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _STEPS: Final = 20
 
 Told = dict[str, Any]
+_Strength = Annotated[float, Field(ge=-10, le=10)]
 _Prompt = Annotated[str, Field(min_length=1, max_length=32768)]
 _Count = Annotated[int, Field(ge=1, le=10)]
 _Partial = Annotated[int, Field(ge=0, le=3)]
@@ -54,7 +56,7 @@ _Guidance = Annotated[float, Field(ge=0, le=20)]
 _Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class _Common(BaseModel):
+class _Common(Body):
     model_config = ConfigDict(extra="forbid")
 
     prompt: _Prompt
@@ -106,7 +108,7 @@ class _Common(BaseModel):
 class ImageRequest(_Common):
     """The body of ``POST /v1/images/generations``."""
 
-    loras: Annotated[dict[str, Annotated[float, Field(ge=-10, le=10)]], Field(max_length=16)] = {}
+    loras: dict[str, _Strength] = Field({}, max_length=16)
 
 
 class EditRequest(_Common):
@@ -115,13 +117,13 @@ class EditRequest(_Common):
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
     image: UploadFile | None = None
     # What OpenAI's client calls a list of them.
-    several: Annotated[list[UploadFile], Field(alias="image[]", max_length=1)] = []
+    several: list[UploadFile] = Field([], alias="image[]", max_length=1)
     mask: UploadFile | None = None
 
 
 def routes(service: ImageService) -> APIRouter:
     """The routes, answered by that service."""
-    router = APIRouter(responses={"default": {"model": Error}})
+    router = APIRouter(responses={"default": {"model": Error}}, route_class=JsonRoute)
 
     @router.post("/v1/images/generations")
     async def generations(

@@ -8,10 +8,10 @@ from typing import Annotated
 from typing import Any
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.tool_use import Function
 from propolis_workers.serve.tool_use import tool_use
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Told = dict[str, Any]
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 

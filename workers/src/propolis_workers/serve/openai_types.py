@@ -6,10 +6,10 @@ from typing import Annotated
 from typing import Any
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
+from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.openai_tools import Choice  # noqa: TC001  (pydantic reads them)
 from propolis_workers.serve.openai_tools import SaidCall  # noqa: TC001
@@ -17,14 +17,16 @@ from propolis_workers.serve.openai_tools import Tool  # noqa: TC001
 from propolis_workers.serve.tool_use import MOST_TOOLS
 
 
-Stop = Annotated[list[str], Field(max_length=64)] | str | None
+Stop = Annotated[list[str], Field(fail_fast=True, max_length=64)] | str | None
 _LONG = 1 << 20
 _Text = Annotated[str, Field(max_length=_LONG)]
-_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=_LONG)]
-_Many = Field(min_length=1, max_length=64)
+_Ids = Annotated[
+    list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1, max_length=_LONG)
+]
+_Many = Field(min_length=1, max_length=64, fail_fast=True)
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -58,9 +60,11 @@ class Message(_Asked):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=32)]
-    content: _Text | list[Text | Refusal] | None = None
+    content: (
+        _Text | Annotated[list[Text | Refusal], Field(fail_fast=True, max_length=4096)] | None
+    ) = None
     name: str | None = None
-    tool_calls: Annotated[list[SaidCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[SaidCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     # What clients give back of an answer as they got it, and what no answer here has.
     refusal: _Text | None = None
@@ -138,22 +142,22 @@ class _Common(_Asked):
 class ChatRequest(_Common):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # What changes nothing here: accepted, as clients send it unasked.
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
     service_tier: str | None = None
     response_format: Annotated[Form, Field(discriminator="type")] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     # As vLLM and llama.cpp's server have them: variables of the model's chat template.
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=4096)] | None = None
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from propolis.dtypes import parse_dtype
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
+from propolis.errors import UsageError
 from propolis.runtime import Runtime
 from propolis_workers.sd.images import png
 from propolis_workers.sd.images import read_image
@@ -234,11 +235,18 @@ class Painter:
         try:
             key = path, Path(path).stat().st_mtime_ns
         except OSError:
-            return LoRA.open(path)  # says what is wrong
+            msg = f"the LoRA {Path(path).name} is gone; ask for another"
+            raise UsageError(msg) from None
         if key not in self._files:
             while len(self._files) >= _LORAS:
                 del self._files[next(iter(self._files))]
-            self._files[key] = LoRA.open(path)
+            try:
+                self._files[key] = LoRA.open(path)
+            except PropolisError as exc:
+                # Paths of this machine are nobody's business, and nothing is wrong with the server.
+                msg = f"the LoRA {Path(path).name} cannot be used: "
+                msg += str(exc).replace(path, Path(path).name)
+                raise UsageError(msg) from exc
         return self._files[key]
 
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
+from propolis_workers.serve.gate import MOST_HEADERS
 from propolis_workers.serve.protocol import PatientProtocol
 
 
@@ -133,7 +134,7 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_FLUSH,
-            h11_max_incomplete_event_size=64 << 10,
+            h11_max_incomplete_event_size=2 * MOST_HEADERS,
         )
     )
     return asyncio.run(_run(server, engines, sockets, drain))

@@ -10,7 +10,6 @@ from typing import Annotated
 from typing import Any
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
@@ -18,6 +17,7 @@ from propolis.errors import UsageError
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import wrong_field
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from propolis_workers.serve.jobs import Running
     from propolis_workers.serve.service import Service
 
+_Stop = Annotated[str, Field(min_length=1, max_length=100)]
 _LIMIT = ("MAX_TOKENS", "CONTEXT_FULL")
 
 
-class Infer(BaseModel):
+class Infer(Body):
     """An answer to a text."""
 
     model_config = ConfigDict(extra="forbid")
@@ -42,13 +43,11 @@ class Infer(BaseModel):
     model: str = ""
     max_tokens: Annotated[int, Field(ge=1, le=2048)] = 512
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    top_p: Annotated[float, Field(ge=0, le=1)] = 0.9
     top_k: Annotated[int, Field(ge=0)] = 50
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=100)]], Field(max_length=4)
-    ] = []
+    stop: list[_Stop] = Field([], max_length=4, fail_fast=True)
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
     timeout: Seconds | None = None
     stream: bool = True
@@ -81,7 +80,7 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
         prompt=ids,
         params=SamplingParams(
             temperature=asked.temperature,
-            top_p=asked.top_p,
+            top_p=max(asked.top_p, 1e-9),  # of 0, the likeliest alone is left
             top_k=asked.top_k,
             min_p=asked.min_p,
             repetition_penalty=asked.repetition_penalty,
@@ -104,7 +103,7 @@ async def write(service: Service, asked: AsyncGenerator[dict[str, Any]], job: Ru
         spent = time.perf_counter() - first if first else 0.0
         rate = (count - 1) / spent if spent and count > 1 else 0.0
         job.narrate("finished", service.name, f"ended with {count} tokens: {reason}")
-        job.say(type="metrics", tokens_per_sec=round(rate, 2), vram_bytes=0)
+        job.say(type="metrics", tokens_per_sec=round(rate, 2), vram_bytes=_taken(service))
         last: dict[str, Any] = {"tokens_out": count, "decode_time_ms": round(spent * 1e3)}
         if stop is not None:
             last["stop_sequence_matched"] = stop
@@ -126,6 +125,13 @@ async def write(service: Service, asked: AsyncGenerator[dict[str, Any]], job: Ru
                     ended(reason, one["finish"]["stop_string"])
     except asyncio.CancelledError:
         ended("CANCELLED")
+
+
+def _taken(service: Service) -> int:
+    """Bytes of the device's memory that are taken, as far as that is known."""
+    memory = service.engine.status.now.get("memory") or {}
+    total, free = memory.get("total") or 0, memory.get("free")
+    return total - free if total and free is not None else 0
 
 
 __all__ = ["Infer", "prepare", "write"]

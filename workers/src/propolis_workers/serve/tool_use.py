@@ -11,13 +11,13 @@ from typing import Annotated
 from typing import Any
 from typing import Final
 
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import UsageError
 from propolis_workers.llm.tools.forcing import forced
 from propolis_workers.llm.tools.reader import Reader
+from propolis_workers.serve.bodies import Body
 
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 MOST_TOOLS: Final = 128
 
 
-class Function(BaseModel):
+class Function(Body):
     """A function that a model may call."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

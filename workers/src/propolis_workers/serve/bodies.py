@@ -1,0 +1,103 @@
+"""
+What a body of JSON may be, before its fields are looked at.
+
+To say what is wrong with a million fields takes seconds, for which nobody else is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from fastapi import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
+
+from propolis_workers.serve.problems import ProblemError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Coroutine
+
+    from fastapi import Request
+
+MOST_VALUES: Final = 1 << 18
+"""Of a body: a prompt may be given by its tokens."""
+
+MOST_FIELDS: Final = 64
+"""Of an object of which each field is known."""
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Body(BaseModel):
+    """
+    An object of which each field is known.
+
+    Its lists are ``Field(fail_fast=True)``: refused for their first element that is wrong.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expect_few(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            kind = "too_many_fields"
+            msg = "{count} fields are more than there are"
+            raise PydanticCustomError(kind, msg, {"count": len(given)})
+        return given
+
+
+class JsonRoute(APIRoute):
+    """A route that refuses bodies that are too many values, or that no text can hold."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        handler = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            if not request.headers.get("content-type", "").startswith("multipart/"):
+                try:
+                    body = await request.body()
+                except ClientDisconnect:
+                    return Response(status_code=499)  # nobody reads it
+                expect_readable(body)
+            return await handler(request)
+
+        return guarded
+
+
+def expect_readable(body: bytes) -> None:
+    """
+    Refuse JSON of too many values, and half characters, which cannot be told or stored.
+
+    Args:
+        body: as it came; what is no JSON is for others to refuse.
+
+    Raises:
+        ProblemError: it cannot be read; says why.
+    """
+    if body.count(b",") >= MOST_VALUES:
+        count = _STRING.sub(b"", body).count(b",") + 1
+        if count > MOST_VALUES:
+            msg = f"the body has {count} values; supported: {MOST_VALUES}"
+            raise ProblemError(400, msg, code="too_many_values")
+    if _HALF.search(body):
+        try:
+            json.dumps(json.loads(body), ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            half = f"\\u{ord(exc.object[exc.start]):04x}"
+            msg = f"the body has {half} without its other half: no text can hold it"
+            raise ProblemError(400, msg, code="invalid_text") from None
+        except (ValueError, RecursionError):
+            pass
+
+
+__all__ = ["MOST_FIELDS", "MOST_VALUES", "Body", "JsonRoute", "expect_readable"]
