@@ -1,5 +1,5 @@
 """
-A whole image of Stable Diffusion 1.5 on the CPU: 512 x 512 pixels in 20 steps, ours against diffusers.
+A whole image of Stable Diffusion 1.5 on the CPU, 512 x 512 pixels in 20 steps: ours and diffusers.
 
 The model has full size and random weights, stored in f16.  A round is an image of each contender,
 in a process of its own: text encoder, 20 steps with guidance, and decoding.  In bf16 torch has the
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from _common import child
 from _common import medians
-from sd_cpu import CONFIG
 from sd_cpu import THREADS
 from sd_cpu import write_model
 
@@ -111,12 +110,13 @@ def compare(folder: Path, dtype: str, rounds: int) -> None:
 
 def write_models(folder: Path) -> None:
     """All of a pipeline in the layout of diffusers; the tokenizer is the packaged model's."""
-    import propolis_tiny_sd
     import torch
     from diffusers import AutoencoderKL
     from safetensors.numpy import save_file
     from transformers import CLIPTextConfig
     from transformers import CLIPTextModel
+
+    import propolis_tiny_sd
 
     packaged = Path(propolis_tiny_sd.__file__).parent / "model"
     shutil.copytree(packaged / "tokenizer", folder / "tokenizer")

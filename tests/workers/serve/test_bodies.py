@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -85,3 +86,16 @@ def test_a_body_of_mistakes(server):
     assert got.status_code == 400
     assert "prompt" in got.json()["error"]["message"]
     assert len(got.content) < 20_000
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_prompts_in_the_log(serving, monkeypatch, asked):
+    """There are none, unless that was asked for: then each body has a line, with its number."""
+    lines = []
+    said = SimpleNamespace(emit=lambda **one: lines.append(one))
+    monkeypatch.setattr("propolis_workers.events.HTTP_ASKED", said)
+    server = serving(log_prompts=asked)
+    got = server.chat("MYSECRET")
+    assert got.status_code == 200
+    assert [one["request"] for one in lines] == [got.headers["X-Request-Id"]] * asked
+    assert all("MYSECRET" in one["body"] for one in lines)

@@ -55,6 +55,12 @@ HTTP_REQUEST: Final = Event(
     "a server answered a request, or its client went away (status 0 or 499); never what was asked",
     ("method", "path", "status", "seconds", "request"),
 )
+HTTP_ASKED: Final = Event(
+    "http.asked",
+    "info",
+    "what a request asked, where a server was told to log that (--log-prompts)",
+    ("request", "body"),
+)
 HTTP_FAILED: Final = Event(
     "http.failed",
     "error",

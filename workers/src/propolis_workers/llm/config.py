@@ -133,6 +133,8 @@ class ModelConfig:
         convolved: for each layer whether it has a short convolution in place of attention; no layer
             has when empty.
         conv_taps: tokens that such a convolution reads, its own included.
+        pooling: how the states of a text's tokens become one vector, ``mean`` or ``last``; empty
+            where the model is not made for that.
         kv_dtype: what the cache keeps keys and values in: whoever runs the model says so, no file.
     """
 
@@ -166,6 +168,7 @@ class ModelConfig:
     latent: Latent | None = None
     convolved: tuple[bool, ...] = ()
     conv_taps: int = 0
+    pooling: str = ""
     kv_dtype: DType = dtypes.f32
 
     def __post_init__(self) -> None:

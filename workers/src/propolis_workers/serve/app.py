@@ -25,6 +25,7 @@ from propolis.errors import PropolisError
 from propolis_workers.serve import jobs
 from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
+from propolis_workers.serve import openai_embeddings
 from propolis_workers.serve import page
 from propolis_workers.serve import tracing
 from propolis_workers.serve.gate import Gate
@@ -76,6 +77,7 @@ def application(
     hosts: Collection[str] | None = (),
     heartbeats: Sequence[Heartbeat] = (),
     gated: bool = True,
+    log_prompts: bool = False,
 ) -> FastAPI:
     """
     What a server runs.
@@ -89,6 +91,7 @@ def application(
         hosts: what requests may call the server, beside localhost and the addresses that mean
             it; None for anything.
         heartbeats: that go on while the server runs.
+        log_prompts: whether a line of the log has what each request asked.
         gated: who may ask is checked here, and not by who passes requests on.
     """
     engines = [one.engine for one in (service, images) if one is not None]
@@ -108,11 +111,13 @@ def application(
         await asyncio.gather(*(engine.stop() for engine in engines))
 
     app = _App(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
+    app.state.log_prompts = log_prompts
     metrics = Metrics(service, images)
     app.include_router(jobs.routes(service, images))
     app.include_router(openai.models(service, images))
     if service is not None:
         app.include_router(openai.routes(service))
+        app.include_router(openai_embeddings.routes(service))
         app.include_router(ollama.routes(service))
     if images is not None:
         from propolis_workers.serve import openai_images  # noqa: PLC0415  (Pillow is not for all)

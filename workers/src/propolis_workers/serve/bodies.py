@@ -19,6 +19,8 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
+from propolis_workers import events
+from propolis_workers.serve.gate import REQUEST
 from propolis_workers.serve.problems import ProblemError
 
 
@@ -33,6 +35,9 @@ MOST_VALUES: Final = 1 << 18
 
 MOST_FIELDS: Final = 64
 """Of an object of which each field is known."""
+
+# Bytes of a body that are logged, where that was asked for: images are long.
+_SHOWN: Final = 1 << 16
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -69,6 +74,10 @@ class JsonRoute(APIRoute):
                 except ClientDisconnect:
                     return Response(status_code=499)  # nobody reads it
                 expect_readable(body)
+                if request.app.state.log_prompts:
+                    number = request.scope.get(REQUEST, "")
+                    text = body[:_SHOWN].decode(errors="replace")
+                    events.HTTP_ASKED.emit(request=number, body=text)
             return await handler(request)
 
         return guarded

@@ -160,6 +160,7 @@ _FILES = 65536
     metavar="FILE",
     help="A chat template in place of the model's own, such as one that takes tools.",
 )
+@click.option("--log-prompts", is_flag=True, help="Log what is asked, too (with --log-level info).")
 @click.option(
     "--drain",
     type=click.FloatRange(0),
@@ -248,7 +249,10 @@ def _application(
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
     beats = _heartbeats(config, served, port, options)
-    app = application(service, images, token=token, hosts=hosts, heartbeats=beats)
+    logged = options["log_prompts"]
+    app = application(
+        service, images, token=token, hosts=hosts, heartbeats=beats, log_prompts=logged
+    )
     return app, [one.engine for one in served]
 
 

@@ -43,6 +43,9 @@ FORMS: Final = frozenset(
 )
 READS: Final = frozenset({"GET", "HEAD"})
 
+REQUEST: Final = "propolis.request"
+"""The key of a scope that has the request's number."""
+
 MOST_HEADERS: Final = 64 << 10
 """Bytes of the names and values together."""
 
@@ -107,7 +110,9 @@ class Gate:
             if problem is not None:
                 await passage.refuse(problem)
             else:
-                await self._app(_as_json(scope), passage.receive, passage.send)
+                await self._app(
+                    {**_as_json(scope), REQUEST: passage.number}, passage.receive, passage.send
+                )
         except asyncio.CancelledError:
             # The server ends, and this client had not taken its answer; no fault of the program.
             if not self._ending():
@@ -264,4 +269,4 @@ def _too_much(most: int) -> ProblemError:
     return ProblemError(413, f"the body has more than {most} bytes", code="body_too_large")
 
 
-__all__ = ["MOST_HEADERS", "Gate"]
+__all__ = ["MOST_HEADERS", "REQUEST", "Gate"]

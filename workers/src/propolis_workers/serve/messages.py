@@ -5,6 +5,7 @@ To the engine::
 
     {"do": "load", "kind": "llm" or "sd", "config": {...}, "options": {...}}
     {"do": "add", "key": 7, "prompt": [...], "params": {...}, "max_tokens": 9, ...}
+    {"do": "add", "key": 8, "embed": [...], ...}
     {"do": "cancel", "key": 7}
 
 From it::
@@ -50,6 +51,17 @@ def added(request: Request) -> dict[str, Any]:
     }
 
 
+def embedded(ids: list[int]) -> dict[str, Any]:
+    """The message that asks for the embedding of a text."""
+    return {"embed": ids, "prompt": ids, "max_tokens": 0}
+
+
+def vector(key: int, values: list[float], seconds: float) -> dict[str, Any]:
+    """An embedding as it is told: the only thing, and the last."""
+    finish = {"stop_reason": "DONE", "tokens": 0, "prefill_seconds": seconds}
+    return {"key": key, "embedding": values, "finish": finish}
+
+
 def request(message: Mapping[str, Any]) -> Request:
     """The request of a message made by :func:`added`."""
     params = dict(message["params"])
@@ -84,4 +96,4 @@ def failed(key: int, error: Exception) -> dict[str, Any]:
     return {"key": key, "error": str(error), "kind": type(error).__name__}
 
 
-__all__ = ["added", "drawn", "failed", "line", "request"]
+__all__ = ["added", "drawn", "embedded", "failed", "line", "request", "vector"]

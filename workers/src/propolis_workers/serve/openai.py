@@ -33,8 +33,9 @@ from propolis_workers.serve.openai_shapes import Chat
 from propolis_workers.serve.openai_shapes import Text
 from propolis_workers.serve.openai_shapes import reason
 from propolis_workers.serve.openai_shapes import usage
-from propolis_workers.serve.openai_types import ChatRequest  # noqa: TC001  (FastAPI reads it)
-from propolis_workers.serve.openai_types import CompletionRequest  # noqa: TC001
+from propolis_workers.serve.openai_types import ChatRequest
+from propolis_workers.serve.openai_types import CompletionRequest
+from propolis_workers.serve.openai_types import listed
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.tool_use import ToolUse
@@ -102,12 +103,6 @@ def routes(service: Service) -> APIRouter:
             answers = [with_calls(answer, tools) for answer in answers]
         return await _respond(service, http, asked, requests, answers, Chat(service))
 
-    @router.post("/v1/embeddings")
-    async def embeddings() -> Response:
-        # Every architecture that is read here was trained to write, none to embed.
-        msg = f"{service.name} writes text and gives no embeddings; take a model made for them"
-        raise ProblemError(400, msg, code="embeddings_not_supported", param="model")
-
     @router.post("/v1/completions", response_model=replies.Completion)
     async def completions(
         asked: CompletionRequest, http: HttpRequest, within: Timeout = None
@@ -117,7 +112,7 @@ def routes(service: Service) -> APIRouter:
             msg = "echo with logprobs is not supported: those of prompts are not computed"
             raise ProblemError(400, msg, param="logprobs")
         service.expect_model(asked.model)
-        count = len(_listed(asked.prompt)) * (asked.n or 1)
+        count = len(listed(asked.prompt)) * (asked.n or 1)
         prompts = await service.prepared(count, until, _prompts, service, asked)
         requests = _requests(service, asked, prompts, asked.max_tokens, asked.logprobs)
         echo = [
@@ -223,15 +218,10 @@ async def _stream(
     yield b"data: [DONE]\n\n"
 
 
-def _listed(prompt: str | list[Any]) -> list[Any]:
-    """The prompts that something is: a text, the ids of one, or many."""
-    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-
-
 def _prompts(service: Service, asked: CompletionRequest) -> list[list[int]]:
     """The tokens of each prompt: texts are turned into them, ids are taken as they are."""
     text, most = service.prompts.text, service.context
-    return [text(one, most=most) if isinstance(one, str) else one for one in _listed(asked.prompt)]
+    return [text(one, most=most) if isinstance(one, str) else one for one in listed(asked.prompt)]
 
 
 def _requests(

@@ -199,6 +199,30 @@ class ModelList(_Reply):
 
 
 # An event of a stream is none of the JSON of an answer in one piece.
+class Embedding(_Reply):
+    """A text as a vector; in base64 of little-endian f32 where that was asked."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class TextUsage(_Reply):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(_Reply):
+    """What ``POST /v1/embeddings`` gives."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: TextUsage
+
+
 EVENTS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionChunk,
     "/v1/completions": Completion,

@@ -26,6 +26,15 @@ _Ids = Annotated[
 _Many = Field(min_length=1, max_length=64, fail_fast=True)
 
 
+Prompts = _Text | Annotated[list[_Text], _Many] | _Ids | Annotated[list[_Ids], _Many]
+"""A text, the ids of its tokens, or many of either."""
+
+
+def listed(prompt: str | list[Any]) -> list[Any]:
+    """The prompts that something is."""
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
 class _Asked(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -169,10 +178,10 @@ class ChatRequest(_Common):
 class CompletionRequest(_Common):
     """The body of ``POST /v1/completions``."""
 
-    prompt: _Text | Annotated[list[_Text], _Many] | _Ids | Annotated[list[_Ids], _Many]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
 
 
-__all__ = ["ChatRequest", "CompletionRequest", "Message", "StreamOptions"]
+__all__ = ["ChatRequest", "CompletionRequest", "Message", "Prompts", "StreamOptions", "listed"]

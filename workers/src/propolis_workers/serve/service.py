@@ -123,6 +123,10 @@ class Service:
         answer = self.engine.answer(messages.added(request), until)
         return answer if self._watch is None else self._watch(request, answer)
 
+    def embedding(self, ids: list[int], until: float | None = None) -> AsyncGenerator[Told]:
+        """One thing that is told, with the ``embedding`` of those tokens."""
+        return self.engine.answer(messages.embedded(ids), until)
+
     def text(self, ids: Sequence[int]) -> str:
         """What tokens say that follow others."""
         return self.prompts.tokenizer.decode(ids, continues=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import cast
 
 from propolis.config import Config
 from propolis.errors import DeviceLostError
@@ -11,6 +13,8 @@ from propolis.errors import PropolisError
 from propolis.runtime import Runtime
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Drawn
+from propolis_workers.llm.embedding import Embedder
+from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.session import LLM
 from propolis_workers.serve import messages
 from propolis_workers.serve.resources import Resources
@@ -18,8 +22,14 @@ from propolis_workers.serve.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Generator
     from collections.abc import Mapping
 
+    import numpy as np
+
+    from propolis_workers.llm.network.decoder import Decoder
+
+    Reading = Generator[None, None, np.ndarray]
     Told = dict[str, Any]
 
 
@@ -28,7 +38,12 @@ class Writer:
 
     def __init__(self) -> None:
         self._engine: BatchEngine
+        self._model: Decoder
         self._resources: Resources
+        self._budget = CHUNK
+        self._embedder: Embedder | None = None
+        self._texts: dict[int, list[int]] = {}
+        self._reading: tuple[int, float, Reading] | None = None
 
     def load(
         self,
@@ -47,6 +62,8 @@ class Writer:
         kept = told.pop("kv_type", "f32")
         llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], kv_type=kept)
         self._engine = engine = BatchEngine(llm, **told)
+        self._model = llm.model
+        self._budget = told.get("budget", CHUNK)
         device = llm.model.device
         self._resources = Resources(device)
         return {
@@ -60,7 +77,7 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Whether there is an answer to go on with."""
-        return self._engine.busy
+        return self._engine.busy or bool(self._texts)
 
     def add(self, message: Mapping[str, Any]) -> None:
         """
@@ -69,15 +86,25 @@ class Writer:
         Raises:
             PropolisError: it cannot be answered.
         """
+        if "embed" in message:
+            if self._embedder is None:
+                self._embedder = Embedder(self._model)
+            self._texts[message["key"]] = message["embed"]
+            return
         self._engine.add(message["key"], messages.request(message))
 
     def cancel(self, key: int) -> None:
         """Drop an answer; its blocks are free."""
+        self._texts.pop(key, None)
         self._engine.cancel(key)
 
     def step(self, tell: Callable[[list[Told]], None], hear: Callable[[], None]) -> None:
         """Draw a token of each answer."""
         del hear  # a step is short
+        if self._texts:
+            tell(self._read())
+        if not self._engine.busy:
+            return
         try:
             told = self._engine.step()
         except DeviceLostError:
@@ -85,6 +112,29 @@ class Writer:
         except PropolisError as exc:
             told = [Drawn(key, None, error=exc) for key in self._engine.abandon()]
         tell([messages.drawn(one) for one in told])
+
+    def _read(self) -> list[Told]:
+        """A part of the text that came first; its embedding, where that was the last part."""
+        key = next(iter(self._texts))
+        if self._reading is None or self._reading[0] != key:
+            steps = cast("Embedder", self._embedder).steps(self._texts[key], step=self._budget)
+            self._reading = key, time.perf_counter(), steps
+        _, started, steps = self._reading
+        try:
+            next(steps)
+        except StopIteration as end:
+            self._forget(key)
+            return [messages.vector(key, end.value.tolist(), time.perf_counter() - started)]
+        except DeviceLostError:
+            raise
+        except PropolisError as exc:
+            self._forget(key)
+            return [messages.failed(key, exc)]
+        return []
+
+    def _forget(self, key: int) -> None:
+        del self._texts[key]
+        self._reading = None
 
     def state(self) -> Told:
         """What is computed and waits, and how the device is."""

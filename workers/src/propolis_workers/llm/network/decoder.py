@@ -66,6 +66,25 @@ class Decoder:
                 last, (b, 1, vocab_size); else all tokens': (b, t, vocab_size), f32.
         """
         config = self.config
+        logits = self.output(self.states(ids, positions, ropes, cache, last_only=last_only))
+        if config.logit_scale != 1:
+            logits = ops.affine(logits, config.logit_scale, 0.0)
+        if config.logit_cap:
+            logits = ops.tanh(ops.affine(logits, 1 / config.logit_cap, 0.0))
+            logits = ops.affine(logits, config.logit_cap, 0.0)
+        return logits
+
+    def states(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        ropes: Rotations,
+        cache: Cache,
+        *,
+        last_only: bool = True,
+    ) -> Tensor:
+        """What logits are made of: (b, 1 or t, width), f32, after the last norm; as a call."""
+        config = self.config
         x = self.embedding(ids)
         if config.embedding_scale != 1:
             x = ops.affine(x, config.embedding_scale, 0.0)
@@ -73,13 +92,7 @@ class Decoder:
         for block in blocks:
             x = block(x, positions, ropes, cache)
         x = last(x, positions, ropes, cache, last_only=last_only)
-        logits = self.output(self.norm(x))
-        if config.logit_scale != 1:
-            logits = ops.affine(logits, config.logit_scale, 0.0)
-        if config.logit_cap:
-            logits = ops.tanh(ops.affine(logits, 1 / config.logit_cap, 0.0))
-            logits = ops.affine(logits, config.logit_cap, 0.0)
-        return logits
+        return self.norm(x)
 
 
 __all__ = ["Decoder"]

@@ -1,0 +1,114 @@
+"""Texts as vectors, by models whose files say that they are made for it."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import openai
+import pytest
+
+from propolis.errors import ModelError
+from propolis_workers.llm import LLM
+from propolis_workers.llm.embedding import Embedder
+
+
+POOLINGS = {"mean": 1, "last": 3}
+TEXTS = ["the ant and all", "on", "an ant on the hill, and then all of them " * 2]
+
+
+def expected(tiny, ids, how):
+    """In f64: states after the last norm, found from the logits, which are their products."""
+    states = np.linalg.lstsq(tiny.weights["lm_head.weight"].astype(float), tiny.reference(ids).T)[0]
+    one = states.T.mean(0) if how == "mean" else states.T[-1]
+    return one / np.linalg.norm(one)
+
+
+@pytest.fixture(scope="module", params=POOLINGS)
+def made(request, serving, tiny, tmp_path_factory):
+    """A server of the tiny model, made for embeddings, and how they are read."""
+    path = tmp_path_factory.mktemp("made") / "made.gguf"
+    tiny.gguf(path, metadata={"llama.pooling_type": POOLINGS[request.param]})
+    return serving(model=path, context=96), request.param
+
+
+def test_vectors(made, tiny):
+    """OpenAI's client gets what f64 gives, in floats and in base64, from texts and from ids."""
+    server, how = made
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    tokenizer = server.service.prompts.tokenizer
+    ids = [tokenizer.encode(text, add_special=True) for text in TEXTS]
+    truth = np.array([expected(tiny, one, how) for one in ids])
+    for given in (TEXTS, ids):
+        for form in ("float", "base64", None):
+            more = {} if form is None else {"encoding_format": form}
+            got = client.embeddings.create(model="made", input=given, **more)
+            vectors = [one.embedding for one in got.data]
+            if form == "base64":
+                vectors = [np.frombuffer(base64.b64decode(one), "<f4") for one in vectors]
+            assert np.abs(np.array(vectors) - truth).max() <= 2e-6
+            assert [one.index for one in got.data] == [0, 1, 2]
+            assert got.usage.prompt_tokens == sum(map(len, ids))
+    one = client.embeddings.create(model="", input=TEXTS[0]).data[0].embedding
+    assert np.abs(np.array(one) - truth[0]).max() <= 2e-6
+
+
+def test_beside_answers(made):
+    """Embeddings are computed between the steps of an answer, whose tokens stay the same."""
+    server, _ = made
+    alone = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    first = server.http.post("/v1/embeddings", json={"input": TEXTS}).json()["data"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 40}
+    with server.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as got:
+        lines = got.iter_lines()
+        next(lines)
+        again = server.http.post("/v1/embeddings", json={"input": TEXTS}).json()["data"]
+        told = [json.loads(one[6:]) for one in lines if one.startswith("data: {")]
+    text = "".join(one["choices"][0]["delta"].get("content") or "" for one in told)
+    assert text == alone
+    assert again == first
+
+
+def test_what_is_wrong(made):
+    """Is said of each field."""
+    server, _ = made
+    for body, what in (
+        ({"input": []}, "input"),
+        ({"input": [[999999]]}, "token 999999"),
+        ({"input": "a", "dimensions": 7}, "supported: the model's, 32"),
+        ({"input": "the " * 200}, "supported: 1 to 96"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "surplus": 1}, "surplus"),
+    ):
+        got = server.http.post("/v1/embeddings", json=body)
+        assert got.status_code == 400, got.text
+        assert what in got.json()["error"]["message"]
+    assert server.http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+
+
+def test_a_model_that_writes(server):
+    """Has none, and says so."""
+    got = server.http.post("/v1/embeddings", json={"input": "a"})
+    assert got.status_code == 400
+    assert got.json()["error"]["code"] == "embeddings_not_supported"
+
+
+def test_of_a_folder(tiny, tmp_path):
+    """Sentence-transformers' file is read; in pieces of any size the vector is the same."""
+    folder = tiny.folder(tmp_path / "folder")
+    (folder / "1_Pooling").mkdir()
+    said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False}
+    file = folder / "1_Pooling" / "config.json"
+    file.write_text(json.dumps({**said, "pooling_mode_mean_tokens": True}))
+    llm = LLM.load(folder)
+    embedder = Embedder(llm.model)
+    ids = llm.tokenizer.encode(TEXTS[2], add_special=True)
+    truth = expected(tiny, ids, "mean")
+    for step in (512, 7, 1):
+        assert np.abs(embedder.vector(ids, step=step) - truth).max() <= 2e-6
+    with pytest.raises(ModelError, match="the text has 0 tokens"):
+        embedder.vector([])
+    file.write_text("{")
+    with pytest.raises(ModelError, match="1_Pooling"):
+        LLM.load(folder)
