@@ -8,22 +8,29 @@ grew.  Another server of OpenAI's API that runs already is the peer: the same cl
 with ours, each for half of the time, twice.
 
     python benches/soak.py [--minutes 10 | --hours 1] [--clients 64] [--device cpu] [--json FILE]
-        [--peer http://127.0.0.1:8000]
+        [--peer http://127.0.0.1:8000] [--fault HIPSIM_FAIL_LAUNCH=1:500 ...] [--kill 20]
+
+With ``--fault``, a variable of the server's environment that makes the simulator fail, or
+``--kill``, which kills the engine every so many seconds, errors are expected, but each must be told
+in words, and no answer may be wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
@@ -47,6 +54,7 @@ class Tally:
     tokens: int = 0
     errors: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -58,6 +66,8 @@ class Tally:
             "answers": self.answers,
             "errors": len(self.errors),
             "wrong": len(self.wrong),
+            "cut": len(self.cut),
+            "told": Counter(re.sub(r"\d+", "N", error)[:120] for error in self.errors),
             "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else 0,
             "first_token_ms": _spread(self.first),
             "between_tokens_ms": _spread(self.between),
@@ -76,6 +86,8 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--peer", metavar="URL")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--kill", type=float, metavar="SECONDS", help="kill the engine so often")
     asked = parser.parse_args()
     seconds = asked.hours * 3600 if asked.hours else asked.minutes * 60
     with socket.socket() as free:
@@ -85,6 +97,7 @@ def main() -> None:
     command += ["--device", asked.device, "--sequences", "32", "--cache-tokens", "8192"]
     command += ["-m", asked.model] if asked.model else []
     environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    environ |= dict(fault.split("=", 1) for fault in asked.fault)
     server = subprocess.Popen(command, env=environ)
     try:
         report = asyncio.run(_measure(f"http://127.0.0.1:{port}", server.pid, asked, seconds))
@@ -95,7 +108,8 @@ def main() -> None:
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=1) + "\n")
     ours = [part for name, part in report.items() if name.startswith("propolis")]
-    if any(part["errors"] or part["wrong"] for part in ours):
+    faulty = bool(asked.fault or asked.kill)
+    if any(part["wrong"] or part["cut"] or (part["errors"] and not faulty) for part in ours):
         sys.exit(1)
 
 
@@ -113,7 +127,12 @@ class Contender:
         """Each question once, one after the other."""
         started = time.perf_counter()
         for question in QUESTIONS:
-            self.truth[question] = await _ask(self.http, question, tokens, self.alone)
+            while question not in self.truth:
+                try:
+                    self.truth[question] = await _ask(self.http, question, tokens, self.alone)
+                except ValueError as exc:  # of a device that fails: asked again
+                    self.alone.errors.append(str(exc))
+                    await asyncio.sleep(0.5)
         self.alone.seconds += time.perf_counter() - started
 
     async def ask_together(self, asked: argparse.Namespace, seconds: float) -> None:
@@ -121,14 +140,17 @@ class Contender:
         started = time.perf_counter()
         end = started + seconds
         many = self.many
-        watch = asyncio.create_task(_watch(self.pid, many, seconds / 20)) if self.pid else None
+        beside = [_watch(self.pid, many, seconds / 20)] if self.pid else []
+        if self.pid and asked.kill:
+            beside.append(_kill(self.pid, asked.kill))
+        tasks = [asyncio.create_task(one) for one in beside]
         numbers = range(asked.clients)
         await asyncio.gather(
             *(_client(self.http, self.truth, asked.tokens, many, end, n) for n in numbers)
         )
         many.seconds += time.perf_counter() - started
-        if watch is not None:
-            watch.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 async def _measure(url: str, pid: int, asked: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -145,7 +167,7 @@ async def _measure(url: str, pid: int, asked: argparse.Namespace, seconds: float
     report = {}
     for one in contenders:
         await one.http.aclose()
-        for error in (one.many.errors + one.many.wrong)[:5]:
+        for error in (one.many.cut + one.many.wrong)[:5]:
             print(f"{one.name}: {error}", file=sys.stderr)
         report[f"{one.name}, one client"] = one.alone.report()
         report[f"{one.name}, {asked.clients} clients"] = one.many.report()
@@ -165,8 +187,12 @@ async def _client(
         question = rng.choice(QUESTIONS)
         try:
             text = await _ask(http, question, tokens, tally)
-        except (httpx2.HTTPError, ValueError) as exc:
-            tally.errors.append(f"{question}: {exc!r}")
+        except ValueError as exc:
+            tally.errors.append(str(exc))
+            await asyncio.sleep(1)
+            continue
+        except httpx2.HTTPError as exc:  # nobody said why
+            tally.cut.append(f"{question}: {exc!r}")
             await asyncio.sleep(1)
             continue
         if text != truth[question]:
@@ -214,6 +240,15 @@ async def _ready(http: httpx2.AsyncClient) -> None:
         except httpx2.HTTPError:
             pass
         await asyncio.sleep(0.2)
+
+
+async def _kill(pid: int, pause: float) -> None:
+    """Kill the process that computes now and then."""
+    while True:
+        await asyncio.sleep(pause)
+        for child in _children(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 async def _watch(pid: int, tally: Tally, pause: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
 from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.models import read_config
+from propolis_workers.llm.pooling import pooling
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.families import FAMILIES
 from propolis_workers.llm.tools.families import family_of
@@ -42,7 +44,8 @@ def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, T
         ModelError: the model cannot be used; the message says why and what to do.
     """
     source = open_weights(path)
-    return source, read_config(source), open_tokenizer(path, source)
+    config = replace(read_config(source), pooling=pooling(source))
+    return source, config, open_tokenizer(path, source)
 
 
 def open_weights(path: Path) -> GGUFFile | SafetensorsFolder:

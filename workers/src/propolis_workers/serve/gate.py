@@ -99,7 +99,6 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        SCOPE.set(scope)
         passage = _Passage(scope, receive, send, self._most_of(scope["path"]))
         self._open += 1
         try:
@@ -110,9 +109,9 @@ class Gate:
             if problem is not None:
                 await passage.refuse(problem)
             else:
-                await self._app(
-                    {**_as_json(scope), REQUEST: passage.number}, passage.receive, passage.send
-                )
+                asked = {**_as_json(scope), REQUEST: passage.number}
+                SCOPE.set(asked)  # the application adds its route to this very one
+                await self._app(asked, passage.receive, passage.send)
         except asyncio.CancelledError:
             # The server ends, and this client had not taken its answer; no fault of the program.
             if not self._ending():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 from typing import Final
@@ -16,7 +15,6 @@ from typing import Final
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis_workers.llm.layers import Layers
-from propolis_workers.llm.pooling import pooling
 from propolis_workers.llm.reading import FolderSettings
 from propolis_workers.llm.reading import GGUFSettings
 from propolis_workers.llm.rearranged import Rearranged
@@ -57,10 +55,8 @@ def read_config(source: GGUFFile | SafetensorsFolder) -> ModelConfig:
     settings = GGUFSettings(source) if isinstance(source, GGUFFile) else FolderSettings(source)
     try:
         if isinstance(settings, GGUFSettings):
-            config = _of_gguf(settings).from_gguf(settings)
-        else:
-            config = _of_folder(settings).from_folder(settings)
-        return replace(config, pooling=pooling(settings, source.path))
+            return _of_gguf(settings).from_gguf(settings)
+        return _of_folder(settings).from_folder(settings)
     except (ArithmeticError, ValueError) as exc:
         msg = f"{settings.source}: numbers that no model has ({exc})"
         raise ModelError(msg) from exc
