@@ -73,13 +73,13 @@ def _beside(busy: str, threads: str) -> dict[str, float]:
     from propolis_workers.llm import LLM
 
     engine = LLM.load(runtime=Runtime.start(Config(threads=int(threads)))).engine(128)
-    engine.prefill(_prompt()[:8])
+    engine.prefill(prompt()[:8])
     engine.decode(1)
     others = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(int(busy))]
     try:
         time.sleep(0.5)  # until they run
         start = time.perf_counter()
-        for token in _prompt()[: DECODED // 2]:
+        for token in prompt()[: DECODED // 2]:
             engine.decode(token)
         return {"decode": DECODED // 2 / (time.perf_counter() - start)}
     finally:
@@ -99,7 +99,7 @@ def _llama_cpp() -> dict[str, float]:
     model = Llama(
         path, n_ctx=1024, n_batch=PROMPT, n_threads=cores, n_threads_batch=cores, verbose=False
     )
-    ids = _prompt()
+    ids = prompt()
     model.eval(ids)
     model.reset()
     start = time.perf_counter()
@@ -109,7 +109,7 @@ def _llama_cpp() -> dict[str, float]:
     start = time.perf_counter()
     for token in ids[:DECODED]:
         model.eval([token])
-    return _figures(prefill, time.perf_counter() - start)
+    return figures(prefill, time.perf_counter() - start)
 
 
 def _propolis(*disabled: str) -> dict[str, float]:
@@ -119,7 +119,7 @@ def _propolis(*disabled: str) -> dict[str, float]:
 
     os.environ["PROPOLIS_DISABLE_PLUGINS"] = ",".join(disabled)
     engine = LLM.load(runtime=Runtime.start(Config.load())).engine(1024)
-    ids = _prompt()
+    ids = prompt()
     engine.prefill(ids)  # the first pass touches the memory that later ones reuse
     engine.truncate(0)
     start = time.perf_counter()
@@ -134,7 +134,7 @@ def _propolis(*disabled: str) -> dict[str, float]:
     command = "from propolis.cli import main; main(['llm', 'generate', '-n', '1', 'Hello'])"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", command], check=True, capture_output=True)
-    return {**_figures(prefill, decode), "first_token": time.perf_counter() - start}
+    return {**figures(prefill, decode), "first_token": time.perf_counter() - start}
 
 
 def _transformers() -> dict[str, float]:
@@ -158,7 +158,7 @@ def _transformers() -> dict[str, float]:
             tie_word_embeddings=True,
         ),
     ).eval()
-    ids = torch.tensor([_prompt()])
+    ids = torch.tensor([prompt()])
     with torch.inference_mode():
         model(ids, logits_to_keep=1)
         start = time.perf_counter()
@@ -170,14 +170,16 @@ def _transformers() -> dict[str, float]:
         for index in range(DECODED):
             model(ids[:, index : index + 1], past_key_values=cache)
         decode = time.perf_counter() - start
-    return _figures(prefill, decode)
+    return figures(prefill, decode)
 
 
-def _prompt() -> list[int]:
+def prompt() -> list[int]:
+    """The tokens that are read."""
     return [int(i) for i in np.random.default_rng(0).integers(20, 40_000, PROMPT)]
 
 
-def _figures(prefill: float, decode: float) -> dict[str, float]:
+def figures(prefill: float, decode: float) -> dict[str, float]:
+    """Tokens a second of what took so many seconds, and the process's memory at most."""
     return {
         "prefill": PROMPT / prefill,
         "decode": DECODED / decode,

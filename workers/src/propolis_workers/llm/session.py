@@ -135,6 +135,7 @@ class LLM:
         _expect_whole_blocks(path.name, config)
         _expect_room(path.name, source, config, device, tokens)
         model = build(source, config, device, _counter(source, progress))
+        source.release()
         seconds = time.perf_counter() - start
         events.MODEL_LOADED.emit(model=path.name, device=device.id, seconds=round(seconds, 3))
         return cls(path, source, config, tokenizer, model, seconds)

@@ -124,10 +124,15 @@ class MappedSource(WeightSource):
         self._views: dict[str, Bytes] | None = {
             name: file.view(info.offset, info.nbytes) for name, (info, file) in tensors.items()
         }
+        self._places = {name: (f, info.offset, info.nbytes) for name, (info, f) in tensors.items()}
+        self._read: str | None = None
 
     def data(self, name: str) -> Bytes:
         """
         The bytes of a tensor: a read-only 1-D view of the map, never a copy.
+
+        Models are read tensor by tensor: the one before no longer counts as memory of the
+        process.  Who still looks at it finds it in the system's cache of files.
 
         Raises:
             ModelError: there is no such tensor, or the source is closed.
@@ -141,12 +146,22 @@ class MappedSource(WeightSource):
             count = len(self._views)
             remedy = hint or f"it holds {count} tensors, none with a similar name"
             raise unusable(self.path, f"no tensor {show(name)}", remedy)
+        if self._read is not None and self._read != name:
+            file, offset, nbytes = self._places[self._read]
+            file.release(offset, nbytes)
+        self._read = name
         return view
+
+    def release(self) -> None:
+        """The same of all that was read, once a model is there."""
+        for file in {file for file, _, _ in self._places.values()}:
+            file.release(0, file.size)
 
     def close(self) -> None:
         """Let go of the map; it is freed with the last view that ``data`` gave out."""
         # mmap.close() would refuse while views live: reference counts decide.
         self._views = None
+        self._places = {}
 
     def __enter__(self) -> Self:
         return self
@@ -213,6 +228,15 @@ class MappedFile:
     def view(self, offset: int, nbytes: int) -> Bytes:
         """A read-only view of ``nbytes`` bytes from ``offset`` on."""
         return self._bytes[offset : offset + nbytes]
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Let go of the pages that lie in a part; whoever reads them again gets them again."""
+        if not hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
+            return
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def refuse_foreign(self, *, magic: bytes = b"", suffixes: Iterable[str] = ()) -> None:
         """

@@ -1,0 +1,44 @@
+"""Mapped weights: what was read once no longer counts as memory of the process."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from propolis_workers.weights import SafetensorsFolder
+
+
+STATUS = Path("/proc/self/status")
+SIZE = 16 << 20
+
+
+def mapped() -> int:
+    """Bytes of files that are resident in this process."""
+    line = next(x for x in STATUS.read_text().splitlines() if x.startswith("RssFile:"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(
+    not STATUS.exists() or not hasattr(mmap, "MADV_DONTNEED"),
+    reason="this system tells of no pages",
+)
+def test_what_was_read_is_let_go(tmp_path):
+    """The tensor before, when the next is read, and all at the end; both can be read again."""
+    values = {name: np.full(SIZE, n + 1, np.uint8) for n, name in enumerate("ab")}
+    save_file(values, tmp_path / "model.safetensors")
+    with SafetensorsFolder.open(tmp_path) as source:
+        before = mapped()
+        a = source.data("a")
+        assert a.sum(dtype=np.int64) == SIZE
+        assert mapped() - before >= 0.9 * SIZE
+        b = source.data("b")
+        assert mapped() - before <= 0.1 * SIZE
+        assert b.sum(dtype=np.int64) == 2 * SIZE
+        source.release()
+        assert mapped() - before <= 0.1 * SIZE
+        assert a.sum(dtype=np.int64) == SIZE
+        assert b.sum(dtype=np.int64) == 2 * SIZE
