@@ -3,6 +3,7 @@
 
 #ifdef PROPOLIS_MATRIX
 #include <algorithm>
+#include <vector>
 
 #include "pool.h"
 #include "room.h"
@@ -13,15 +14,53 @@ namespace {
 constexpr i64 HIGH = 2;          // blocks of outputs of a task
 constexpr i64 LONG = 8;          // blocks of pixels
 constexpr i64 ROOM = 16 << 20;   // bytes of packed pixels, where that is enough
+constexpr i64 SMALL = 8 << 20;   // bytes up to which each tap may have pixels of its own
 
-// Weights: to[output / 16][channel / 32][tap][16][32].
-void pack_weights(const Convolution& c, i64 first, bf16* to) {
-    const i64 taps = c.kernel[0] * c.kernel[1], depths = parts(c.channels, DEPTH);
+// -- weights ---------------------------------------------------------------------------------------
+
+// Where the elements of one tap lie among those of 32 channels, which are so many vectors: of each two
+// neighbours, which places of theirs, and for which elements.
+struct Gather {
+    i64 taps, pairs;
+    std::vector<u16> places;    // [tap][pair][32]
+    std::vector<u32> masks;     // [tap][pair]
+    explicit Gather(i64 taps) : taps(taps), pairs(parts(taps, 2)), places(taps * pairs * DEPTH), masks(taps * pairs) {
+        for (i64 tap = 0; tap < taps; ++tap) {
+            for (i64 i = 0; i < DEPTH; ++i) {
+                const i64 at = i * taps + tap, pair = at / (2 * DEPTH);
+                places[(tap * pairs + pair) * DEPTH + i] = (u16)(at % (2 * DEPTH));
+                masks[tap * pairs + pair] |= 1u << i;
+            }
+        }
+    }
+    // to[tap]: a row of each tap's tile, from (32, taps).
+    void operator()(const bf16* from, bf16* to) const {
+        for (i64 tap = 0; tap < taps; ++tap, to += TILE) {
+            __m512i row = _mm512_setzero_si512();
+            for (i64 pair = 0; pair < pairs; ++pair) {
+                const bf16* at = from + pair * 2 * DEPTH;
+                const __m512i low = _mm512_loadu_si512(at);
+                const __m512i high = 2 * pair + 1 < taps ? _mm512_loadu_si512(at + DEPTH) : low;
+                const __m512i place = _mm512_loadu_si512(&places[(tap * pairs + pair) * DEPTH]);
+                row = _mm512_mask_mov_epi16(row, masks[tap * pairs + pair], _mm512_permutex2var_epi16(low, place, high));
+            }
+            _mm512_store_si512(to, row);
+        }
+    }
+};
+
+// to[output / 16][channel / 32][tap][16][32].
+void pack_weights(const Convolution& c, const Gather& gather, i64 first, bf16* to) {
+    const i64 taps = gather.taps, depths = parts(c.channels, DEPTH);
     for (i64 k = first; k < first + LANES; ++k) {
         for (i64 depth = 0; depth < depths; ++depth) {
             const i64 some = k < c.outputs ? std::min(DEPTH, c.channels - depth * DEPTH) : 0;
             const bf16* from = (const bf16*)c.w + (k * c.channels + depth * DEPTH) * taps;
             bf16* tile = to + (first / LANES * depths + depth) * taps * TILE + (k - first) * DEPTH;
+            if (some == DEPTH) {
+                gather(from, tile);
+                continue;
+            }
             for (i64 tap = 0; tap < taps; ++tap, tile += TILE) {
                 for (i64 i = 0; i < some; ++i) tile[i] = from[i * taps + tap];
                 std::fill(tile + some, tile + DEPTH, bf16{0});
@@ -30,36 +69,80 @@ void pack_weights(const Convolution& c, i64 first, bf16* to) {
     }
 }
 
-// Pixels of a strip of rows, a copy for each column of the window: to[copy][channel / 32][row][x / 16][16][16][2].
-// A row of the window is then so many tiles further on.
+// -- pixels ----------------------------------------------------------------------------------------
+
+// Sixteen pixels of two channels, turn by turn.
+void put_pixels(const bf16* even, const bf16* odd, bf16* to) {
+    const __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)even));
+    const __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)odd));
+    _mm512_store_si512(to, paired(a, b));
+}
+
+// Pixels of a strip of rows of an image as tiles, [copy][channel / 32][...][16][16][2].  There is a copy for
+// each column of the window, of [row][x / 16]: a row of the window is so many tiles further on.  Small images
+// have one for each tap, of all pixels in a row: theirs are cut into tiles anew only at their end.
 struct Strip {
-    i64 first, rows;                // of the output
-    i64 across, plane, copy;        // tiles of a row; elements of 32 planes, and of a copy
-    Strip(const Convolution& c, i64 first, i64 rows)
-        : first(first), rows(rows), across(parts(c.out_width, LANES)),
-          plane((rows + c.kernel[0] - 1) * across * TILE), copy(parts(c.channels, DEPTH) * plane) {}
+    i64 first, rows;          // of the output
+    bool flat;                // whether each tap has a copy
+    i64 across, tiles;        // tiles of a row, and of a tap
+    i64 plane, copy, copies;  // elements of 32 channels, and of a copy; how many there are
+    Strip(const Convolution& c, bool flat, i64 first, i64 rows)
+        : first(first), rows(rows), flat(flat), across(parts(c.out_width, LANES)),
+          tiles(flat ? parts(rows * c.out_width, LANES) : rows * across),
+          plane((flat ? tiles : (rows + c.kernel[0] - 1) * across) * TILE), copy(parts(c.channels, DEPTH) * plane),
+          copies(flat ? c.kernel[0] * c.kernel[1] : c.kernel[1]) {}
+    i64 bytes() const { return copies * copy * (i64)sizeof(bf16); }
+    i64 offset(const Convolution& c, i64 depth, i64 tap) const {
+        if (flat) return tap * copy + depth * plane;
+        return tap % c.kernel[1] * copy + depth * plane + tap / c.kernel[1] * across * TILE;
+    }
 };
+
+// Row `y` of a channel from pixel `x` on, with zeros around it: `count` pixels.
+void read_row(const Convolution& c, const bf16* image, i64 channel, i64 y, i64 x, i64 count, bf16* to) {
+    const bool there = channel < c.channels && y >= 0 && y < c.height;
+    const i64 begin = there ? std::clamp<i64>(-x, 0, count) : count;
+    const i64 end = there ? std::clamp<i64>(c.width - x, begin, count) : count;
+    std::fill(to, to + begin, bf16{0});
+    if (end > begin) {
+        std::memcpy(to + begin, image + (channel * c.height + y) * c.width + x + begin, (end - begin) * sizeof(bf16));
+    }
+    std::fill(to + end, to + count, bf16{0});
+}
 
 void pack_pixels(const Convolution& c, const Strip& strip, const bf16* image, i64 depth, i64 pair, bf16* to) {
     thread_local Room<bf16> room;
-    const i64 length = strip.across * LANES + c.kernel[1] + LANES;
-    bf16* rows = room.of(2 * length);
+    const i64 channel = depth * DEPTH + 2 * pair;
+    to += depth * strip.plane + pair * DEPTH;
+    if (strip.flat) {
+        const i64 length = strip.tiles * LANES;
+        bf16* pixels = room.of(2 * length);
+        std::fill(pixels, pixels + 2 * length, bf16{0});
+        for (i64 tap = 0; tap < strip.copies; ++tap) {
+            for (i64 y = 0; y < strip.rows; ++y) {
+                const i64 row = strip.first + y + tap / c.kernel[1] - c.padding[0];
+                const i64 column = tap % c.kernel[1] - c.padding[1];
+                for (i64 i = 0; i < 2; ++i) {
+                    read_row(c, image, channel + i, row, column, c.out_width, pixels + i * length + y * c.out_width);
+                }
+            }
+            for (i64 t = 0; t < strip.tiles; ++t) {
+                put_pixels(pixels + t * LANES, pixels + length + t * LANES, to + tap * strip.copy + t * TILE);
+            }
+        }
+        return;
+    }
+    const i64 length = strip.across * LANES + c.kernel[1] - 1;
+    bf16* rows = room.of(2 * (length + LANES));
     for (i64 y = 0; y < strip.rows + c.kernel[0] - 1; ++y) {
         for (i64 i = 0; i < 2; ++i) {
-            const i64 channel = depth * DEPTH + 2 * pair + i, row = strip.first + y - c.padding[0];
-            bf16* at = rows + i * length;
-            std::fill(at, at + length, bf16{0});
-            if (channel >= c.channels || row < 0 || row >= c.height) continue;
-            const i64 count = std::min(c.width, length - c.padding[1]);
-            if (count > 0) std::memcpy(at + c.padding[1], image + (channel * c.height + row) * c.width, count * sizeof(bf16));
+            read_row(c, image, channel + i, strip.first + y - c.padding[0], -c.padding[1], length, rows + i * length);
         }
-        for (i64 copy = 0; copy < c.kernel[1]; ++copy) {
-            bf16* tile = to + copy * strip.copy + depth * strip.plane + y * strip.across * TILE + pair * DEPTH;
+        for (i64 copy = 0; copy < strip.copies; ++copy) {
+            bf16* tile = to + copy * strip.copy + y * strip.across * TILE;
             for (i64 x = 0; x < strip.across; ++x) {
                 const bf16* at = rows + copy + x * LANES;
-                const __m512i even = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)at));
-                const __m512i odd = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(at + length)));
-                _mm512_store_si512(tile + x * TILE, paired(even, odd));
+                put_pixels(at, at + length, tile + x * TILE);
             }
         }
     }
@@ -71,32 +154,31 @@ void convolve_tiled(const Convolution& c) {
     if (c.batch * c.outputs * c.out_height * c.out_width == 0) return;
     const i64 taps = c.kernel[0] * c.kernel[1], depths = parts(c.channels, DEPTH), steps = depths * taps;
     const i64 outputs = parts(c.outputs, SIDE) * 2, step = steps * TILE;
-    const i64 row_bytes = c.kernel[1] * Strip(c, 0, 1).copy / c.kernel[0] * (i64)sizeof(bf16);
-    const i64 most = std::clamp<i64>(ROOM / std::max<i64>(row_bytes, 1) - c.kernel[0] + 1, 1, c.out_height);
+    const bool flat = c.out_width % LANES && Strip(c, true, 0, c.out_height).bytes() <= SMALL;
+    const i64 row_bytes = std::max<i64>(Strip(c, false, 0, 1).bytes() / c.kernel[0], 1);
+    const i64 fitting = std::clamp<i64>(ROOM / row_bytes - c.kernel[0] + 1, 1, c.out_height);
+    const i64 most = flat ? c.out_height : fitting, strips = parts(c.out_height, most);
     thread_local Room<bf16> weight_room, pixel_room;
     thread_local Room<i64> offset_room;
     bf16* weights = weight_room.of(outputs * step);
-    bf16* pixels = pixel_room.of(c.kernel[1] * Strip(c, 0, most).copy + TILE);
+    bf16* pixels = pixel_room.of(Strip(c, flat, 0, most).bytes() / (i64)sizeof(bf16) + TILE);
     i64* offsets = offset_room.of(steps);
-    parallel(c.threads, outputs, [&](i64 task) { pack_weights(c, task * LANES, weights); });
-    for (i64 number = 0; number < c.batch * parts(c.out_height, most); ++number) {
-        const i64 image = number / parts(c.out_height, most), first = number % parts(c.out_height, most) * most;
-        const Strip strip(c, first, std::min(most, c.out_height - first));
-        for (i64 i = 0; i < steps; ++i) {
-            const i64 tap = i % taps, row = tap / c.kernel[1], column = tap % c.kernel[1];
-            offsets[i] = column * strip.copy + i / taps * strip.plane + row * strip.across * TILE;
-        }
+    const Gather gather(taps);
+    parallel(c.threads, outputs, [&](i64 task) { pack_weights(c, gather, task * LANES, weights); });
+    for (i64 number = 0; number < c.batch * strips; ++number) {
+        const i64 image = number / strips, first = number % strips * most;
+        const Strip strip(c, flat, first, std::min(most, c.out_height - first));
+        for (i64 i = 0; i < steps; ++i) offsets[i] = strip.offset(c, i / taps, i % taps);
         const bf16* x = (const bf16*)c.x + image * c.channels * c.height * c.width;
         parallel(c.threads, depths * LANES, [&](i64 task) {
             pack_pixels(c, strip, x, task / LANES, task % LANES, pixels);
         });
-        const i64 tiles = strip.rows * strip.across;
-        const i64 high = parts(outputs / 2, HIGH), across = parts(parts(tiles, 2), LONG);
+        const i64 high = parts(outputs / 2, HIGH), across = parts(parts(strip.tiles, 2), LONG);
         parallel(c.threads, high * across, [&](i64 task) {
             const Registers registers;
             alignas(64) f32 sums[SIDE * SIDE];
             const i64 k0 = task % high * HIGH, k1 = std::min(k0 + HIGH, outputs / 2);
-            const i64 p0 = task / high * LONG * 2, p1 = std::min(p0 + LONG * 2, tiles);
+            const i64 p0 = task / high * LONG * 2, p1 = std::min(p0 + LONG * 2, strip.tiles);
             for (i64 k = k0; k < k1; ++k) {
                 for (i64 p = p0; p < p1; p += 2) {
                     // An odd last tile has no neighbour.
@@ -105,11 +187,16 @@ void convolve_tiled(const Convolution& c) {
                     for (i64 i = 0; i < std::min(SIDE, c.outputs - k * SIDE); ++i) {
                         const i64 output = k * SIDE + i;
                         const F32s bias = splat(c.bias ? wide(((const bf16*)c.bias)[output]) : 0.0f);
-                        bf16* to = (bf16*)c.out + (image * c.outputs + output) * c.out_height * c.out_width;
+                        bf16* to = (bf16*)c.out + ((image * c.outputs + output) * c.out_height + first) * c.out_width;
                         for (i64 j = 0; j < std::min<i64>(2, p1 - p); ++j) {
-                            const i64 row = first + (p + j) / strip.across, column = (p + j) % strip.across * LANES;
-                            store_some(to + row * c.out_width + column, load(sums + i * SIDE + j * LANES) + bias,
-                                       c.out_width - column);
+                            const F32s y = load(sums + i * SIDE + j * LANES) + bias;
+                            const i64 column = (p + j) % strip.across * LANES;
+                            if (flat) {
+                                const i64 at = (p + j) * LANES;
+                                store_some(to + at, y, strip.rows * c.out_width - at);
+                            } else {
+                                store_some(to + (p + j) / strip.across * c.out_width + column, y, c.out_width - column);
+                            }
                         }
                     }
                 }
