@@ -338,6 +338,24 @@ def test_without_a_process(monkeypatch):
         template.render([user()])
 
 
+@pytest.mark.parametrize("alive", [False, True], ids=["killed before", "killed amid"])
+def test_a_process_that_somebody_kills(monkeypatch, alive):
+    """The next text comes from another process; who asked meanwhile gets an error in words."""
+    monkeypatch.setattr(chat_template, "_renderer", renderer := chat_template._Renderer())
+    template = ChatTemplate("{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "hi" * 100_000}]
+    process = renderer._process
+    if alive:  # it dies of what it is told, as far as anybody can tell
+        monkeypatch.setattr(process, "poll", lambda: None)
+    process.kill()
+    process.wait()
+    if alive:
+        with pytest.raises(ModelError, match="asks for too much"):
+            template.render(messages)
+    assert template.render(messages) == "hi" * 100_000
+    renderer.stop()
+
+
 def test_templates_are_told_apart():
     """Whatever is compiled twice, or cannot be, between them."""
     first = ChatTemplate("1{{ x }}")

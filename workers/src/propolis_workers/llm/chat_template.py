@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import abc
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -73,8 +74,12 @@ class _Renderer:
         return known
 
     def _runs(self) -> bool:
-        # A fork's child must not talk to what its parent talks to.
-        return self._process is not None and self._owner == os.getpid()
+        # A fork's child must not talk to what its parent talks to; and somebody may have killed it.
+        own = self._process is not None and self._owner == os.getpid()
+        if own and self._process is not None and self._process.poll() is not None:
+            self.stop()
+            return False
+        return own
 
     def _start(self) -> None:
         self._numbers.clear()
@@ -96,8 +101,11 @@ class _Renderer:
         process, self._process = self._process, None
         if process is not None and self._owner == os.getpid():
             process.kill()
-            with process:  # closes its pipes, and waits for it
-                pass
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):  # of what it was told and did not read
+                        pipe.close()
+            process.wait()
 
     def _ask(self, what: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process is not None  # noqa: S101  for the type checker
