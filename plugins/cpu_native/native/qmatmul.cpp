@@ -169,6 +169,7 @@ void round_row(const Product& p, const Rounded& r, i64 m) {
             high = high * splat(0x1p100f);
         }
         const f32 odd = sum((low + high) * splat(0.0f));  // NaN where one is not finite
+        if (odd != odd) low = high = splat(0.0f);          // the scale says it; NaN is no integer
         const F32s inverse = splat(top > 0 ? MOST_ROUNDED / top : 0.0f);
         // The nearest: 1.5 * 2**23 leaves no bit for fractions.
         const F32s rounder = splat(12582912.0f);
