@@ -16,6 +16,7 @@ from propolis import ops
 from propolis_cpu_native import ops_attention
 from propolis_cpu_native import ops_conv
 from propolis_cpu_native import ops_linear
+from propolis_cpu_native import ops_quantized
 from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
@@ -84,6 +85,37 @@ def test_a_packed_weight_serves_every_number_of_rows(runtime):
         expected = x.astype(np.float64) @ w.numpy().astype(np.float64).T
         assert close(found, expected, 64)
     assert not device.table.placement.fallbacks.tallies
+
+
+@pytest.mark.parametrize("dtype", sorted(ops_quantized.FORMATS, key=lambda d: d.name), ids=str)
+def test_products_with_blocks(runtime, dtype):
+    """Of every format: what both factors rounded to bf16 give, in f64; nothing fills a tile."""
+    device = runtime(threads=2).cpu
+    rows, width, outputs = 45, 2304, 53  # more than is taken apart at a time
+    rng = np.random.default_rng(3)
+    values = rng.normal(0, 1, (outputs, width)).astype(np.float32)
+    weight = ops.quantize(Tensor.from_numpy(values, device), dtype)
+    w = ops.dequantize(weight, dtypes.f32).numpy()
+    x = rng.normal(0, 1, (rows, width)).astype(np.float32)
+    x[:, 5] = 300  # as language models have them
+    out = Tensor.from_numpy(np.full((rows, outputs), np.nan, np.float32), device)
+    ops_quantized.qmatmul_matrix(out, Tensor.from_numpy(x, device), weight)
+    rounded = [a.astype(dtypes.bf16.numpy).astype(np.float64) for a in (x, w)]
+    terms = np.abs(rounded[0]) @ np.abs(rounded[1]).T
+    # A few weights lie on the border of two numbers of bf16: f32 reaches it from either side.
+    off = np.abs(out.numpy() - rounded[0] @ rounded[1].T) / terms
+    assert np.quantile(off, 0.9) <= 2.0**-18
+    assert off.max() <= 2.0**-9
+
+
+def test_many_rows_take_matrices(runtime):
+    """A prompt does, where the CPU is quicker so; a batch of answers is rounded less."""
+    device = runtime().cpu
+    winner = device.table.trace(ops.qmatmul, ops.qmatmul.key(dtypes.f32, dtypes.q4_k)).winner
+    assert (winner.variant == "matrix") is native().matrix_is_quick()
+    x = Tensor.from_numpy(np.ones((ops_quantized.MANY - 1, 256), np.float32), device)
+    w = ops.quantize(Tensor.from_numpy(np.ones((16, 256), np.float32), device), dtypes.q4_k)
+    assert "do not pay" in ops_quantized._supports_matrix(x, w)
 
 
 def test_a_packed_weight_of_another_size_is_refused():

@@ -73,7 +73,7 @@ int main() {
     for (const i64 depth : {2, 30, 32, 34, 96, 160}) {
         for (const bool single : {false, true}) {
             for (const bool onto : {false, true}) {
-                const i64 steps = parts(depth, DEPTH), step = steps * TILE, row = 3 * LANES;
+                const i64 steps = parts(depth, DEPTH), step = steps * TILE_SIZE, row = 3 * LANES;
                 std::vector<double> a(SIDE * depth), b(SIDE * depth);
                 // Columns are packed as rows and turned.
                 bf16* left = (bf16*)std::aligned_alloc(64, 2 * step * sizeof(bf16));
@@ -82,21 +82,21 @@ int main() {
                 std::memset(right, 0, 2 * step * sizeof(bf16));
                 for (i64 r = 0; r < SIDE; ++r) {
                     for (i64 d = 0; d < depth; ++d) {
-                        const i64 at = r / LANES * step + d / DEPTH * TILE + r % LANES * DEPTH + d % DEPTH;
+                        const i64 at = r / LANES * step + d / DEPTH * TILE_SIZE + r % LANES * DEPTH + d % DEPTH;
                         left[at] = narrow<bf16>(normal(random));
                         right[at] = narrow<bf16>(normal(random));
                         a[r * depth + d] = simulated::wide(left[at].bits);
                         b[r * depth + d] = simulated::wide(right[at].bits);
                     }
                 }
-                for (i64 tile = 0; tile < 2 * steps; ++tile) turn(right + tile * TILE);
+                for (i64 tile = 0; tile < 2 * steps; ++tile) turn(right + tile * TILE_SIZE);
                 // The tiles of the right lie in another order.
                 bf16* mixed = (bf16*)std::aligned_alloc(64, 2 * step * sizeof(bf16));
                 std::vector<i64> offsets(steps);
                 for (i64 i = 0; i < steps; ++i) {
-                    offsets[i] = (steps - 1 - i) * TILE;
+                    offsets[i] = (steps - 1 - i) * TILE_SIZE;
                     for (i64 half = 0; half < 2; ++half) {
-                        std::memcpy(mixed + half * step + offsets[i], right + half * step + i * TILE, TILE * sizeof(bf16));
+                        std::memcpy(mixed + half * step + offsets[i], right + half * step + i * TILE_SIZE, TILE_SIZE * sizeof(bf16));
                     }
                 }
                 const float start = 0.5f;

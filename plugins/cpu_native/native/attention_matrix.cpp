@@ -21,7 +21,7 @@ struct Packed {
     i64 keys, head;         // of a head, rounded up; elements of its keys and values
     bf16* at;
     bf16* key(i64 sequence, i64 heads, i64 h) const { return at + (sequence * heads + h) * head; }
-    bf16* value(i64 sequence, i64 heads, i64 h) const { return key(sequence, heads, h) + keys / LANES * steps * TILE; }
+    bf16* value(i64 sequence, i64 heads, i64 h) const { return key(sequence, heads, h) + keys / LANES * steps * TILE_SIZE; }
 };
 
 bool any_denormal(const __m512i& elements) {
@@ -34,15 +34,15 @@ bool any_denormal(const __m512i& elements) {
 bool pack(const Packed& p, const Rows<bf16>& keys, const Rows<bf16>& values, i64 valid, i64 j0, i64 dim, i64 value_dim,
           bf16* to_keys, bf16* to_values) {
     for (i64 j = j0; j < j0 + KEYS; j += LANES) {
-        bf16* tiles = to_keys + j / LANES * p.steps * TILE;
+        bf16* tiles = to_keys + j / LANES * p.steps * TILE_SIZE;
         for (i64 r = 0; r < LANES; ++r) {
             const bf16* from = j + r < valid ? keys[j + r] : nullptr;
             for (i64 step = 0; step < p.steps; ++step) {
                 const __m512i key = load_bits(from + step * DEPTH, from ? dim - step * DEPTH : 0);
-                _mm512_store_si512(tiles + step * TILE + r * DEPTH, key);
+                _mm512_store_si512(tiles + step * TILE_SIZE + r * DEPTH, key);
             }
         }
-        for (i64 step = 0; step < p.steps; ++step) turn(tiles + step * TILE);
+        for (i64 step = 0; step < p.steps; ++step) turn(tiles + step * TILE_SIZE);
     }
     bool normal = true;
     for (i64 j = j0; j < j0 + KEYS; j += 2) {
@@ -50,7 +50,7 @@ bool pack(const Packed& p, const Rows<bf16>& keys, const Rows<bf16>& values, i64
         for (i64 column = 0; column < p.columns; ++column) {
             const i64 first = column * LANES, left = std::min<i64>(value_dim - first, LANES);
             const __m512i a = load_bits(even + first, even ? left : 0), b = load_bits(odd + first, odd ? left : 0);
-            bf16* tile = to_values + (column * (p.keys / DEPTH) + j / DEPTH) * TILE;
+            bf16* tile = to_values + (column * (p.keys / DEPTH) + j / DEPTH) * TILE_SIZE;
             normal &= !any_denormal(a) && !any_denormal(b);
             _mm512_store_si512(tile + j % DEPTH / 2 * DEPTH, paired(a, b));
         }
@@ -71,7 +71,7 @@ f32 soften(f32* scores, f32& top, f32& total, bf16* to) {
         const F32s a = exp_below(load(scores + step * DEPTH) - splat(less));
         const F32s b = exp_below(load(scores + step * DEPTH + LANES) - splat(less));
         sums = sums + a + b;
-        _mm512_store_si512(to + step * TILE, rounded(a, b));
+        _mm512_store_si512(to + step * TILE_SIZE, rounded(a, b));
     }
     const f32 old = before == top ? 1.0f : __builtin_expf(before - less);
     total = total * old + sum(sums);
@@ -93,13 +93,13 @@ void attention_tiled(const Attention& a) {
     p.steps = parts(dim, DEPTH);
     p.columns = parts(value_dim, LANES);
     p.keys = parts(most, KEYS) * KEYS;
-    p.head = p.keys / LANES * p.steps * TILE + p.columns * (p.keys / DEPTH) * TILE;
+    p.head = p.keys / LANES * p.steps * TILE_SIZE + p.columns * (p.keys / DEPTH) * TILE_SIZE;
     thread_local Room<bf16> packed_room;
     thread_local Room<i64> offset_room;
     p.at = packed_room.of(a.batch * kv_heads * p.head);
     const i64 longest = std::max(p.steps, KEYS / DEPTH);
     i64* offsets = offset_room.of(longest);
-    for (i64 i = 0; i < longest; ++i) offsets[i] = i * TILE;
+    for (i64 i = 0; i < longest; ++i) offsets[i] = i * TILE_SIZE;
     const i64 chunks = p.keys / KEYS;
     std::atomic<bool> normal = true;
     parallel(a.threads, a.batch * kv_heads * chunks, [&](i64 task) {
@@ -133,8 +133,8 @@ void attention_tiled(const Attention& a) {
         thread_local Room<bf16> factor_room;
         f32* scores = sum_room.of(QUERIES * (KEYS + width + 2));
         f32 *acc = scores + QUERIES * KEYS, *tops = acc + QUERIES * width, *totals = tops + QUERIES;
-        bf16* queries = factor_room.of(2 * (p.steps + KEYS / DEPTH) * TILE);
-        bf16* weights = queries + 2 * p.steps * TILE;
+        bf16* queries = factor_room.of(2 * (p.steps + KEYS / DEPTH) * TILE_SIZE);
+        bf16* weights = queries + 2 * p.steps * TILE_SIZE;
         for (i64 g = 0; g < group; ++g) {
             const i64 h = kv_head * group + g;
             for (i64 r = 0; r < QUERIES; ++r) {
@@ -145,7 +145,7 @@ void attention_tiled(const Attention& a) {
                     const F32s below = load_some(from + step * DEPTH, left) * splat(a.scale);
                     const F32s above = left > LANES ? load_some(from + step * DEPTH + LANES, left - LANES) * splat(a.scale)
                                                     : splat(0.0f);
-                    bf16* tile = queries + (r / LANES * p.steps + step) * TILE;
+                    bf16* tile = queries + (r / LANES * p.steps + step) * TILE_SIZE;
                     _mm512_store_si512(tile + r % LANES * DEPTH, rounded(below, above));
                 }
             }
@@ -154,8 +154,8 @@ void attention_tiled(const Attention& a) {
             std::fill(totals, totals + QUERIES, 0.0f);
             for (i64 j0 = range.first / KEYS * KEYS; j0 < range.end; j0 += KEYS) {
                 for (i64 j = 0; j < KEYS; j += SIDE) {
-                    multiply_tiles(scores + j, KEYS, queries, p.steps * TILE, keys + (j0 + j) / LANES * p.steps * TILE,
-                                   p.steps * TILE, offsets, {.steps = p.steps, .pairs = parts(dim, 2)});
+                    multiply_tiles(scores + j, KEYS, queries, p.steps * TILE_SIZE, keys + (j0 + j) / LANES * p.steps * TILE_SIZE,
+                                   p.steps * TILE_SIZE, offsets, {.steps = p.steps, .pairs = parts(dim, 2)});
                 }
                 // Whether some of these keys are none, or hidden from some of these queries.
                 const bool edges = j0 + KEYS > s.valid || (a.right >= 0 && j0 + KEYS - 1 > origin + a.right) ||
@@ -175,16 +175,16 @@ void attention_tiled(const Attention& a) {
                     }
                 }
                 for (i64 r = 0; r < QUERIES; ++r) {
-                    bf16* to = weights + r / LANES * (KEYS / DEPTH) * TILE + r % LANES * DEPTH;
+                    bf16* to = weights + r / LANES * (KEYS / DEPTH) * TILE_SIZE + r % LANES * DEPTH;
                     const f32 old = soften(scores + r * KEYS, tops[r], totals[r], to);
                     if (old == 1.0f) continue;
                     f32* row = acc + r * width;
                     for (i64 e = 0; e < width; e += LANES) store(row + e, load(row + e) * splat(old));
                 }
                 for (i64 e = 0; e < p.columns; e += 2) {
-                    const bf16* column = values + (e * (p.keys / DEPTH) + j0 / DEPTH) * TILE;
-                    multiply_tiles(acc + e * LANES, width, weights, KEYS / DEPTH * TILE, column,
-                                   e + 1 < p.columns ? p.keys / DEPTH * TILE : 0, offsets,
+                    const bf16* column = values + (e * (p.keys / DEPTH) + j0 / DEPTH) * TILE_SIZE;
+                    multiply_tiles(acc + e * LANES, width, weights, KEYS / DEPTH * TILE_SIZE, column,
+                                   e + 1 < p.columns ? p.keys / DEPTH * TILE_SIZE : 0, offsets,
                                    {.steps = KEYS / DEPTH, .onto = true});
                 }
             }

@@ -35,7 +35,7 @@ struct Gather {
     }
     // to[tap]: a row of each tap's tile, from (32, taps).
     void operator()(const bf16* from, bf16* to) const {
-        for (i64 tap = 0; tap < taps; ++tap, to += TILE) {
+        for (i64 tap = 0; tap < taps; ++tap, to += TILE_SIZE) {
             __m512i row = _mm512_setzero_si512();
             for (i64 pair = 0; pair < pairs; ++pair) {
                 const bf16* at = from + pair * 2 * DEPTH;
@@ -56,12 +56,12 @@ void pack_weights(const Convolution& c, const Gather& gather, i64 first, bf16* t
         for (i64 depth = 0; depth < depths; ++depth) {
             const i64 some = k < c.outputs ? std::min(DEPTH, c.channels - depth * DEPTH) : 0;
             const bf16* from = (const bf16*)c.w + (k * c.channels + depth * DEPTH) * taps;
-            bf16* tile = to + (first / LANES * depths + depth) * taps * TILE + (k - first) * DEPTH;
+            bf16* tile = to + (first / LANES * depths + depth) * taps * TILE_SIZE + (k - first) * DEPTH;
             if (some == DEPTH) {
                 gather(from, tile);
                 continue;
             }
-            for (i64 tap = 0; tap < taps; ++tap, tile += TILE) {
+            for (i64 tap = 0; tap < taps; ++tap, tile += TILE_SIZE) {
                 for (i64 i = 0; i < some; ++i) tile[i] = from[i * taps + tap];
                 std::fill(tile + some, tile + DEPTH, bf16{0});
             }
@@ -89,12 +89,12 @@ struct Strip {
     Strip(const Convolution& c, bool flat, i64 first, i64 rows)
         : first(first), rows(rows), flat(flat), across(parts(c.out_width, LANES)),
           tiles(flat ? parts(rows * c.out_width, LANES) : rows * across),
-          plane((flat ? tiles : (rows + c.kernel[0] - 1) * across) * TILE), copy(parts(c.channels, DEPTH) * plane),
+          plane((flat ? tiles : (rows + c.kernel[0] - 1) * across) * TILE_SIZE), copy(parts(c.channels, DEPTH) * plane),
           copies(flat ? c.kernel[0] * c.kernel[1] : c.kernel[1]) {}
     i64 bytes() const { return copies * copy * (i64)sizeof(bf16); }
     i64 offset(const Convolution& c, i64 depth, i64 tap) const {
         if (flat) return tap * copy + depth * plane;
-        return tap % c.kernel[1] * copy + depth * plane + tap / c.kernel[1] * across * TILE;
+        return tap % c.kernel[1] * copy + depth * plane + tap / c.kernel[1] * across * TILE_SIZE;
     }
 };
 
@@ -127,7 +127,7 @@ void pack_pixels(const Convolution& c, const Strip& strip, const bf16* image, i6
                 }
             }
             for (i64 t = 0; t < strip.tiles; ++t) {
-                put_pixels(pixels + t * LANES, pixels + length + t * LANES, to + tap * strip.copy + t * TILE);
+                put_pixels(pixels + t * LANES, pixels + length + t * LANES, to + tap * strip.copy + t * TILE_SIZE);
             }
         }
         return;
@@ -139,10 +139,10 @@ void pack_pixels(const Convolution& c, const Strip& strip, const bf16* image, i6
             read_row(c, image, channel + i, strip.first + y - c.padding[0], -c.padding[1], length, rows + i * length);
         }
         for (i64 copy = 0; copy < strip.copies; ++copy) {
-            bf16* tile = to + copy * strip.copy + y * strip.across * TILE;
+            bf16* tile = to + copy * strip.copy + y * strip.across * TILE_SIZE;
             for (i64 x = 0; x < strip.across; ++x) {
                 const bf16* at = rows + copy + x * LANES;
-                put_pixels(at, at + length, tile + x * TILE);
+                put_pixels(at, at + length, tile + x * TILE_SIZE);
             }
         }
     }
@@ -153,7 +153,7 @@ void pack_pixels(const Convolution& c, const Strip& strip, const bf16* image, i6
 void convolve_tiled(const Convolution& c) {
     if (c.batch * c.outputs * c.out_height * c.out_width == 0) return;
     const i64 taps = c.kernel[0] * c.kernel[1], depths = parts(c.channels, DEPTH), steps = depths * taps;
-    const i64 outputs = parts(c.outputs, SIDE) * 2, step = steps * TILE;
+    const i64 outputs = parts(c.outputs, SIDE) * 2, step = steps * TILE_SIZE;
     const bool flat = c.out_width % LANES && Strip(c, true, 0, c.out_height).bytes() <= SMALL;
     const i64 row_bytes = std::max<i64>(Strip(c, false, 0, 1).bytes() / c.kernel[0], 1);
     const i64 fitting = std::clamp<i64>(ROOM / row_bytes - c.kernel[0] + 1, 1, c.out_height);
@@ -161,7 +161,7 @@ void convolve_tiled(const Convolution& c) {
     thread_local Room<bf16> weight_room, pixel_room;
     thread_local Room<i64> offset_room;
     bf16* weights = weight_room.of(outputs * step);
-    bf16* pixels = pixel_room.of(Strip(c, flat, 0, most).bytes() / (i64)sizeof(bf16) + TILE);
+    bf16* pixels = pixel_room.of(Strip(c, flat, 0, most).bytes() / (i64)sizeof(bf16) + TILE_SIZE);
     i64* offsets = offset_room.of(steps);
     const Gather gather(taps);
     parallel(c.threads, outputs, [&](i64 task) { pack_weights(c, gather, task * LANES, weights); });
@@ -182,7 +182,7 @@ void convolve_tiled(const Convolution& c) {
             for (i64 k = k0; k < k1; ++k) {
                 for (i64 p = p0; p < p1; p += 2) {
                     // An odd last tile has no neighbour.
-                    multiply_tiles(sums, SIDE, weights + 2 * k * step, step, pixels + p * TILE, p + 1 < p1 ? TILE : 0,
+                    multiply_tiles(sums, SIDE, weights + 2 * k * step, step, pixels + p * TILE_SIZE, p + 1 < p1 ? TILE_SIZE : 0,
                                    offsets, {steps});
                     for (i64 i = 0; i < std::min(SIDE, c.outputs - k * SIDE); ++i) {
                         const i64 output = k * SIDE + i;

@@ -31,6 +31,7 @@ struct Format {
     // Rows [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
     void (*fast)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*exact)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
+    void (*widen)(const u8* tile, i64 first, i64 count, bf16* to);
     i32 excess;    // of the factors of bytes
     int grain;     // elements of a sum of activations
 };
@@ -143,10 +144,13 @@ void convolve(const Convolution&, bool exact);
 // What multiplies tiles, of bf16: the name of an extension of instructions; empty where this level has none,
 // and the others do nothing.
 const char* matrix_instructions();
+// Whether products of bf16 are faster than of bytes: by AMX, and on AMD's, which have as many a cycle.
+bool matrix_is_quick();
 // A weight of a linear layer as tiles.
 i64 packed_bytes(i64 outputs, i64 depth);
 void pack_weight(void* tiles, const void* w, i64 outputs, i64 depth, int threads);
 void unpack_weight(void* w, const void* tiles, i64 outputs, i64 depth, int threads);
+void multiply_tiled(const Product&);
 void linear_tiled(const Linear&);
 void attention_tiled(const Attention&);
 void convolve_tiled(const Convolution&);  // stride and dilation 1

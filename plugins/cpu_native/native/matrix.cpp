@@ -27,8 +27,8 @@ bool granted() {
     bool right = false;
     if (!sigsetjmp(refused, 1)) {
         alignas(64) f32 sums[SIDE * LANES];
-        alignas(64) bf16 ones[TILE];
-        std::fill(ones, ones + TILE, bf16{0x3f80});
+        alignas(64) bf16 ones[TILE_SIZE];
+        std::fill(ones, ones + TILE_SIZE, bf16{0x3f80});
         const i64 offset = 0;
         const Shapes shapes;
         _tile_loadconfig(&shapes);
@@ -44,10 +44,10 @@ bool granted() {
 void pack_rows(const bf16* from, i64 rows, i64 depth, i64 first, bf16* to) {
     const i64 steps = parts(depth, DEPTH);
     for (i64 row = first; row < first + LANES; ++row) {
-        bf16* tile = to + first / LANES * steps * TILE + (row - first) * DEPTH;
+        bf16* tile = to + first / LANES * steps * TILE_SIZE + (row - first) * DEPTH;
         for (i64 step = 0; step < steps; ++step) {
             const i64 left = row < rows ? depth - step * DEPTH : 0;
-            _mm512_store_si512(tile + step * TILE, load_bits(from + row * depth + step * DEPTH, left));
+            _mm512_store_si512(tile + step * TILE_SIZE, load_bits(from + row * depth + step * DEPTH, left));
         }
     }
 }
@@ -56,7 +56,7 @@ void pack_rows(const bf16* from, i64 rows, i64 depth, i64 first, bf16* to) {
 void pack_columns(const bf16* from, i64 rows, i64 depth, i64 first, bf16* to) {
     const i64 steps = parts(depth, DEPTH);
     pack_rows(from, rows, depth, first, to);
-    for (i64 step = 0; step < steps; ++step) turn(to + (first / LANES * steps + step) * TILE);
+    for (i64 step = 0; step < steps; ++step) turn(to + (first / LANES * steps + step) * TILE_SIZE);
 }
 
 constexpr i64 DOWN = 8;  // blocks of rows of a task
@@ -67,8 +67,10 @@ const bool has_amx = granted();
 
 const char* matrix_instructions() { return has_amx ? "AMX" : "AVX512_BF16"; }
 
+bool matrix_is_quick() { return has_amx || __builtin_cpu_is("amd"); }
+
 i64 packed_bytes(i64 outputs, i64 depth) {
-    return parts(outputs, SIDE) * 2 * parts(depth, DEPTH) * TILE * (i64)sizeof(bf16);
+    return parts(outputs, SIDE) * 2 * parts(depth, DEPTH) * TILE_SIZE * (i64)sizeof(bf16);
 }
 
 void pack_weight(void* tiles, const void* w, i64 outputs, i64 depth, int threads) {
@@ -80,9 +82,9 @@ void pack_weight(void* tiles, const void* w, i64 outputs, i64 depth, int threads
 void unpack_weight(void* w, const void* tiles, i64 outputs, i64 depth, int threads) {
     const i64 steps = parts(depth, DEPTH);
     parallel(threads, parts(outputs, LANES), [&](i64 task) {
-        alignas(64) bf16 tile[TILE];
+        alignas(64) bf16 tile[TILE_SIZE];
         for (i64 step = 0; step < steps; ++step) {
-            std::memcpy(tile, (const bf16*)tiles + (task * steps + step) * TILE, sizeof tile);
+            std::memcpy(tile, (const bf16*)tiles + (task * steps + step) * TILE_SIZE, sizeof tile);
             turn(tile);
             const i64 count = std::min(DEPTH, depth - step * DEPTH) * (i64)sizeof(bf16);
             for (i64 row = task * LANES; row < std::min(outputs, (task + 1) * LANES); ++row) {
@@ -94,7 +96,7 @@ void unpack_weight(void* w, const void* tiles, i64 outputs, i64 depth, int threa
 
 void linear_tiled(const Linear& l) {
     if (l.rows * l.outputs == 0) return;
-    const i64 steps = parts(l.depth, DEPTH), step = steps * TILE, columns = parts(l.outputs, SIDE);
+    const i64 steps = parts(l.depth, DEPTH), step = steps * TILE_SIZE, columns = parts(l.outputs, SIDE);
     thread_local Room<bf16> weight_room;
     thread_local Room<i64> offset_room;
     const bf16* right = (const bf16*)l.tiles;
@@ -104,7 +106,7 @@ void linear_tiled(const Linear& l) {
         right = packed;
     }
     i64* offsets = offset_room.of(steps);
-    for (i64 i = 0; i < steps; ++i) offsets[i] = i * TILE;
+    for (i64 i = 0; i < steps; ++i) offsets[i] = i * TILE_SIZE;
     // Each task packs its rows; where they are few, outputs are shared out too.
     const i64 down = parts(l.rows, DOWN * SIDE);
     const i64 across = std::clamp<i64>(parts(4 * l.threads, down), 1, parts(columns, 2));
@@ -146,6 +148,7 @@ void linear_tiled(const Linear& l) {
 namespace propolis {
 
 const char* matrix_instructions() { return ""; }
+bool matrix_is_quick() { return false; }
 i64 packed_bytes(i64, i64) { return 0; }
 void pack_weight(void*, const void*, i64, i64, int) {}
 void unpack_weight(void*, const void*, i64, i64, int) {}

@@ -16,7 +16,7 @@ namespace propolis {
 
 constexpr i64 DEPTH = 32;               // elements that are summed by one instruction of AMX
 constexpr i64 PAIRS = DEPTH / 2;
-constexpr i64 TILE = LANES * DEPTH;     // elements of a packed one
+constexpr i64 TILE_SIZE = LANES * DEPTH;     // elements of a packed one
 constexpr i64 SIDE = 2 * LANES;         // rows and columns of a block
 
 inline i64 parts(i64 count, i64 size) { return (count + size - 1) / size; }
@@ -72,7 +72,7 @@ inline void multiply_by_tiles(f32* to, i64 row, const bf16* left, i64 left_step,
         if (right_step) _tile_loadd(3, below + LANES, bytes);
     }
     for (i64 i = 0; i < extent.steps; ++i) {
-        const bf16 *a = left + i * TILE, *b = right + offsets[i];
+        const bf16 *a = left + i * TILE_SIZE, *b = right + offsets[i];
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
         _tile_loadd(5, a + left_step, 64);
@@ -105,7 +105,7 @@ inline void multiply_by_pairs(f32* to, i64 row, const bf16* left, i64 left_step,
             }
         }
         for (i64 i = 0, left_over = extent.pairs; left_over > 0; ++i, left_over -= PAIRS) {
-            const bf16 *a = rows + i * TILE, *b = right + offsets[i];
+            const bf16 *a = rows + i * TILE_SIZE, *b = right + offsets[i];
             for (i64 pair = 0; pair < std::min(left_over, PAIRS); ++pair) {
                 __m512bh columns[ACROSS];
 #pragma GCC unroll 2
@@ -146,6 +146,13 @@ PROPOLIS_INLINE __m512i paired(const __m512i& even, const __m512i& odd) {
     alignas(64) static constexpr u16 order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                   8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     return _mm512_permutex2var_epi16(even, _mm512_load_si512(order), odd);
+}
+// Sixteen numbers of each, turn by turn, rounded.
+PROPOLIS_INLINE __m512i rounded_pairs(const F32s& even, const F32s& odd) {
+    alignas(64) static constexpr u16 order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(bits_as<__m512>(odd), bits_as<__m512>(even));
+    return _mm512_permutexvar_epi16(_mm512_load_si512(order), both);
 }
 // Thirty-two numbers, the first sixteen below.
 PROPOLIS_INLINE __m512i rounded(const F32s& below, const F32s& above) {

@@ -214,7 +214,7 @@ FUNCTION(rearrange) {
     });
 }
 
-// qmatmul(out, x, tiles, format, kind, m, n, k, threads, exact)
+// qmatmul(out, x, tiles, format, kind, m, n, k, threads, way)
 FUNCTION(qmatmul) {
     Arguments a(args, count);
     Product p{};
@@ -228,13 +228,15 @@ FUNCTION(qmatmul) {
     p.n = a.whole();
     p.k = a.whole();
     p.threads = (int)a.whole();
-    const bool exact = a.truth();
+    const Way way = (Way)a.whole();
     if (!a.ok()) return nullptr;
     if (p.k % p.format->block || nbytes != (p.n + 15) / 16 * (p.k / p.format->block) * p.format->tile) {
         return a.fail("the weight's size does not fit"), nullptr;
     }
     return a.call([=] {
-        if (p.m && p.n) multiply(p, exact);
+        if (p.m * p.n == 0) return Error();
+        if (way == Way::MATRIX) multiply_tiled(p);
+        else multiply(p, way == Way::EXACT);
         return Error();
     });
 }
@@ -481,6 +483,12 @@ FUNCTION(move_weight) {
     });
 }
 
+FUNCTION(matrix_is_quick_) {
+    if (count) return PyErr_SetString(PyExc_TypeError, "matrix_is_quick()"), nullptr;
+    (void)args;
+    return PyBool_FromLong(matrix_is_quick());
+}
+
 // linear(out, x, w, tiles, bias, kind, rows, outputs, depth, threads, way)
 FUNCTION(linear_) {
     Arguments a(args, count);
@@ -578,6 +586,7 @@ PyMethodDef METHODS[] = {
     METHOD("upsample_nearest2d", upsample_nearest2d),
     METHOD("conv2d", conv2d),
     METHOD("matrix_instructions", matrix_instructions_),
+    METHOD("matrix_is_quick", matrix_is_quick_),
     METHOD("packed_bytes", packed_bytes_),
     METHOD("pack_weight", move_weight<pack_weight>),
     METHOD("unpack_weight", move_weight<unpack_weight>),

@@ -2,6 +2,7 @@
 #include "formats_256.h"
 #include "formats_32.h"
 #include "kernels.h"
+#include "matrix.h"
 #include "pool.h"
 #include "room.h"
 #include "tiles.h"
@@ -119,10 +120,41 @@ void rows(const Product& p, i64 t0, i64 t1, i64 m0, i64 m1) {
     }
 }
 
+// Sub-blocks [first, first + count) of sixteen rows as tiles of the right, whose columns the rows are.
+#ifdef PROPOLIS_MATRIX
+template <class F>
+void widen(const u8* tile, i64 first, i64 count, bf16* to) {
+    constexpr i64 subs = F::K / SUBBLOCK;
+    static_assert(SUBBLOCK == DEPTH);
+    for (i64 s = first; s < first + count; ++s, to += DEPTH * LANES) {
+        const u8* block = tile + s / subs * F::BYTES;
+        const int sub = (int)(s % subs);
+#pragma GCC unroll 8
+        for (int g = 0; g < GROUPS; ++g) {
+            const int which = (sub * SUBBLOCK + g * GROUP) / GRAIN<F>;
+            U8s v = F::stored(block, sub, g);
+            if constexpr (F::CODED) v = look_up(F::TABLE, v);
+            const F32s d = F::scale(block, which), shift = F::shift(block, which);
+            F32s w[GROUP];
+#pragma GCC unroll 4
+            for (int j = 0; j < GROUP; ++j) {
+                w[j] = numbers(v, j, BY_SIGN<F>, F::ZERO) * d;
+                if constexpr (F::SHIFTED) w[j] = w[j] + shift;
+            }
+            _mm512_store_si512(to + 2 * g * DEPTH, rounded_pairs(w[0], w[1]));
+            _mm512_store_si512(to + (2 * g + 1) * DEPTH, rounded_pairs(w[2], w[3]));
+        }
+    }
+}
+#else
+template <class F>
+void widen(const u8*, i64, i64, bf16*) {}
+#endif
+
 template <class F>
 constexpr Format format(const char* name) {
     return {name, F::K, F::SOURCE, F::BYTES, put_row<F>, get_row<F>, rows<F, MOST, false>,
-            rows<F, 4, true>, EXCESS<F>, GRAIN<F>};
+            rows<F, 4, true>, widen<F>, EXCESS<F>, GRAIN<F>};
 }
 
 const Format FORMATS[] = {

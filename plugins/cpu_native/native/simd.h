@@ -275,6 +275,27 @@ PROPOLIS_INLINE void store_some(T* to, const F32s& s, i64 count) {
     std::memcpy(to, each, count * sizeof(T));
 }
 
+// Sixteen bytes as numbers of four.
+template <class T>
+PROPOLIS_INLINE I32s load_widened(const T* from) {
+    static_assert(sizeof(T) == 1);
+    I32s s;
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+    s.part[0] = (i32v)(std::is_signed_v<T> ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    PROPOLIS_EACH {
+        const __m128i bytes = _mm_loadl_epi64((const __m128i*)(from + 8 * p));
+        s.part[p] = (i32v)(std::is_signed_v<T> ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+    }
+#else
+    i32 each[LANES];
+    for (int i = 0; i < LANES; ++i) each[i] = from[i];
+    std::memcpy(&s, each, sizeof s);
+#endif
+    return s;
+}
+
 // -- sixty-four bytes -----------------------------------------------------------------------------
 
 // Sixteen groups of four bytes: of each of sixteen rows four neighbours.

@@ -38,17 +38,11 @@ struct Planes {
     static PROPOLIS_INLINE F32s half(const u8* block, int i) {
         return load_wide((const f16*)(block + 2 * TILE * i));
     }
-    static PROPOLIS_INLINE F32s byte(const u8* block, int i) {  // unsigned
-        i32 each[TILE];
-        const u8* from = block + 2 * TILE * halves + TILE * i;
-        for (int r = 0; r < TILE; ++r) each[r] = from[r];
-        return as_floats(load_bytes<I32s>(each));
+    static PROPOLIS_INLINE F32s byte(const u8* block, int i) {
+        return as_floats(load_widened(block + 2 * TILE * halves + TILE * i));
     }
     static PROPOLIS_INLINE F32s signed_byte(const u8* block, int i) {
-        i32 each[TILE];
-        const u8* from = block + 2 * TILE * halves + TILE * i;
-        for (int r = 0; r < TILE; ++r) each[r] = (i8)from[r];
-        return as_floats(load_bytes<I32s>(each));
+        return as_floats(load_widened((const i8*)block + 2 * TILE * halves + TILE * i));
     }
     static PROPOLIS_INLINE F32s shift(const u8*, int) { return splat(0.0f); }
 

@@ -12,14 +12,20 @@ from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
 from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
+from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import aligned
+from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
 
 FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
 """The block formats of weights; the other two are of activations."""
+
+MANY: Final = 128
+"""Fewer rows are left to products of bytes, which round less: a batch of answers has no more."""
 
 TILE: Final = 16
 """Rows of a weight that are repacked together."""
@@ -47,7 +53,14 @@ def _repacked(w: Tensor) -> np.ndarray:
     return tiles
 
 
-def _multiply(out: Tensor, x: Tensor, w: Tensor, *, exact: bool) -> None:
+def _supports_matrix(x: Tensor, w: Tensor, /) -> str | None:
+    """None, or why not."""
+    del w
+    rows = math.prod(x.shape[:-1])
+    return f"{rows} rows do not pay for taking weights apart" if rows < MANY else None
+
+
+def _multiply(out: Tensor, x: Tensor, w: Tensor, way: Way) -> None:
     tiles = w.prepared.get(prepare)
     if tiles is None:
         tiles = _repacked(w)
@@ -62,23 +75,41 @@ def _multiply(out: Tensor, x: Tensor, w: Tensor, *, exact: bool) -> None:
         rows,
         width,
         out.device.threads,
-        exact,
+        way,
     )
 
 
 def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, with sums in f32."""
-    _multiply(out, x, w, exact=True)
+    _multiply(out, x, w, Way.EXACT)
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """The same with activations rounded to 16 bits, 32 with a scale."""
-    _multiply(out, x, w, exact=False)
+    _multiply(out, x, w, Way.TILES)
+
+
+def qmatmul_matrix(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    """The same by tiles of matrices, both factors rounded to bf16."""
+    _multiply(out, x, w, Way.MATRIX)
 
 
 _DTYPES: Final = {"x": FLOATS, "w": FORMATS}
 
 OPS: Final = [
+    matrix_implementation(
+        "qmatmul",
+        qmatmul_matrix,
+        dtypes=_DTYPES,
+        prepare=prepare,
+        supports=_supports_matrix,
+        notes="activations and weights rounded to bf16; weights repacked",
+        **(
+            {}
+            if not matrix_instructions() or native().matrix_is_quick()
+            else {"unusable": "products of bytes are faster on this CPU"}
+        ),
+    ),
     implementation(
         "qmatmul",
         qmatmul_rounded,
