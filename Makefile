@@ -50,7 +50,7 @@ unexport ROCM_PATH HIPSIM_WARP
 
 .DEFAULT_GOAL := help
 .PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles live-oracles ray \
-	conformance rocm-root lint fix conformance-report wheels bench clean version hooks docs
+	conformance arm rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ hipsim-cuda: ## Build the simulator over the CUDA driver (needs the CUDA toolkit
 
 rocm-root: ## Ask Debian's real ROCm libraries what needs no GPU (as root; needs debootstrap, 3 GB)
 	tools/rocm_root.sh build/rocm-root
+
+arm: $(RUN) ## Judge the kernels for Arm under an emulator (as root; needs debootstrap, a cross compiler and QEMU)
+	tools/arm.sh build/arm $(CURDIR)/$(BIN)/python
 
 wheels: $(DEV) ## Build a wheel and an sdist of every distribution that changed into dist/
 	$(BIN)/python -m propolis_rocm_kernels.builder --if-able $(addprefix --arch ,$(ARCHS))
