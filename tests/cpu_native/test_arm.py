@@ -96,26 +96,24 @@ def near(raw, dtype, expected):
     return (np.abs(found - expected) <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
-def test_products(kernels, dtype):
+def products(kernels, dtype):
     """Weights come back to the bit, and products are those of what the gguf library reads."""
-    rows, width = 37, 512
-    values, _ = normal(dtypes.f32, rows, width)
+    outputs, width = 37, 512
+    values, _ = normal(dtypes.f32, outputs, width)
     blocks = np.asarray(ops.quantize(Tensor.from_numpy(values), dtype).array)
     name = dtype.name.encode()
-    assert kernels("blocks", dtypes.f32, (0, rows, width), name, blocks) == blocks.tobytes()
+    assert kernels("blocks", dtypes.f32, (0, outputs, width), name, blocks) == blocks.tobytes()
     w = dequantize(blocks, GGMLQuantizationType[dtype.name.upper()]).astype(np.float64)
     for tokens in (1, 3):
         x, wide = normal(dtypes.f32, tokens, width, seed=1)
         x[:, 5] = wide[:, 5] = 300  # as language models have them
         for exact in (0, 1):
-            raw = kernels("product", dtypes.f32, (tokens, rows, width, exact), name, blocks, x)
-            found = np.frombuffer(raw, np.float32).reshape(tokens, rows)
+            raw = kernels("product", dtypes.f32, (tokens, outputs, width, exact), name, blocks, x)
+            found = np.frombuffer(raw, np.float32).reshape(tokens, outputs)
             assert np.abs(found - wide @ w.T).max() <= 2e-5 * 300 * np.abs(w).max() * 8
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-def test_rows(kernels, dtype):
+def rows(kernels, dtype):
     """Norms and gates, of rows that fill no vector."""
     (x, wide), (w, factor) = normal(dtype, 5, 83), normal(dtype, 83)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * factor
@@ -126,9 +124,7 @@ def test_rows(kernels, dtype):
     assert near(kernels("pairwise", dtype, (4, x.size), x, y), dtype, gelu * other)
 
 
-@pytest.mark.parametrize("tokens", [1, 37])
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-def test_attention(kernels, dtype, tokens):
+def attention(kernels, dtype, tokens):
     """Causal, grouped heads, few queries and many."""
     keys, dim = 75, 40
     (q, a), (k, b), (v, c) = (
@@ -144,8 +140,7 @@ def test_attention(kernels, dtype, tokens):
     assert near(raw, dtype, expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-def test_images(kernels, dtype):
+def images(kernels, dtype):
     """Linear layers, 3 x 3 convolutions of both ways, and norms of groups."""
     (x, a), (w, b), (bias, c) = normal(dtype, 33, 70), normal(dtype, 21, 70), normal(dtype, 21)
     raw = kernels("linear", dtype, (33, 21, 70), x, w, bias)
@@ -169,3 +164,15 @@ def test_images(kernels, dtype):
     expected = groups.reshape(a.shape) * b[:, None] + c[:, None]
     raw = kernels("group_norm", dtype, (2, 6, 77, 3), x, w, bias)
     assert near(raw, dtype, expected)
+
+
+# One test: whichever of pytest's processes had a share of several would compile anew.
+def test_every_kernel(kernels):
+    """Products by every format, rows, attention and images, in each dtype: as in float64."""
+    for dtype in FORMATS:
+        products(kernels, dtype)
+    for dtype in FLOATS:
+        rows(kernels, dtype)
+        attention(kernels, dtype, 1)
+        attention(kernels, dtype, 37)
+        images(kernels, dtype)

@@ -100,18 +100,18 @@ def sanitized(tmp_path_factory):
     }
 
 
-def test_every_op_is_clean(sanitized):
-    """The quick suite of conformance: no address out of bounds, nothing undefined."""
+# One test: two would be compiled for twice, in two of pytest's processes.
+def test_the_kernels_are_clean(sanitized):
+    """
+    No address out of bounds, nothing undefined: in conformance's quick suite, nor in tests that
+    call kernels themselves.
+    """
     assert run(sys.executable, "-c", WHERE, **sanitized).startswith(sanitized["PYTHONPATH"])
     command = "from propolis.cli import main; main()"
     suite = ("conformance", "cpu_native", "--quick", "--seconds", "600")
     said = run(sys.executable, "-c", command, *suite, **sanitized)
     assert " passed" in said
     assert "failed" not in said
-
-
-def test_the_kernels_tests_are_clean(sanitized):
-    """Tests that call kernels themselves: their arrays end where what is watched begins."""
     tests = (Path(__file__).with_name(f"test_{name}.py") for name in ("tiles", "images", "matrix"))
     flags = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not amx")
     assert " passed" in run(sys.executable, "-m", "pytest", *flags, *tests, **sanitized)
