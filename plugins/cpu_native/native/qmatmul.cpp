@@ -182,6 +182,30 @@ struct Rounded {
     f32* sums;
 };
 
+// Sixteen numbers of 16 bits as high and low bytes, both signed; their sum.  A low byte of -128, which has no
+// opposite, that some machines' products need, is -127.
+PROPOLIS_INLINE i32 split(const I32s& numbers, i8* upper, i8* lower) {
+#if defined(__AVX512F__)
+    __m512i v = (__m512i)numbers.part[0];
+    const __mmask16 odd = _mm512_cmpeq_epi32_mask(_mm512_and_si512(v, _mm512_set1_epi32(0xff)), _mm512_set1_epi32(0x80));
+    v = _mm512_mask_add_epi32(v, odd, v, _mm512_set1_epi32(1));
+    _mm_storeu_si128((__m128i*)lower, _mm512_cvtepi32_epi8(v));
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
+    _mm_storeu_si128((__m128i*)upper, _mm512_cvtepi32_epi8(high));
+    return _mm512_reduce_add_epi32(v);
+#else
+    i32 each[LANES], total = 0;
+    std::memcpy(each, &numbers, sizeof each);
+    for (int e = 0; e < LANES; ++e) {
+        each[e] += (i8)each[e] == -128;
+        lower[e] = (i8)each[e];
+        upper[e] = (i8)((each[e] + 128) >> 8);
+        total += each[e];
+    }
+    return total;
+#endif
+}
+
 // A row of activations in 16 bits, 32 with a scale: bytes of high bits, then bytes of low ones, both signed.
 // Bytes alone would do for most rows, but not for those with an element a hundred times the others, which
 // language models have: they made the logits wrong by 5 %.  NaN and infinities make the scale NaN.
@@ -207,17 +231,8 @@ void round_row(const Product& p, const Rounded& r, i64 m) {
         const F32s rounder = splat(12582912.0f);
         const I32s a = bits_as<I32s>(fma(low, inverse, rounder)) - splat<I32s>(0x4b400000);
         const I32s b = bits_as<I32s>(fma(high, inverse, rounder)) - splat<I32s>(0x4b400000);
-        i32 each[SUBBLOCK];
-        std::memcpy(each, &a, sizeof a);
-        std::memcpy(each + LANES, &b, sizeof b);
         i8 *upper = r.bytes + m * p.k + SUBBLOCK * i, *lower = upper + p.m * p.k;
-        i32 total[2] = {};
-        for (int e = 0; e < SUBBLOCK; ++e) {
-            each[e] += (i8)each[e] == -128;  // which has no opposite, that some machines' products need
-            lower[e] = (i8)each[e];
-            upper[e] = (i8)((each[e] + 128) >> 8);
-            total[e / LANES] += each[e];
-        }
+        i32 total[2] = {split(a, upper, lower), split(b, upper + LANES, lower + LANES)};
         const f32 scale = top / MOST_ROUNDED * unit + odd;
         r.scales[m * (p.k / SUBBLOCK) + i] = scale;
         if (f.grain == SUBBLOCK) total[0] += total[1];
