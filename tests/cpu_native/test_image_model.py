@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from propolis import dtypes
+from propolis.released import Released
 from propolis_cpu_native._native import matrix_instructions
 from propolis_workers.sd.lora import LoRA
 from propolis_workers.sd.params import GenerateParams
@@ -36,8 +37,10 @@ def test_an_image_in_bf16(runtime):
     model = StableDiffusion.load(runtime=runtime(), dtype=dtypes.bf16)
     allowed = 1.5 * np.abs(pixels(rounded) - truth).mean()
     assert 0 < np.abs(pixels(model) - truth).mean() <= allowed
-    packed = [bool(weight.prepared) for weight in linear_weights(model)]
-    assert all(packed) if matrix_instructions() else not any(packed)
+    # Nobody asked for the elements of what is packed; of GEGLU's layers halves are used.
+    halves = sum(name.endswith("ff.net.0.proj") for name in model.components.modules)
+    released = [isinstance(weight, Released) for weight in linear_weights(model)]
+    assert sum(released) == (len(released) - halves if matrix_instructions() else 0)
 
 
 def test_a_lora_on_packed_weights(runtime, tmp_path):

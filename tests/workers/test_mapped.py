@@ -13,13 +13,16 @@ from propolis_workers.weights import SafetensorsFolder
 
 
 STATUS = Path("/proc/self/status")
-SIZE = 16 << 20
+SIZE = 64 << 20
 
 
 def mapped() -> int:
     """Bytes of files that are resident in this process."""
-    line = next(x for x in STATUS.read_text().splitlines() if x.startswith("RssFile:"))
-    return int(line.split()[1]) * 1024
+    lines = [x.split() for x in STATUS.read_text().splitlines()]
+    found = [int(x[1]) for x in lines if x[0] in ("RssFile:", "RssShmem:")]
+    if not found:
+        pytest.skip("this system tells of no pages")
+    return sum(found) * 1024
 
 
 @pytest.mark.skipif(

@@ -1,5 +1,6 @@
 // Attention of many queries in bf16, by tiles of matrices: exponentials are rounded to bf16, sums in f32.
-// Where a value is denormal, the other kernel computes the whole call.  Semantics: core's propolis/ops/attention.py.
+// Where a value is denormal, infinite or NaN, the other kernel computes the whole call.
+// Semantics: core's propolis/ops/attention.py.
 #include "attention.h"
 #include "matrix.h"
 
@@ -24,13 +25,15 @@ struct Packed {
     bf16* value(i64 sequence, i64 heads, i64 h) const { return key(sequence, heads, h) + keys / LANES * steps * TILE_SIZE; }
 };
 
-bool any_denormal(const __m512i& elements) {
+bool any_odd(const __m512i& elements) {
     const __m512i sizes = _mm512_and_si512(elements, _mm512_set1_epi16(0x7fff));
-    return _mm512_cmplt_epu16_mask(_mm512_sub_epi16(sizes, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f));
+    const __m512i less = _mm512_sub_epi16(sizes, _mm512_set1_epi16(1));
+    return _mm512_cmplt_epu16_mask(less, _mm512_set1_epi16(0x7f)) | _mm512_cmpge_epu16_mask(sizes, _mm512_set1_epi16(0x7f80));
 }
 
 // Keys [j0, j0 + KEYS) of a head, those beyond the last as zeros.  Keys: [key / 16][step], columns of the
-// right; values: [column / 16][key / 32], rows of it.  False where a value would be taken for 0.
+// right; values: [column / 16][key / 32], rows of it.  False where a value would be taken for 0, or spoil the sums
+// of queries that do not see it.
 bool pack(const Packed& p, const Rows<bf16>& keys, const Rows<bf16>& values, i64 valid, i64 j0, i64 dim, i64 value_dim,
           bf16* to_keys, bf16* to_values) {
     for (i64 j = j0; j < j0 + KEYS; j += LANES) {
@@ -51,7 +54,7 @@ bool pack(const Packed& p, const Rows<bf16>& keys, const Rows<bf16>& values, i64
             const i64 first = column * LANES, left = std::min<i64>(value_dim - first, LANES);
             const __m512i a = load_bits(even + first, even ? left : 0), b = load_bits(odd + first, odd ? left : 0);
             bf16* tile = to_values + (column * (p.keys / DEPTH) + j / DEPTH) * TILE_SIZE;
-            normal &= !any_denormal(a) && !any_denormal(b);
+            normal &= !any_odd(a) && !any_odd(b);
             _mm512_store_si512(tile + j % DEPTH / 2 * DEPTH, paired(a, b));
         }
     }

@@ -39,6 +39,7 @@ extern const bool has_amx;
 struct Registers {
     Registers() {
         static const Shapes shapes;
+        asm volatile("" ::: "memory");  // compilers are not told of all that is read
         if (has_amx) _tile_loadconfig(&shapes);
     }
     ~Registers() {
@@ -61,6 +62,7 @@ inline void multiply_by_tiles(f32* to, i64 row, const bf16* left, i64 left_step,
                               const i64* offsets, const Extent& extent) {
     const i64 bytes = row * sizeof(f32);
     f32* below = to + LANES * row;
+    asm volatile("" ::: "memory");  // as above
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -86,6 +88,7 @@ inline void multiply_by_tiles(f32* to, i64 row, const bf16* left, i64 left_step,
     _tile_stored(2, below, bytes);
     if (right_step) _tile_stored(1, to + LANES, bytes);
     if (right_step) _tile_stored(3, below + LANES, bytes);
+    asm volatile("" ::: "memory");
 }
 
 // The same by dot products: sums of eight rows and one or two vectors of columns are in registers at a time.

@@ -51,6 +51,18 @@ def test_too_many_values():
         expect_readable(b"[" + b"1," * MOST_VALUES + b"1]")
 
 
+def test_a_string_that_never_ends():
+    """Is looked at once: half a million escapes in it cost no more than others."""
+    expect_readable(b'["' + b"," * MOST_VALUES + rb"\"" * 500_000)
+
+
+def test_what_is_no_text():
+    """Half a character in bytes, and other encodings of Unicode, are refused as escapes are."""
+    for body in (b'{"prompt": "\xed\xa0\x80"}', '{"prompt": "a"}'.encode("utf-16")):
+        with pytest.raises(ProblemError, match="is not UTF-8"):
+            expect_readable(body)
+
+
 MANY = 4000
 MESSAGE = {"role": "user", "content": "a"}
 

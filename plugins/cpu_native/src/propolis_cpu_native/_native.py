@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def level() -> str:
 @cache
 def _features() -> frozenset[str]:
     """What the operating system says that programs may use of this CPU."""
-    with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (procfs, not a path)
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (procfs)
         for line in file:
             key, _, value = line.partition(":")
             if key.strip() in {"flags", "Features"}:

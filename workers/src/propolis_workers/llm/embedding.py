@@ -83,7 +83,7 @@ class Embedder:
             msg = f"the text has {len(ids)} tokens; supported: 1 to {config.context_length}"
             raise ModelError(msg)
         cache = self._room(len(ids))
-        ropes = model.rope.reserve(cache.capacity)
+        ropes = model.rope.reserve(len(ids))
         total = np.zeros(config.width, np.float64)
         for start in range(0, len(ids), step):
             some = ids[start : start + step]

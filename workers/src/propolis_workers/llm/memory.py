@@ -112,6 +112,7 @@ def batch_bytes(
     *,
     windows: int | None = None,
     guesses: int = 0,
+    budget: int = CHUNK,
 ) -> int:
     """
     Bytes that many sequences take together beside the weights.
@@ -124,9 +125,10 @@ def batch_bytes(
         threads: that compute attention at once.
         windows: tokens that layers with a window hold for all of them; all tokens when None.
         guesses: tokens that may be guessed for each, whose logits a step has too.
+        budget: tokens of a step.
     """
     windows = tokens if windows is None else windows
-    rows = CHUNK + 2 * sequences  # each size of a ladder has what passes to itself
+    rows = max(CHUNK, budget) + 2 * sequences  # each size of a ladder has what passes to itself
     cached = _cached(config, lambda layer: windows if config.window(layer) else tokens)
     wanted = min(sequences * (1 + guesses), CHUNK + sequences)  # a step has so many rows
     return cached + _F32 * _passing(config, context, rows, wanted, threads)

@@ -141,9 +141,21 @@ class Weights:
         tensor = self._read(name, shape)
         return tensor if tensor.dtype is self.dtype else ops.cast(tensor, self.dtype)
 
-    def linear(self, name: str, width_in: int, width_out: int, *, bias: bool = True) -> Linear:
-        """A linear layer; its weight may be stored as that of a 1x1 convolution."""
-        weight = prepared(self.tensor(f"{name}.weight", (width_out, width_in)))
+    def linear(
+        self, name: str, width_in: int, width_out: int, *, bias: bool = True, whole: bool = True
+    ) -> Linear:
+        """
+        A linear layer; its weight may be stored as that of a 1x1 convolution.
+
+        Args:
+            name: of the layer.
+            width_in: elements that it reads.
+            width_out: elements that it makes.
+            bias: whether it has one.
+            whole: whether its weight is used as it is, and not in parts: then it may be prepared.
+        """
+        weight = self.tensor(f"{name}.weight", (width_out, width_in))
+        weight = prepared(weight) if whole else weight
         layer = Linear(weight, self.tensor(f"{name}.bias", (width_out,)) if bias else None)
         self.modules[self._prefix + name] = layer
         return layer

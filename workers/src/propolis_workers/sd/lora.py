@@ -213,7 +213,7 @@ class Adapters:
                 total = sums[name]
                 if total.dtype is not own.dtype:
                     total = ops.cast(total, own.dtype)
-                self._modules[name].weight = prepared(total)
+                self._modules[name].weight = prepared(total) if own.prepared else total
             else:
                 self._modules[name].weight = self._own.pop(name)
 

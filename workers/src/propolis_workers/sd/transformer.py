@@ -83,7 +83,7 @@ class _Block:
         self.norm2 = weights.layer_norm("norm2", width)
         self.attention2 = Attention(weights.sub("attn2"), width, heads, context=context)
         self.norm3 = weights.layer_norm("norm3", width)
-        self.up = weights.linear("ff.net.0.proj", width, 8 * width)
+        self.up = weights.linear("ff.net.0.proj", width, 8 * width, whole=False)
         self.down = weights.linear("ff.net.2", 4 * width, width)
         self.only_cross = only_cross
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -236,7 +237,8 @@ class MappedFile:
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
-            self.buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
+            with suppress(OSError):  # of pages that are locked
+                self.buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def refuse_foreign(self, *, magic: bytes = b"", suffixes: Iterable[str] = ()) -> None:
         """

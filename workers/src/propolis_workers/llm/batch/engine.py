@@ -201,6 +201,7 @@ class BatchEngine:
                 model.device.threads,
                 windows=beside,
                 guesses=speculate,
+                budget=budget,
             ),
             f"a cache of {count * BLOCK} tokens",
             "give a smaller --context or --cache-tokens",
