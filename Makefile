@@ -170,6 +170,7 @@ version: $(DEV) ## Give every distribution a version, in the docs' examples too:
 bench: $(DEV) ## Measure speed and memory; against transformers and diffusers where they are installed
 	$(BIN)/python benches/dispatch.py
 	$(BIN)/python benches/llm_cpu.py
+	$(BIN)/python benches/llm_formats.py
 	$(BIN)/python benches/sd_cpu.py
 	$(BIN)/python benches/rocm_launch.py
 
