@@ -50,5 +50,7 @@ OPS["linear"] = OpInfo(
     (
         Recipe({"x": T("b m k"), **_WEIGHTS}, ({}, {"bias": None}), deep=_DEEP),
         Recipe({"x": T("k"), **_WEIGHTS}, ({}, {"bias": None})),
+        # Rows enough for those who leave few to others.
+        Recipe({"x": T("m*32 k"), **_WEIGHTS}, ({}, {"bias": None})),
     ),
 )
