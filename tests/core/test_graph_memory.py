@@ -12,6 +12,7 @@ from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.dispatch.capture import Scratch
+from propolis.errors import DispatchError
 
 
 def on(device, values):
@@ -242,3 +243,128 @@ def test_scratch_memory_reuses_the_smallest_that_fits(fakes):
     more = device.empty((4,), dtypes.f32)
     scratch.take_over([more], [more, *again])
     assert len(scratch.blocks) == 3
+
+
+@pytest.fixture
+def arithmetic(fakes):
+    """A device that adds and multiplies, and assigns."""
+
+    def assign(target, source, /):
+        fakes.view(target)[...] = fakes.view(source)
+
+    impls = [
+        fakes.impl(),
+        fakes.impl("mul", fakes.kernel(np.multiply)),
+        fakes.impl("assign", assign),
+    ]
+    return fakes.device(*impls, policy="error")
+
+
+def chain(x, steps):
+    """Doubled so many times, a tensor for each."""
+    for _ in range(steps):
+        x = ops.add(x, x)
+    return x
+
+
+def test_what_a_step_lets_go_takes_turns(arithmetic, frugal):
+    """Of a chain of ten results two are needed at once, and the last one is somebody's."""
+    x = on(arithmetic, np.ones(64))
+    before = len(arithmetic.memory.live)
+    with capture(arithmetic) as graph:
+        y = chain(x, 10)
+    gc.collect()
+    assert len(arithmetic.memory.live) - before == 3
+    for value in (2, 3):
+        x.assign(np.full(64, value, np.float32))
+        frugal(arithmetic, graph)
+        assert y.numpy().tolist() == [1024.0 * value] * 64
+
+
+def test_while_a_step_is_captured_its_memory_is_used_again(arithmetic):
+    """The graph holds no more than the step itself: what it lets go is free at once."""
+    x = on(arithmetic, np.ones(64))
+    before = len(arithmetic.memory.live)
+    most = 0
+    with capture(arithmetic):
+        for _ in range(10):
+            x = ops.add(x, x)
+            most = max(most, len(arithmetic.memory.live) - before)
+    assert most <= 2
+
+
+def test_results_that_overlap_get_memory_of_their_own(arithmetic, frugal):
+    """What is read late keeps its memory until then, whatever came and went between."""
+    x = on(arithmetic, np.ones(8))
+    with capture(arithmetic) as graph:
+        early = ops.add(x, x)
+        late = chain(x, 5)
+        y = ops.mul(early, late)
+        del early, late
+    x.assign(np.full(8, 2, np.float32))
+    frugal(arithmetic, graph)
+    assert y.numpy().tolist() == [4.0 * 64] * 8
+
+
+def test_views_of_what_a_step_lets_go(arithmetic, frugal):
+    """Parts joined in one tensor, and read by views of it, are one temporary."""
+    x = on(arithmetic, np.arange(4))
+    with capture(arithmetic) as graph:
+        both = ops.cat([ops.add(x, x), ops.mul(x, x)], 0)
+        y = ops.add(both.narrow(0, 0, 4), both.narrow(0, 4, 4))
+        del both
+        z = chain(y, 3)
+    x.assign(np.float32([4, 3, 2, 1]))
+    frugal(arithmetic, graph)
+    assert y.numpy().tolist() == [24.0, 15.0, 8.0, 3.0]
+    assert z.numpy().tolist() == [192.0, 120.0, 64.0, 24.0]
+
+
+def test_what_the_host_filled_in_a_step_stays(arithmetic, frugal):
+    """A constant that the step uploads is there at each replay, though nobody else holds it."""
+    x = on(arithmetic, [1, 2])
+    with capture(arithmetic) as graph:
+        y = ops.add(x, on(arithmetic, [10, 20]))
+        half = arithmetic.empty((2,), dtypes.f32)
+        ops.assign(half.narrow(0, 0, 1), x.narrow(0, 0, 1))
+        half.narrow(0, 1, 1).assign(np.float32([7]))
+        z = ops.add(half, chain(y, 4))
+        del half
+    x.assign(np.float32([3, 4]))
+    frugal(arithmetic, graph)
+    assert y.numpy().tolist() == [13.0, 24.0]
+    assert z.numpy().tolist() == [13.0 * 16 + 3, 24.0 * 16 + 7]
+
+
+def test_other_threads_make_tensors_of_their_own(arithmetic):
+    """What another thread allocates during a capture is no temporary of it."""
+    import threading
+
+    x, made = on(arithmetic, np.ones(8)), []
+    with capture(arithmetic) as graph:
+        thread = threading.Thread(target=lambda: made.append(ops.add(x, x)))
+        thread.start()
+        thread.join()
+        y = ops.add(chain(x, 3), made[0])
+    x.assign(np.zeros(8, np.float32))
+    graph.replay()
+    assert y.numpy().tolist() == [2.0] * 8
+    assert made[0].numpy().tolist() == [2.0] * 8
+
+
+def test_a_graph_that_is_closed_gives_its_memory_back(fakes, parts):
+    """At once, though calls and what runs them hold each other; and it says so when replayed."""
+    device = fakes.device(*parts, fakes.impl(), policy="allow")
+    x = on(device, np.ones(8))
+    before = len(device.memory.live)
+    gc.disable()
+    try:
+        with capture(device) as graph:
+            y = ops.exp(ops.silu_mul(ops.add(x, x), x))  # exp falls to the CPU
+        graph.close()
+        del y
+        assert len(device.memory.live) == before
+    finally:
+        gc.enable()
+    with pytest.raises(DispatchError, match="closed"):
+        graph.replay()

@@ -54,6 +54,9 @@ class Memory(ABC):
         """
         Uninitialised storage of ``nbytes`` bytes (0 is allowed).
 
+        Where storages can be referred to weakly, captured steps use the memory of those that were
+        freed on their way again; else they hold all of them.
+
         Raises:
             OutOfMemoryError: the device has too little free memory.
         """
@@ -72,6 +75,16 @@ class Memory(ABC):
 
     def synchronize(self) -> None:  # noqa: B027  (memory without a queue needs none)
         """Return once all work queued on the device is done.  Nothing to do by default."""
+
+
+class Step(Protocol):
+    """What learns of the storages that a thread makes meanwhile (:meth:`Device.making`)."""
+
+    def made(self, storage: Storage) -> None:
+        """A tensor's storage was allocated."""
+
+    def filled(self, storage: Storage) -> None:
+        """The host copied into a storage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import ParamSpec
@@ -39,6 +41,7 @@ from propolis.wording import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
     from collections.abc import Mapping
     from collections.abc import Sequence
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from propolis.inflight import Launch
     from propolis.layout import Shape
     from propolis.storage import Memory
+    from propolis.storage import Step
     from propolis.storage import Storage
 
 
@@ -114,6 +118,7 @@ class Device:
         self.kind = properties.kind
         self.threads = 1
         self.checks_memory = True
+        self._steps: dict[int, Step] = {}
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """
@@ -132,7 +137,18 @@ class Device:
         else:
             nbytes = layout.numel * dtype.block_bytes
         storage = self.liveness.guarded(self.memory.allocate, nbytes)
+        if self._steps and (step := self._steps.get(get_ident())):
+            step.made(storage)
         return Tensor(storage, layout, dtype, self)
+
+    @contextmanager
+    def making(self, step: Step) -> Iterator[None]:
+        """Tell a step what this thread makes on the device meanwhile."""
+        self._steps[get_ident()] = step
+        try:
+            yield
+        finally:
+            del self._steps[get_ident()]
 
     def expect_room(self, nbytes: int, what: str, remedy: str) -> None:
         """
@@ -164,6 +180,8 @@ class Device:
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
+        if self._steps and (step := self._steps.get(get_ident())):
+            step.filled(target)
         self.guarded(self.memory.copy_in, target, offset, source)
 
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:

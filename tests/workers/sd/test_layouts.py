@@ -156,13 +156,21 @@ def test_full_precision_first(folder, same):
 
 
 def test_half_precision(folder, same):
-    """In f16 the models are near; a VAE that overflows it stays in f32."""
+    """In f16 the models are near, the VAE in f16 too."""
     loaded = same(folder, limit=2e-2, dtype=dtypes.f16)
     assert dtypes.f16 is loaded.modules["unet.conv_in"].weight.dtype
-    assert dtypes.f32 is loaded.modules["vae.encoder.conv_in"].weight.dtype
-    edit(folder / "vae/config.json", force_upcast=False)
-    loaded = same(folder, limit=2e-2, dtype=dtypes.f16)
     assert dtypes.f16 is loaded.modules["vae.encoder.conv_in"].weight.dtype
+
+
+@pytest.mark.parametrize(
+    ("says", "dtype"), [({}, dtypes.f32), ({"force_upcast": False}, dtypes.f16)]
+)
+def test_a_vae_that_overflows_half_precision(folders, tmp_path, says, dtype):
+    """SDXL's stays in f32, unless its config says that it need not."""
+    folder = tmp_path / "model"
+    shutil.copytree(folders("sdxl"), folder)
+    edit(folder / "vae/config.json", **says)
+    assert load(folder, dtype=dtypes.f16).modules["vae.encoder.conv_in"].weight.dtype is dtype
 
 
 def test_f32_weights_are_the_files_bytes(folder):

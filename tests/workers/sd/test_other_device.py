@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
 from propolis import Tensor
+from propolis import capture
 from propolis import default_runtime
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
+from propolis.dispatch.call import Handler
 from propolis_conformance.testing import FakeDevice
 from propolis_conformance.testing import assert_on
 from propolis_workers.sd import GenerateParams
 from propolis_workers.sd import LoRA
 from propolis_workers.sd import StableDiffusion
+from propolis_workers.sd import predicting
 from propolis_workers.sd.loading import load_components
 from propolis_workers.sd.unet import AddedConditions
 
@@ -75,6 +82,71 @@ def test_drawing_is_the_same(pipelines, complete, runs, device, family, task):
         drawn.append((*images, *previews, images.latents))
     for expected, actual in zip(*drawn, strict=True):
         np.testing.assert_array_equal(expected, actual)
+
+
+@pytest.fixture
+def captured(monkeypatch, device):
+    """The graphs that steps on the device were captured as: how often each was replayed."""
+    graphs = []
+
+    @contextmanager
+    def noted(where):
+        with capture(where) as graph:
+            yield graph
+        if where is not device:
+            return  # the rehearsal's
+        graphs.append(0)
+        number, replay = len(graphs) - 1, graph.replay
+
+        def counted():
+            graphs[number] += 1
+            replay()
+
+        monkeypatch.setattr(graph, "replay", counted)
+
+    monkeypatch.setattr(predicting, "capture", noted)
+    return graphs
+
+
+@pytest.mark.parametrize(("steps", "replays"), [(1, []), (4, [3])])
+def test_a_step_is_captured_once(complete, device, captured, steps, replays):
+    """The others replay it; of one step nothing is captured, for nothing would be replayed."""
+    sd = StableDiffusion.load(complete("sd15"), device=device)
+    drawn = sd.generate(GenerateParams(prompt="a", steps=steps, seed=3))
+    assert len(drawn) == 1
+    assert captured == replays
+
+
+def test_a_step_that_somebody_looks_at_is_not_captured(complete, device, captured):
+    """Handlers see every call of every step."""
+    sd = StableDiffusion.load(complete("sd15"), device=device)
+    seen = Counter()
+
+    class Counting(Handler):
+        def run(self, call, proceed):
+            seen[call.spec.name] += 1
+            proceed()
+
+    with device.table.intercept(Counting()):
+        sd.generate(GenerateParams(prompt="a", steps=3, seed=3))
+    assert captured == []
+    assert seen["conv2d"] >= 3 * len(
+        [n for n in sd.components.modules if "unet" in n and "conv" in n]
+    )
+
+
+def test_memory_of_steps_comes_back(complete, device):
+    """A captured step keeps nothing once the image is drawn, without the garbage collector."""
+    sd = StableDiffusion.load(complete("sd15"), device=device)
+    sd.generate(GenerateParams(prompt="a", steps=2, seed=1))
+    gc.collect()
+    before = len(device.memory.live)
+    gc.disable()
+    try:
+        sd.generate(GenerateParams(prompt="a", steps=2, seed=2))
+        assert len(device.memory.live) == before
+    finally:
+        gc.enable()
 
 
 def test_lora(complete, device, make, monkeypatch, tmp_path):

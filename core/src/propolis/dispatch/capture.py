@@ -32,6 +32,8 @@ from propolis.dispatch.call import Call
 from propolis.dispatch.call import Handler
 from propolis.dispatch.fallback import Mirrored
 from propolis.dispatch.quarantine import GRAPHS
+from propolis.dispatch.temporaries import Temporaries
+from propolis.errors import DispatchError
 from propolis.opspec.spec import catalogue
 from propolis.released import storage_of
 
@@ -54,8 +56,9 @@ def capture(device: Device) -> Iterator[Graph]:
     """
     Keep every op that runs on ``device`` inside the ``with`` block.
 
-    Views made inside the block are part of the graph as they are; tensors
-    allocated inside it live as long as the graph.  Only this thread's ops are kept.
+    Views made inside the block are part of the graph as they are; tensors allocated inside it
+    live as long as the graph, but for those that nobody holds at its end: these take turns in
+    memory, as they did in the step.  Only this thread's ops are kept.
 
     Raises:
         DispatchError: this thread is capturing the device already, or somebody looks at its
@@ -71,9 +74,11 @@ def capture(device: Device) -> Iterator[Graph]:
     >>> y.numpy().tolist()
     [6.0, 8.0]
     """
-    table, graph = Table.of(device), Graph()
-    with table.watch(_Capturing(table, graph), "capture"):
+    table, temporaries = Table.of(device), Temporaries()
+    graph = Graph(temporaries=temporaries)
+    with table.watch(_Capturing(table, graph), "capture"), device.making(temporaries):
         yield graph
+    temporaries.settle(device)
     graph.join(device)
 
 
@@ -104,16 +109,31 @@ class Graph:
         scratch: the memory that its calls take turns in.
     """
 
-    def __init__(self, scratch: Scratch | None = None, *, inner: bool = False) -> None:
+    def __init__(
+        self,
+        scratch: Scratch | None = None,
+        *,
+        temporaries: Temporaries | None = None,
+        inner: bool = False,
+    ) -> None:
         self.scratch = scratch or Scratch()
+        self._temporaries = temporaries
         self._inner = inner
         self._calls: list[CapturedCall] = []
         self._again: list[Callable[[], None]] = []
         self._joined: list[Callable[[], None]] | None = None
         self._generation = 0
+        self._closed = False
 
     def replay(self) -> None:
-        """Run the captured calls again, over the same tensors."""
+        """
+        Run the captured calls again, over the same tensors.
+
+        Raises:
+            DispatchError: the graph was closed.
+        """
+        if self._closed:
+            _closed()
         if self._joined is not None and self._calls[0].table.generation != self._generation:
             self._joined = None  # somebody else serves an op now: ask for each call again
         for step in self._joined or self._again:
@@ -141,15 +161,30 @@ class Graph:
         self._generation = table.generation
         self._joined = steps
 
+    def close(self) -> None:
+        """Let go of the step and its memory, now and not when the garbage collector comes by."""
+        for call in self._calls:
+            call.close()
+        self._joined = None
+        self._calls.clear()
+        self._again.clear()
+        self.scratch.blocks.clear()
+        self.scratch.buffers.clear()
+        self._closed = True
+
     def __len__(self) -> int:
         return len(self._calls)
 
     def run(self, table: Table, call: Call) -> None:
         """Run a call, and keep it if it succeeds."""
+        temporaries = self._temporaries
+        call = call if temporaries is None else temporaries.own(call)
         captured = CapturedCall(table, call, self.scratch, inner=self._inner)
         captured.again()
         self._calls.append(captured)
         self._again.append(captured.again)
+        if temporaries is not None:
+            temporaries.let_go([*call.outputs, *call.read, *captured.tensors()])
 
     def tensors(self, *, written: bool = False) -> Iterator[Tensor]:
         """Every tensor of all calls and their parts; or only what they write on the way."""
@@ -213,6 +248,7 @@ class CapturedCall:
         self._inner = inner
         self._parts: Graph | None = None
         self._mirrored: Mirrored | None = None
+        self._on_cpu: CapturedCall | None = None
         self._copies: dict[int | str, Tensor] = {}
         self.bound = table.bind_captured(self, call.spec, call.key)
         self.again: Callable[[], None] = partial(self.bound, *call.args, **call.attributes)
@@ -266,15 +302,31 @@ class CapturedCall:
         """Run the call on the CPU, over mirrors that are kept."""
         if self._mirrored is None:
             cpu = self.table.cpu
-            there = CapturedCall(Table.of(cpu), call, self._scratch, inner=True)
+            there = self._on_cpu = CapturedCall(Table.of(cpu), call, self._scratch, inner=True)
             self._mirrored = Mirrored(call, cpu, there.bound, self._scratch.host)
         self._mirrored()
+
+    def close(self) -> None:
+        """Let go of the tensors: what runs the call holds it, in cycles of its own."""
+        self.bound = self.again = _closed
+        self.call = Call(self.call.spec, self.call.key, (), (), {})
+        self._copies.clear()
+        self._mirrored = None
+        for inside in (self._parts, self._on_cpu):
+            if inside is not None:
+                inside.close()
 
     def tensors(self, *, written: bool = False) -> Iterator[Tensor]:
         """What it and its parts hold apart from its arguments; or only what they write first."""
         yield from self._copies.values()
         if self._parts is not None:
             yield from self._parts.tensors(written=written)
+
+
+def _closed(*args: object, **kwargs: object) -> None:
+    del args, kwargs
+    msg = "this graph was closed: capture the step again"
+    raise DispatchError(msg)
 
 
 class Scratch:

@@ -28,7 +28,7 @@ class RocmStorage:
         context: the device they are on.
     """
 
-    __slots__ = ("_block", "_pool", "context", "nbytes", "ptr")
+    __slots__ = ("__weakref__", "_block", "_pool", "context", "nbytes", "ptr")
 
     def __init__(self, context: Context, pool: CachingAllocator, block: Block) -> None:
         self.ptr = block.ptr

@@ -1,47 +1,29 @@
-"""The loop from noise to latents: guidance, inpainting, and a stop where numbers run away."""
+"""The loop from noise to latents: inpainting, and a stop where numbers run away."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from propolis import Tensor
 from propolis import ops
 from propolis.errors import ModelError
-from propolis_workers.sd.latents import as_f32
 from propolis_workers.sd.latents import is_finite
+from propolis_workers.sd.predicting import Predictor
 from propolis_workers.suspects import suspects_without_drift
 
 
 if TYPE_CHECKING:
     from propolis_workers.sd.noise import Noise
+    from propolis_workers.sd.predicting import Guide
     from propolis_workers.sd.schedulers import Plan
-    from propolis_workers.sd.unet import AddedConditions
     from propolis_workers.sd.unet import UNet2DCondition
 
 AfterStep = Callable[[int, Callable[[], Tensor]], None]
 """Called with the steps done, and with what gives the clean latents predicted at the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guide:
-    """
-    What the UNet is told at every step.
-
-    Attributes:
-        context: (b, t, d), or (2 b, t, d) with the negative prompts first where the scale
-            is above 1.
-        added: further conditions of models that take them, of as many rows.
-        scale: of the guidance; 1 or less for none.
-    """
-
-    context: Tensor
-    added: AddedConditions | None = None
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,32 +76,21 @@ def denoise(
     Raises:
         ModelError: the latents are no longer finite; names the step.
     """
-    for i, timestep in enumerate(plan.timesteps):
-        x = plan.scale_input(latents, i)
-        if beside is not None:
-            x = ops.cat([x, beside], 1)
-        output = _guided(unet, x, float(timestep), guide)
-        fresh = noise.of_step(i) if plan.needs_noise(i) else None
-        before, latents = latents, plan.step(i, output, latents, fresh)
-        if known is not None:
-            latents = known.kept(plan, i + 1, latents)
-        if not is_finite(latents):
-            _fail(output, i, plan)
-        if after_step is not None:
-            after_step(i + 1, partial(plan.clean, i, output, before))
+    with closing(Predictor(unet, guide, len(plan))) as predict:
+        for i, timestep in enumerate(plan.timesteps):
+            x = plan.scale_input(latents, i)
+            if beside is not None:
+                x = ops.cat([x, beside], 1)
+            output = predict(x, float(timestep))
+            fresh = noise.of_step(i) if plan.needs_noise(i) else None
+            before, latents = latents, plan.step(i, output, latents, fresh)
+            if known is not None:
+                latents = known.kept(plan, i + 1, latents)
+            if not is_finite(latents):
+                _fail(output, i, plan)
+            if after_step is not None:
+                after_step(i + 1, partial(plan.clean, i, output, before))
     return latents
-
-
-def _guided(unet: UNet2DCondition, x: Tensor, timestep: float, guide: Guide) -> Tensor:
-    """The UNet's output in f32, (b, c, h, w): away from the negative prompt by the scale."""
-    at = Tensor.from_numpy(np.array([timestep], np.float32), x.device)
-    if guide.scale <= 1:
-        return as_f32(unet(x, at, guide.context, guide.added))
-    both = as_f32(unet(ops.cat([x, x], 0), at, guide.context, guide.added))
-    batch = x.shape[0]
-    negative, positive = (both.narrow(0, start, batch) for start in (0, batch))
-    towards = ops.sub(positive, negative)
-    return ops.add(negative, ops.affine(towards, guide.scale, 0.0))
 
 
 def _fail(output: Tensor, i: int, plan: Plan) -> None:
@@ -133,4 +104,4 @@ def _fail(output: Tensor, i: int, plan: Plan) -> None:
     raise ModelError(msg)
 
 
-__all__ = ["AfterStep", "Guide", "Known", "denoise"]
+__all__ = ["AfterStep", "Known", "denoise"]

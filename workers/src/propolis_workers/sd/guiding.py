@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propolis_workers.sd.denoising import Guide
+from propolis_workers.sd.predicting import Guide
 from propolis_workers.sd.text import conditions
 from propolis_workers.sd.text import guidance_embedding
 

@@ -77,7 +77,9 @@ def load_components(
     """
     Load a model.
 
-    A VAE whose settings say that it overflows f16 (``force_upcast``) is loaded in f32 then.
+    A VAE of SDXL whose settings say that it overflows f16 (``force_upcast``), or do not say that it
+    does not, is loaded in f32 then.  Other models' settings say so too, for no reason: diffusers
+    writes its defaults, and heeds this one for SDXL alone.
 
     Args:
         folder: with ``model_index.json`` and the folders of the components; their weights
@@ -116,12 +118,14 @@ def load_components(
             raise ModelError(msg)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     loader = _Loader(folder, device, dtype, [*encoders, "unet", "vae"], progress)
+    text_encoders = tuple(loader.text_encoder(name) for name in encoders)
+    unet = loader.unet()
     return Components(
         folder=folder,
-        text_encoders=tuple(loader.text_encoder(name) for name in encoders),
+        text_encoders=text_encoders,
         tokenizer_folders=tuple(tokenizers),
-        unet=loader.unet(),
-        vae=loader.vae(),
+        unet=unet,
+        vae=loader.vae(overflows=unet.config.addition_embed_dim > 0),
         scheduler_config=scheduler,
         model_index=index,
         modules=loader.modules,
@@ -186,10 +190,10 @@ class _Loader:
         weights = self._weights("unet", self._dtype, ())
         return self._built("unet", lambda: UNet2DCondition(config, weights), weights)
 
-    def vae(self) -> AutoencoderKL:
+    def vae(self, *, overflows: bool) -> AutoencoderKL:
         source = self._sources["vae"]
         config = VAEConfig.from_json(source.config, str(source.path / "config.json"))
-        upcast = config.force_upcast and self._dtype is dtypes.f16
+        upcast = overflows and config.force_upcast and self._dtype is dtypes.f16
         weights = self._weights("vae", dtypes.f32 if upcast else self._dtype, vae.ALIASES)
         return self._built("vae", lambda: AutoencoderKL(config, weights), weights)
 
