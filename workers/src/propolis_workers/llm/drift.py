@@ -15,7 +15,6 @@ import numpy as np
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Iterator
     from collections.abc import Sequence
 
@@ -74,15 +73,25 @@ def labelled(model: Decoder, drift: Drift) -> Iterator[None]:
 class _Labelled:
     """A part of a model that says its name when it is run."""
 
-    def __init__(self, part: Callable[..., Any], label: str, drift: Drift) -> None:
+    def __init__(self, part: Any, label: str, drift: Drift) -> None:
         self.part = part
         self.label = label
         self.drift = drift
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._inside():
+            return self.part(*args, **kwargs)
+
+    def of_sum(self, *args: Any) -> Any:
+        """As a norm's."""
+        with self._inside():
+            return self.part.of_sum(*args)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
         self.drift.layer = self.label
         try:
-            return self.part(*args, **kwargs)
+            yield
         finally:
             self.drift.layer = ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Callable  # noqa: TC003  (fields of a NamedTuple)
 from typing import TYPE_CHECKING
 from typing import Final
@@ -62,7 +64,18 @@ class MergedLinear:
         return outputs
 
 
-class RMSNorm:
+class _Norm(ABC):
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+
+    def of_sum(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + y``, and its norm."""
+        total = ops.add(x, y)
+        return total, self(total)
+
+
+class RMSNorm(_Norm):
     """Root-mean-square normalisation."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -73,8 +86,12 @@ class RMSNorm:
         """(..., width) -> the same."""
         return ops.rms_norm(x, self.weight, self.eps)
 
+    def of_sum(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + y``, and its norm, in one op."""
+        return ops.add_rms_norm(x, y, self.weight, self.eps)
 
-class LayerNorm:
+
+class LayerNorm(_Norm):
     """Normalisation to mean 0 and variance 1."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
@@ -87,7 +104,7 @@ class LayerNorm:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class HeadNorms:
+class HeadNorms(_Norm):
     """Layer normalisation of each head, whose weights are its own."""
 
     def __init__(self, weight: Tensor, config: ModelConfig) -> None:
@@ -108,6 +125,14 @@ class HeadNorms:
 
 
 Norm = RMSNorm | LayerNorm | HeadNorms
+
+
+def sum_and_norm(norm: Norm | None, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``x + y``, or ``x`` where there is nothing to add, and its norm, if there is one."""
+    if norm is not None and y is not None:
+        return norm.of_sum(x, y)
+    x = x if y is None else ops.add(x, y)
+    return x, x if norm is None else norm(x)
 
 
 class ExpertsLinear:

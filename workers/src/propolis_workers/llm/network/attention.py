@@ -45,6 +45,9 @@ class Attention:
         self.q_norm = self._norm(weights, "q_norm", config.heads)
         self.k_norm = self._norm(weights, "k_norm", config.kv_heads)
         self.kind = config.rope_kind(layer)
+        # Queries and keys that lie side by side, and are turned alike.
+        joined = len(self.qkv.layers) == 1 and not (self.q_norm or self.k_norm)
+        self.turns_together = joined and self.kind >= 0
         self.rules = Rules(
             scale=config.score_scale or None,
             window=config.window(layer),
@@ -58,14 +61,36 @@ class Attention:
         """(b, t, width) -> (b, t, width)."""
         b, t, _ = x.shape
         config = self.config
+        if self.turns_together:
+            q, k, v = self._turned_together(x, positions, ropes)
+        else:
+            q, k, v = self._turned_apart(x, positions, ropes)
+        y = cache.attend(self.layer, q, k, v.unflatten(2, config.values_dim), positions, self.rules)
+        return self.o(y.reshape(b, t, config.heads * config.values_dim))
+
+    def _turned_together(
+        self, x: Tensor, positions: Tensor, ropes: Rotations
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        *_, values = self.qkv.widths
+        every = self.qkv.layers[0](x)
+        width = every.shape[2] - values
+        both = every.narrow(2, 0, width).unflatten(2, config.head_dim)
+        both = ropes[self.kind](both, positions)
+        q = both.narrow(2, 0, config.heads)
+        return q, both.narrow(2, config.heads, config.kv_heads), every.narrow(2, width, values)
+
+    def _turned_apart(
+        self, x: Tensor, positions: Tensor, ropes: Rotations
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
         q, k, v = self.qkv(x)
         q = self.q_norm(q) if self.q_norm else q.unflatten(2, config.head_dim)
         k = self.k_norm(k) if self.k_norm else k.unflatten(2, config.head_dim)
         if self.kind >= 0:
             q = ropes[self.kind](q, positions)
             k = ropes[self.kind](k, positions)
-        y = cache.attend(self.layer, q, k, v.unflatten(2, config.values_dim), positions, self.rules)
-        return self.o(y.reshape(b, t, config.heads * config.values_dim))
+        return q, k, v
 
     def _norm(self, weights: Layers, which: str, heads: int) -> Callable[[Tensor], Tensor] | None:
         """(b, t, width) -> (b, t, heads, head_dim), normalised; None where the model has none."""

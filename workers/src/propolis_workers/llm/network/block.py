@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propolis import ops
+from propolis_workers.llm.layers import sum_and_norm
 from propolis_workers.llm.network.attention import Attention
 from propolis_workers.llm.network.feed_forward import Gated
 from propolis_workers.llm.network.feed_forward import Mixture
@@ -49,28 +50,41 @@ class Block:
     def __call__(
         self,
         x: Tensor,
+        y: Tensor | None,
         positions: Tensor,
         ropes: Rotations,
         cache: Cache,
         *,
         last_only: bool = False,
-    ) -> Tensor:
-        """(b, t, width) -> the same, or what the cache wants of it alone."""
-        inner = _through(self.attention_norm, x)
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Go through the layer.
+
+        Args:
+            x: (b, t, width).
+            y: what the layer before adds to it, the same; None for nothing.
+            positions: (b, t), i32.
+            ropes: the sequences' own.
+            cache: what they have been told before.
+            last_only: go on with what the cache wants alone.
+
+        Returns:
+            Two such tensors, whose sum is the result: who is next adds and normalises at once.
+        """
+        x, inner = sum_and_norm(self.attention_norm, x, y)
         y = self.attention(inner, positions, ropes, cache)
         y = self._scaled(_through(self.attention_post_norm, y))
+        if last_only:
+            x, y = cache.wanted(x), cache.wanted(y)
         if self.config.parallel:
-            if last_only:
-                x, inner, y = (cache.wanted(z) for z in (x, inner, y))
-            inner = inner if self.ffn_norm is None else self.ffn_norm(x)
+            if self.ffn_norm is not None:
+                inner = self.ffn_norm(x)
+            elif last_only:
+                inner = cache.wanted(inner)
             x = ops.add(x, y)
         else:
-            x = ops.add(x, y)
-            if last_only:
-                x = cache.wanted(x)
-            inner = _through(self.ffn_norm, x)
-        y = self._scaled(_through(self.ffn_post_norm, self.feed_forward(inner)))
-        return ops.add(x, y)
+            x, inner = sum_and_norm(self.ffn_norm, x, y)
+        return x, self._scaled(_through(self.ffn_post_norm, self.feed_forward(inner)))
 
     def norm(self, weights: Layers, layer: int, name: str) -> Norm | None:
         """One of its norms, which the architecture may not have."""

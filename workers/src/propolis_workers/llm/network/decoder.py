@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from typing import ClassVar
 
 from propolis import ops
+from propolis_workers.llm.layers import sum_and_norm
 from propolis_workers.llm.network.block import Block
 from propolis_workers.llm.network.rotation import RopeTables
 
@@ -88,11 +89,11 @@ class Decoder:
         x = self.embedding(ids)
         if config.embedding_scale != 1:
             x = ops.affine(x, config.embedding_scale, 0.0)
-        *blocks, last = self.blocks
-        for block in blocks:
-            x = block(x, positions, ropes, cache)
-        x = last(x, positions, ropes, cache, last_only=last_only)
-        return self.norm(x)
+        y: Tensor | None = None
+        for block in self.blocks:
+            last = last_only and block is self.blocks[-1]
+            x, y = block(x, y, positions, ropes, cache, last_only=last)
+        return sum_and_norm(self.norm, x, y)[1]
 
 
 __all__ = ["Decoder"]
