@@ -105,6 +105,17 @@ def test_head_sizes(check, dtype, dims, tokens) -> None:
     check(dtype, q, k, v, i32(90, 77), causal=True)
 
 
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.bf16], ids=str)
+@pytest.mark.parametrize("dims", [(512, 512), (576, 512), (64, 1024), (301, 270)])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_wide_heads(check, dtype, dims, tokens) -> None:
+    """Heads that no block holds whole, as decoders of images have them, and latent attention."""
+    dim, value_dim = dims
+    q = normal(1, tokens, 2, dim)
+    k, v = normal(1, 90, 1, dim, seed=1), normal(1, 90, 1, value_dim, seed=2)
+    check(dtype, q, k, v, i32(83), causal=True)
+
+
 @BOTH
 @pytest.mark.parametrize("tokens", [1, 65])
 def test_a_cache_of_heads_first(check, dtype, tokens) -> None:
@@ -286,13 +297,20 @@ def test_blocks_are_appended_and_copied(rocm) -> None:
 def test_heads_that_are_too_wide_are_declined() -> None:
     """What the kernels cannot hold is left to others, with a reason."""
 
-    def shaped(*shape):
-        return SimpleNamespace(shape=shape)
+    def shaped(*shape, dtype=dtypes.f16):
+        return SimpleNamespace(shape=shape, dtype=dtype)
 
     q, k = shaped(1, 8, 2, 64), shaped(1, 9, 2, 64)
     assert supports(q, k, k) is None
-    assert "head_dim 512 and value_dim 64: up to 256 each" == supports(shaped(1, 8, 2, 512), k, k)
-    assert "head_dim 64 and value_dim 320: up to 256 each" == supports(q, k, shaped(1, 9, 2, 320))
+    assert supports(shaped(1, 8, 2, 1024), k, shaped(1, 9, 2, 1024)) is None
+    assert "head_dim 1025 and value_dim 64: up to 1024 each" == supports(
+        shaped(1, 8, 2, 1025), k, k
+    )
+    assert "head_dim 64 and value_dim 1032: up to 1024 each" == supports(
+        q, k, shaped(1, 9, 2, 1032)
+    )
+    double = shaped(1, 8, 2, 512, dtype=dtypes.f64)
+    assert "head_dim 512 and value_dim 64: up to 256 each" == supports(double, k, k)
     many = shaped(1 << 20, 8, 2, 64)
     assert "1048576 keys" not in str(supports(many, k, k))
     assert "too many" in str(supports(many, k, k))

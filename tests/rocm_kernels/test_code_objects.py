@@ -27,6 +27,8 @@ COLD = {
 }
 COLD |= {"random_normal_f64"}  # two sines, two cosines and two logarithms of f64
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
+# Two scalars in lanes of a vector register, on gfx942, where heads are of more than 256 elements.
+COLD |= {"attention_prefillwide_f16", "attention_prefillwide_bf16"}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 

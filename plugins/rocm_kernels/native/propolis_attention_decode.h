@@ -95,7 +95,9 @@ PROPOLIS_FN Share share_of_block(const AttentionShape& s, i32 parts) {
                  output};
 }
 
-template <int LANES, int AHEAD, int G, bool packed, class T, class K>
+// Of queries and keys a group holds DEEP times what its lanes have; where that is more than once, of
+// values what the lanes have, and each row of blocks others.
+template <int LANES, int AHEAD, int G, bool packed, int DEEP = 1, class T, class K>
 PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
     typedef Compute<T> C;
     constexpr int MOST_WARPS = DECODE_THREADS / PROPOLIS_WARP;
@@ -107,7 +109,9 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
     const int groups = threads / LANES;
     const int warps = threads / PROPOLIS_WARP;
     const i32 parts = packed ? (i32)s.parts : 1;  // one, where strides leave no registers for more
+    constexpr int HELD = LANES * RUN;
     const int element = (int)thread_x() % LANES * RUN;
+    const int column0 = DEEP > 1 ? (int)block_y() * HELD : 0;
     const int group = (int)thread_x() / LANES;
 
     const Share own = share_of_block<G>(s, parts);
@@ -127,15 +131,18 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
         keys.end = keys.end - keys.first < each ? keys.end : keys.first + each;
     }
 
-    C q[G][RUN];
+    C q[G][DEEP][RUN];
 #pragma unroll
     for (int g = 0; g < G; ++g) {  // beyond the last head, that once more
         const i32 head = own.head + (g < own.heads ? g : own.heads - 1);
-        load_some(a.q + sequence.row * s.q[0] + token * s.q[1] + head * s.q[2] +
-                      (element < s.dim ? element * s.q[3] : 0),
-                  s.q[3], s.dim - element, q[g]);
+        const T* from = a.q + sequence.row * s.q[0] + token * s.q[1] + head * s.q[2];
 #pragma unroll
-        for (int e = 0; e < RUN; ++e) q[g][e] *= (C)s.scale;
+        for (int d = 0; d < DEEP; ++d) {
+            const int at = d * HELD + element;
+            load_some(from + (at < s.dim ? at * s.q[3] : 0), s.q[3], s.dim - at, q[g][d]);
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) q[g][d][e] *= (C)s.scale;
+        }
     }
     const i32 kept = own.head / s.group;
     const CacheRows<K, packed> k(a, s, a.k, s.k, s.dim, sequence, kept);
@@ -148,18 +155,23 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
 #pragma unroll
     for (int g = 0; g < G; ++g) p[g] = Partial<C>{-(C)PROPOLIS_INF, 0, {}};
     for (i32 next = keys.first; next < keys.end; next += groups * AHEAD) {
-        C key[AHEAD][RUN], value[AHEAD][RUN], score[G][AHEAD];
+        C key[AHEAD][DEEP][RUN], value[AHEAD][RUN], score[G][AHEAD];
         const i32 first = next + group;
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
             const i32 j = first + u * groups;
             if constexpr (packed) {
                 const Spot spot = k.pages.spot(j < keys.end ? j : keys.first);
-                k.fetch(spot, j < keys.end, element, key[u]);
-                v.fetch(spot, j < keys.end, element, value[u]);
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d) {
+                    k.fetch(spot, j < keys.end, d * HELD + element, key[u][d]);
+                }
+                v.fetch(spot, j < keys.end, column0 + element, value[u]);
             } else {
-                k.fetch(j < keys.end ? j : sequence.valid, element, key[u]);
-                v.fetch(j < keys.end ? j : sequence.valid, element, value[u]);
+                const i32 there = j < keys.end ? j : sequence.valid;
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d) k.fetch(there, d * HELD + element, key[u][d]);
+                v.fetch(there, column0 + element, value[u]);
             }
         }
 #pragma unroll
@@ -168,7 +180,10 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
             for (int u = 0; u < AHEAD; ++u) {
                 C sum = 0;
 #pragma unroll
-                for (int e = 0; e < RUN; ++e) sum += q[g][e] * key[u][e];
+                for (int d = 0; d < DEEP; ++d) {
+#pragma unroll
+                    for (int e = 0; e < RUN; ++e) sum += q[g][d][e] * key[u][d][e];
+                }
                 score[g][u] = sum;
             }
         }
@@ -241,13 +256,15 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
                                G * apart, G * apart, apart, apart};
         found.weigh(own.heads, threads, weights);
     }
-    T* out = a.out + ((i64)own.query * s.heads + own.head) * s.value_dim;
-    for (int i = (int)thread_x(); i < own.heads * s.value_dim; i += threads) {
-        const int g = i / s.value_dim, e = i - g * s.value_dim;
+    T* out = a.out + ((i64)own.query * s.heads + own.head) * s.value_dim + column0;
+    const int rest = s.value_dim - column0;
+    const int width = DEEP > 1 && rest > HELD ? HELD : rest;
+    for (int i = (int)thread_x(); i < own.heads * width; i += threads) {
+        const int g = i / width, e = i - g * width;
         const C total = found.total(g, weights);
-        out[i] = narrow<T>(total == 0 ? (C)0 : found.value(g, e, weights) / total);
+        out[g * s.value_dim + e] = narrow<T>(total == 0 ? (C)0 : found.value(g, e, weights) / total);
     }
-    if (a.lse && (int)thread_x() < own.heads) {
+    if (a.lse && column0 == 0 && (int)thread_x() < own.heads) {
         const int g = (int)thread_x();
         const i64 at = (i64)sequence.row * s.heads + own.head + g;
         a.lse[at * s.total + token] = math::log(found.total(g, weights)) + finite_top(found.top(g));

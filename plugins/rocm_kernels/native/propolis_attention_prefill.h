@@ -131,7 +131,14 @@ PROPOLIS_FN void shape_scores(const Attention<T, K>& a, const AttentionShape& s,
     }
 }
 
-template <int COLUMNS, class T, class K>
+// The first of the values that a block has: where these are divided, each row of blocks has others, and
+// computes all scores itself.
+template <int COLUMNS, bool divided>
+PROPOLIS_FN i32 own_values() {
+    return divided ? (i32)block_y() * COLUMNS * SIDE : 0;
+}
+
+template <int COLUMNS, bool divided = false, class T, class K>
 PROPOLIS_FN void prefill(const Attention<T, K>& a, const AttentionShape& s) {
     typedef Compute<T> C;
     __shared__ __attribute__((aligned(16))) C tiles[2 * SIDE * DEPTH<SIDE>];
@@ -149,7 +156,8 @@ PROPOLIS_FN void prefill(const Attention<T, K>& a, const AttentionShape& s) {
     const T* q = a.q + sequence.row * s.q[0] + sequence.first * s.q[1] + head * s.q[2];
     const PackedRows<T> queries{q, s.q[1], sequence.tokens, s.dim};
     const CacheRows<K, true> k(a, s, a.k, s.k, s.dim, sequence, head / s.group);
-    const CacheRows<K, true> v(a, s, a.v, s.v, s.value_dim, sequence, head / s.group);
+    const CacheRows<K, true> v(a, s, a.v + own_values<COLUMNS, divided>(), s.v,
+                               s.value_dim - own_values<COLUMNS, divided>(), sequence, head / s.group);
 
     Rows<C> rows;
     C sum[COLUMNS][4][4] = {};
@@ -208,12 +216,12 @@ PROPOLIS_FN void prefill(const Attention<T, K>& a, const AttentionShape& s) {
         for (int c = 0; c < COLUMNS; ++c) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const int column = c * SIDE + own_column() + j;
+                const int column = own_values<COLUMNS, divided>() + c * SIDE + own_column() + j;
                 const C value = total == 0 ? (C)0 : sum[c][i][j] / total;
                 if (column < s.value_dim) out[column] = narrow<T>(value);
             }
         }
-        if (a.lse && own_column() == 0) {
+        if (a.lse && own_values<COLUMNS, divided>() == 0 && own_column() == 0) {
             const i64 at = ((i64)sequence.row * s.heads + head) * s.total + token;
             a.lse[at] = math::log(total) + finite_top(rows.top[i]);
         }

@@ -194,6 +194,8 @@ _RECIPES = (
     # Wide heads, which kernels may divide, and values wider or narrower than keys.
     _recipe({**_Q, **_KV, **_LENGTHS}, (_RULES[1], _RULES[6]), _WIDE),
     _recipe({**_Q, **_KV, **_LENGTHS}, (_RULES[0], _RULES[7]), {**_WIDE, "d": 120, "e": 248}),
+    # Those of image models' decoders are wider still.
+    _recipe({**_Q, **_KV, **_LENGTHS}, _RULES[1:2], {**_WIDE, "d": 512, "e": 512}),
 )
 OPS["attention"] = OpInfo(_attention, _RECIPES)
 # Lengths, ragged sequences in pages, and tiles: what is seen by whom is the same as above.

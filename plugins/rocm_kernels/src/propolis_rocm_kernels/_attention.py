@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     Choose = Callable[..., "Plan"]
 
 MAX_DIM: Final = 256
-"""Elements of a head that the kernels hold."""
+"""Elements of a head that the kernels hold; of wider values each row of blocks has so many."""
+
+WIDEST: Final = 1024
+"""Elements of a head, at most: image models' decoders have 512, latent attention 576.  f64 has no
+registers for more than :data:`MAX_DIM`."""
 
 SIDE: Final = 64
 """Queries of a block, and keys it looks at together, where there are many."""
@@ -119,11 +123,18 @@ def supports(
 ) -> str | None:
     """None, or why not: heads too wide for the kernels, or too many."""
     del kv_len
-    if max(q.shape[3], v.shape[3]) > MAX_DIM:
-        return f"head_dim {q.shape[3]} and value_dim {v.shape[3]}: up to {MAX_DIM} each"
+    if reason := too_wide(q, v, MAX_DIM if q.dtype is dtypes.f64 else WIDEST):
+        return reason
     slots = k.shape[1] * (1 if block_table is None else block_table.shape[1])
     if slots >= 1 << 30 or q.shape[0] * q.shape[1] * q.shape[2] > MAX_BLOCKS:
         return f"{slots} keys for {q.shape[0] * q.shape[1]} queries of {q.shape[2]} heads: too many"
+    return None
+
+
+def too_wide(q: Tensor, v: Tensor, most: int = MAX_DIM) -> str | None:
+    """Why heads are not for kernels that hold so many elements of one; None where they are."""
+    if max(q.shape[3], v.shape[3]) > most:
+        return f"head_dim {q.shape[3]} and value_dim {v.shape[3]}: up to {most} each"
     return None
 
 
@@ -280,8 +291,13 @@ def lanes_of(dim: int, value_dim: int) -> int:
 
 
 def columns_of(value_dim: int) -> int:
-    """Tiles of values side by side."""
-    return next(n for n in (1, 2, 4) if n * SIDE >= value_dim)
+    """Tiles of values side by side, that a block has."""
+    return next(n for n in (1, 2, 4) if n * SIDE >= min(value_dim, MAX_DIM))
+
+
+def slices_of(value_dim: int) -> int:
+    """Rows of blocks, of which each has other values."""
+    return max(-(-value_dim // MAX_DIM), 1)
 
 
 def tiles_of(total: int, batch: int, *, ragged: bool, side: int = SIDE) -> int:

@@ -17,8 +17,10 @@ from propolis_rocm_kernels._attention import few_queries
 from propolis_rocm_kernels._attention import functions
 from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
+from propolis_rocm_kernels._attention import slices_of
 from propolis_rocm_kernels._attention import supports
 from propolis_rocm_kernels._attention import tiles_of
+from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("attention")
 
-for _name in ("MAX_DIM", "SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
+for _name in ("MAX_DIM", "WIDEST", "SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 LESS_THREADS: Final = 64
@@ -40,6 +42,9 @@ FEW_KEYS: Final = 16
 
 _TILED: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _ANY: Final = {d: MODULE.kernel(f"any_{d.name}", ARGUMENTS) for d in dtypes.FLOATS}
+_WIDE: Final = {
+    d: MODULE.kernel(f"wide_{d.name}", ARGUMENTS) for d in dtypes.FLOATS if d is not dtypes.f64
+}
 _DECODE: Final = {
     (d, n, heads): MODULE.kernel(f"{name}{n}_{d.name}", ARGUMENTS)
     for d in _TILED
@@ -49,6 +54,7 @@ _DECODE: Final = {
 _PREFILL: Final = {
     (d, n): MODULE.kernel(f"prefill{n}_{d.name}", ARGUMENTS) for d in _TILED for n in (1, 2, 4)
 }
+_PREFILL_WIDE: Final = {d: MODULE.kernel(f"prefillwide_{d.name}", ARGUMENTS) for d in _TILED}
 
 
 def _choose(
@@ -57,14 +63,20 @@ def _choose(
     rows, total, heads, dim = q.shape
     value_dim, dtype = v.shape[3], q.dtype
     few = few_queries(total, batch, ragged=ragged)
-    if dtype not in _TILED or not all(map(rows_in_packs, (q, k, v))):
-        wide = few and keys > FEW_KEYS
-        threads = DECODE_THREADS if wide else LESS_THREADS
-        return Plan(_ANY[dtype], rows * total * heads, threads)
+    held = too_wide(q, v) is None
+    slices = slices_of(value_dim)
+    if dtype not in _TILED or not all(map(rows_in_packs, (q, k, v))) or (few and not held):
+        threads = DECODE_THREADS if few and keys > FEW_KEYS else LESS_THREADS
+        queries = rows * total * heads
+        if held:
+            return Plan(_ANY[dtype], queries, threads)
+        return Plan(_WIDE[dtype], (queries, slices, 1), threads)
     if few:
         each = GROUP if heads > k.shape[2] and plain else 1
         return decoding(_DECODE[dtype, lanes_of(dim, value_dim), each], q, k, v, keys, each)
     tiles = tiles_of(total, batch, ragged=ragged)
+    if slices > 1:
+        return Plan(_PREFILL_WIDE[dtype], (tiles * heads, slices, 1), BLOCK)
     return Plan(_PREFILL[dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 

@@ -15,6 +15,7 @@ from propolis_rocm_kernels._attention import functions
 from propolis_rocm_kernels._attention import rows_in_packs
 from propolis_rocm_kernels._attention import supports
 from propolis_rocm_kernels._attention import tiles_of
+from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import FRAGMENT
 from propolis_rocm_kernels._implementation import implementation
@@ -70,6 +71,8 @@ def takes(
         return "a bias, or ALiBi, is for other kernels"
     if max(q.shape[3], v.shape[3]) > WHOLE and q.shape[3] % FRAGMENT:
         return f"heads of {q.shape[3]} elements: up to {WHOLE}, or multiples of {FRAGMENT}"
+    if reason := too_wide(q, v):
+        return reason
     if not all(map(rows_in_packs, (q, k, v))):
         return "rows begin where no 16 bytes can be loaded at once"
     return supports(q, k, v, kv_len, **others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 from propolis import dtypes
@@ -18,6 +19,7 @@ from propolis_rocm_kernels._attention import lanes_of
 from propolis_rocm_kernels._attention import rows_in_packs
 from propolis_rocm_kernels._attention import supports
 from propolis_rocm_kernels._attention import tiles_of
+from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
@@ -61,7 +63,12 @@ def _choose(
     return Plan(_PREFILL[q.dtype, k.dtype, columns_of(value_dim)], tiles * heads, BLOCK)
 
 
+def _supports(q: Tensor, k: Tensor, v: Tensor, /, *rest: Any, **others: Any) -> str | None:
+    """None, or why not: heads that no block holds whole, or too much."""
+    return too_wide(q, v) or supports(q, k, v, *rest, **others)
+
+
 OPS: Final = [
-    implementation(name, fn, {"q": _QUERIES, "k": _KEPT}, in_place=False, supports=supports)
+    implementation(name, fn, {"q": _QUERIES, "k": _KEPT}, in_place=False, supports=_supports)
     for name, fn in zip(("qattention", "qattention_lse"), functions(_choose), strict=True)
 ]
