@@ -63,6 +63,28 @@ def test_caught(judged_here, check, body):
     assert "seed=" in result.case
 
 
+SPREAD = "if not (np.isfinite(x).all() and np.isfinite(y).all()): "
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [
+        ("", RIGHT),
+        ("", RIGHT + "\n" + SPREAD + "o[...] = np.nan"),
+        ("", RIGHT + "\n" + SPREAD + "o[~np.isfinite(o)] = np.inf"),
+        ("nan_inf", RIGHT + "\n" + SPREAD + "o[...] = np.inf"),
+        ("nan_inf", RIGHT + "\n" + SPREAD + "o[~np.isfinite(o)] = 0"),
+        ("nan_inf", RIGHT + "\no.reshape(-1)[:1] = np.nan"),
+        ("values", RIGHT + "\n" + SPREAD + "o[np.isfinite(o)] *= 1.001"),
+    ],
+)
+def test_who_spreads_nan(judged_here, check, body):
+    """Who says so may give NaN beside what is not finite, and loses nothing; else all holds."""
+    result = judged_here(add(body, ", spreads_nan=True"))
+    assert (result.status, result.check or "") == ("failed" if check else "passed", check)
+    assert bool(check) or judged_here(add(body)).status == ("passed" if body == RIGHT else "failed")
+
+
 @pytest.mark.parametrize(
     "body",
     [

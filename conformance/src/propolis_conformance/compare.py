@@ -37,6 +37,7 @@ def difference(
     magnitude: Array | None = None,
     *,
     exact: bool = True,
+    spreads: bool = False,
 ) -> tuple[str, str] | None:
     """
     Where a result is wrong: the check that says so and a sentence; None when it is right.
@@ -48,6 +49,7 @@ def difference(
         dtype: the output's.
         magnitude: of the terms, for ops that have one.
         exact: whether the implementation is declared so.
+        spreads: whether any element may be NaN, and what is not finite any other such number.
     """
     if actual.shape != expected.shape:
         return "contract", f"shape {actual.shape}, the truth has {expected.shape}"
@@ -57,6 +59,8 @@ def difference(
     with np.errstate(all="ignore"):
         values, truth = actual.astype(np.float64), expected.astype(np.float64)
         off, allowed, odd = deviation(spec, values, expected, dtype, magnitude, exact=exact)
+        if spreads:
+            odd &= ~np.isnan(values) & (np.isfinite(values) | np.isfinite(truth))
     if odd.any():
         return _describe("nan_inf", odd, values, truth, f"rounded to {dtype}")
     rtol, atol = spec.tolerance.get(dtype, EXACT)

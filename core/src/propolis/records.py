@@ -164,6 +164,9 @@ class OpImpl:
         exact: it computes with the inputs as they are.  One that rounds them further
             on the way (activations to 8 bits, f32 products in f16 or TF32) says False,
             and is not taken where the user sets ``numerics = "exact"``.
+        spreads_nan: where an input has NaN or infinities, other elements of the result than those
+            that they reach may be NaN: of algorithms that multiply padding, or sum and subtract
+            what they are not asked for (Winograd, FFT).  What they reach is never finite.
         in_place: ``out`` may be the memory of any input that has its shape, dtype size and
             strides.  Only of ops that work element by element (``OpSpec.elementwise``);
             for an implementation that cannot, core copies that input first.
@@ -191,6 +194,7 @@ class OpImpl:
     capture_safe: bool = False
     deterministic: bool = True
     exact: bool = True
+    spreads_nan: bool = False
     in_place: bool = False
     record: Recorder | None = None
     workspace: int | Callable[..., int] | None = None
