@@ -84,6 +84,30 @@ def test_ends(serving, spans):
     assert not failed.status.is_ok
 
 
+def test_images(drawing, spans):
+    """An image has a span too, with how large it is and how many steps it took, and no word."""
+    studio = drawing()
+    body = {"prompt": "secret words", "size": "64x64", "n": 2, "steps": 2, "seed": 1}
+    got = studio.http.post("/v1/images/generations", json=body)
+    assert got.status_code == 200, got.text
+    until(lambda: ours(spans))
+    (span,) = ours(spans)
+    assert span.name == f"generate_content {studio.service.name}"
+    assert dict(span.attributes) == {
+        "http.route": "/v1/images/generations",
+        "gen_ai.operation.name": "generate_content",
+        "gen_ai.output.type": "image",
+        "gen_ai.provider.name": "propolis",
+        "gen_ai.request.model": studio.service.name,
+        "gen_ai.response.finish_reasons": ("done",),
+        "propolis.image.width": 64,
+        "propolis.image.height": 64,
+        "propolis.image.steps": 2,
+        "propolis.image.batch": 2,
+    }
+    assert not [one for one in spans.get_finished_spans() if "secret" in one.to_json()]
+
+
 def test_outside_of_fastapis_own(spans):
     """Where no other span is there, the request's header names the parent."""
     header = (b"traceparent", b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01")

@@ -98,9 +98,9 @@ def application(
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        spans = None if service is None else tracing.watch(service)
-        if service is not None and spans is not None:
-            service.engine.watch(spans)
+        for one in (service, images):
+            if one is not None and (spans := tracing.watch(one)):
+                one.engine.watch(spans)
         for engine in engines:
             engine.start()
         for heartbeat in heartbeats:

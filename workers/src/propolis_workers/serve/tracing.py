@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from propolis_workers.serve.answers import Watch
+    from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
 
 SCOPE: ContextVar[Mapping[str, Any]] = ContextVar("SCOPE")
 """Of the request that is being answered, as ASGI has it."""
 
 
-def watch(service: Service) -> Watch | None:
+def watch(service: Service | ImageService) -> Watch | None:
     """
-    What makes spans of a service's answers.
+    What makes spans of a service's answers: texts, embeddings and images.
 
     Returns:
         None where OpenTelemetry is not installed, or nobody set it up: then it costs nothing.
@@ -51,7 +52,7 @@ def watch(service: Service) -> Watch | None:
     return begin
 
 
-def _begin(tracer: Tracer, service: Service, asked: Mapping[str, Any]) -> Span:
+def _begin(tracer: Tracer, service: Service | ImageService, asked: Mapping[str, Any]) -> Span:
     from opentelemetry.propagate import extract  # noqa: PLC0415  (as above)
     from opentelemetry.trace import SpanKind  # noqa: PLC0415
     from opentelemetry.trace import get_current_span  # noqa: PLC0415
@@ -59,7 +60,7 @@ def _begin(tracer: Tracer, service: Service, asked: Mapping[str, Any]) -> Span:
     scope = SCOPE.get({})
     headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope.get("headers", ())}
     route = getattr(scope.get("route"), "path", "")
-    operation = "chat" if "chat" in route else "text_completion"
+    operation, own = _described(asked, route)
     # Newer versions of FastAPI make a span of each request, in which this one lies.
     inside = get_current_span().is_recording()
     return tracer.start_span(
@@ -71,10 +72,25 @@ def _begin(tracer: Tracer, service: Service, asked: Mapping[str, Any]) -> Span:
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "propolis",
             "gen_ai.request.model": service.name,
-            "gen_ai.request.max_tokens": asked["max_tokens"],
-            "gen_ai.usage.input_tokens": len(asked["prompt"]),
+            **own,
         },
     )
+
+
+def _described(asked: Mapping[str, Any], route: str) -> tuple[str, dict[str, Any]]:
+    """What an engine was asked to do, and how much of it: numbers alone."""
+    if "prompt" not in asked:
+        params = asked["params"]
+        sizes = ("width", "height", "steps", "batch")
+        given = {f"propolis.image.{n}": params[n] for n in sizes if params.get(n) is not None}
+        return "generate_content", {"gen_ai.output.type": "image", **given}
+    if "embed" in asked:
+        return "embeddings", {"gen_ai.usage.input_tokens": len(asked["embed"])}
+    counts = {
+        "gen_ai.request.max_tokens": asked["max_tokens"],
+        "gen_ai.usage.input_tokens": len(asked["prompt"]),
+    }
+    return "chat" if "chat" in route else "text_completion", counts
 
 
 class _Spanned:
@@ -85,8 +101,10 @@ class _Spanned:
         self._started = time.perf_counter()
         self._tokens = 0
 
-    def told(self, one: Mapping[str, Any]) -> None:  # noqa: ARG002  (whatever it says)
+    def told(self, one: Mapping[str, Any]) -> None:
         """Count a token; note when the first came."""
+        if "token" not in one:
+            return  # of images and embeddings
         if not self._tokens:
             spent = time.perf_counter() - self._started
             self._span.set_attribute("gen_ai.server.time_to_first_token", spent)
@@ -96,7 +114,8 @@ class _Spanned:
         """End the span, with how the answer ended."""
         from opentelemetry.trace import StatusCode  # noqa: PLC0415  (as above)
 
-        self._span.set_attribute("gen_ai.usage.output_tokens", self._tokens)
+        if self._tokens:
+            self._span.set_attribute("gen_ai.usage.output_tokens", self._tokens)
         self._span.set_attribute("gen_ai.response.finish_reasons", [end])
         if end == "error":
             self._span.set_status(StatusCode.ERROR)
