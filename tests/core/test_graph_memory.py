@@ -13,6 +13,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.dispatch.capture import Scratch
 from propolis.errors import DispatchError
+from propolis.errors import OutOfMemoryError
 
 
 def on(device, values):
@@ -368,3 +369,132 @@ def test_a_graph_that_is_closed_gives_its_memory_back(fakes, parts):
         gc.enable()
     with pytest.raises(DispatchError, match="closed"):
         graph.replay()
+
+
+def test_what_others_fill_stays(arithmetic, frugal):
+    """Memory that another device, or a plugin's own launch, filled is read first, and held."""
+    x = on(arithmetic, [1, 2])
+    with capture(arithmetic) as graph:
+        foreign = arithmetic.empty((2,), dtypes.f32)
+        raw = np.float32([10, 20]).view(np.uint8)
+        arithmetic.memory.copy_in(foreign.storage, 0, raw)
+        y = ops.add(x, foreign)
+        del foreign
+        z = chain(y, 4)
+    for values in ([3, 4], [5, 6]):
+        x.assign(np.float32(values))
+        frugal(arithmetic, graph)
+        assert z.numpy().tolist() == [16.0 * (values[0] + 10), 16.0 * (values[1] + 20)]
+
+
+def test_what_falls_to_the_cpu_takes_turns_too(fakes, frugal):
+    """A result that the CPU computes is a call's as any other."""
+    device = fakes.device()
+    x = on(device, np.ones(64))
+    before = len(device.memory.live)
+    with capture(device) as graph:
+        y = chain(x, 10)
+    gc.collect()
+    assert len(device.memory.live) - before == 3
+    x.assign(np.full(64, 3, np.float32))
+    frugal(device, graph)
+    assert y.numpy().tolist() == [3 * 1024.0] * 64
+
+
+def test_a_weight_that_comes_back_within_a_call_stays(fakes):
+    """Its elements are restored where a step needs them; they are the user's, whoever made them."""
+    from propolis import Prepared
+    from propolis.dispatch import DispatchTable
+
+    def prepare(w):
+        kept = w.numpy().copy()
+        return Prepared(
+            kept, restore=lambda: ops.add(on(w.device, kept - 1), on(w.device, kept * 0 + 1))
+        )
+
+    def linear(out, x, w, /, bias=None):
+        fakes.view(out)[...] = fakes.view(x) @ fakes.view(w).T
+
+    lead = fakes.impl(
+        "linear", linear, prepare=prepare, supports=lambda *_a, **_k: "never", priority=200
+    )
+    device = fakes.device(fakes.impl(), fakes.impl("linear", linear), lead)
+    w = on(device, [[1, 2], [3, 4]])
+    w = DispatchTable.of(device).prepare(ops.linear, ops.linear.key(dtypes.f32), w)
+    x = on(device, [[1, 1]])
+    with capture(device) as graph:
+        y = ops.linear(x, w)
+        z = chain(y, 5)
+    for values in ([1, 1], [2, 5]):
+        x.assign(np.float32([values]))
+        graph.replay()
+        expected = np.float32([values]) @ np.float32([[1, 3], [2, 4]])
+        assert z.numpy().tolist() == (32 * expected).tolist()
+        assert w.numpy().tolist() == [[1, 2], [3, 4]]
+
+
+def test_what_a_decomposition_keeps_stays(fakes, monkeypatch):
+    """A table that it makes by ops once, and reads at each call."""
+    kept = []
+
+    def sqr(out, x, /):
+        if not kept:
+            kept.append(ops.add(on(x.device, [1, 1]), on(x.device, [1, 1])))
+        ops.mul.into(out, ops.add(x, x), kept[0])
+
+    device = fakes.device(fakes.impl("mul", fakes.kernel(np.multiply)), fakes.impl())
+    monkeypatch.setattr(ops.sqr, "decomposition", ops.sqr.decomposition._replace(fn=sqr))
+    x = on(device, [1, 2])
+    with capture(device) as graph:
+        results = [ops.sqr(x), ops.sqr(ops.sqr(x))]
+    for values in ([1, 2], [3, 5]):
+        x.assign(np.float32(values))
+        graph.replay()
+        assert results[0].numpy().tolist() == [4.0 * v for v in values]
+        assert results[1].numpy().tolist() == [16.0 * v for v in values]
+        assert kept[0].numpy().tolist() == [2, 2]
+
+
+def test_a_graph_is_replayed_once_its_step_has_ended(arithmetic):
+    """Not within the block, nor where that raised; then nothing of it is left."""
+    x = on(arithmetic, np.ones(8))
+    before = len(arithmetic.memory.live)
+    with capture(arithmetic) as graph:
+        chain(x, 3)
+        with pytest.raises(DispatchError, match="is being captured"):
+            graph.replay()
+    graph.replay()
+    graph.close()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), capture(arithmetic) as graph:  # noqa: PT012
+            chain(x, 3)
+            raise ZeroDivisionError
+        assert len(arithmetic.memory.live) == before
+    finally:
+        gc.enable()
+    with pytest.raises(DispatchError, match="closed"):
+        graph.replay()
+
+
+def test_a_step_whose_memory_is_too_little_to_be_kept(arithmetic, monkeypatch):
+    """The error comes when the block ends; the step has run, and the next can be captured."""
+    x, room = on(arithmetic, np.ones(8)), [True]
+    allocate = arithmetic.memory.allocate
+
+    def limited(nbytes):
+        if not room[0]:
+            raise OutOfMemoryError
+        return allocate(nbytes)
+
+    monkeypatch.setattr(arithmetic.memory, "allocate", limited)
+    with pytest.raises(OutOfMemoryError), capture(arithmetic) as graph:  # noqa: PT012
+        y = chain(x, 4)
+        room[0] = False
+    assert y.numpy().tolist() == [16.0] * 8
+    room[0] = True
+    with capture(arithmetic) as graph:
+        y = chain(x, 4)
+    x.assign(np.full(8, 2, np.float32))
+    graph.replay()
+    assert y.numpy().tolist() == [32.0] * 8

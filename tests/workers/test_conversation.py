@@ -295,14 +295,15 @@ def test_interrupted_within_a_step(llm, monkeypatch):
     for calls in (1, 2, 4):
         left = iter([False] * (calls - 1) + [True])
 
-        def failing(x, left=left):
-            if next(left, False):
-                raise KeyboardInterrupt
-            return norm(x)
+        class Failing:
+            def of_sum(self, x, y, left=left):
+                if next(left, False):
+                    raise KeyboardInterrupt
+                return norm.of_sum(x, y)
 
         with monkeypatch.context() as patch:
             patch.setattr(engine, "CHUNK", 8)
-            patch.setattr(llm.model, "norm", failing)
+            patch.setattr(llm.model, "norm", Failing())
             with pytest.raises(KeyboardInterrupt):
                 list(talk.say("b", max_tokens=20))
         assert [] == talk.messages

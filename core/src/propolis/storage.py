@@ -78,7 +78,7 @@ class Memory(ABC):
 
 
 class Step(Protocol):
-    """What learns of the storages that a thread makes meanwhile (:meth:`Device.making`)."""
+    """What learns of the storages that a thread makes meanwhile (:attr:`Device.steps`)."""
 
     def made(self, storage: Storage) -> None:
         """A tensor's storage was allocated."""

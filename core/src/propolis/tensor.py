@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
@@ -41,7 +40,6 @@ from propolis.wording import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Iterator
     from collections.abc import Mapping
     from collections.abc import Sequence
 
@@ -86,11 +84,11 @@ class Device:
         properties: what the hardware says of itself.
         memory: its allocator and copies.
         liveness: whether it still works; whoever calls its driver asks and tells it.
-        table: who serves each op here, a :class:`propolis.dispatch.DispatchTable`; set by the
-            runtime that opened the device.
+        table: who serves each op here, a ``DispatchTable``; set by the runtime that opened it.
         threads: host threads that implementations may use for one call.
         checks_memory: whether :meth:`expect_room` refuses anything.
         launched: ran the last call, which the device may still be at; None after a wait.
+        steps: those that are being captured, by thread.
     """
 
     table: Dispatch
@@ -118,7 +116,7 @@ class Device:
         self.kind = properties.kind
         self.threads = 1
         self.checks_memory = True
-        self._steps: dict[int, Step] = {}
+        self.steps: dict[int, Step] = {}
 
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """
@@ -137,18 +135,9 @@ class Device:
         else:
             nbytes = layout.numel * dtype.block_bytes
         storage = self.liveness.guarded(self.memory.allocate, nbytes)
-        if self._steps and (step := self._steps.get(get_ident())):
+        if self.steps and (step := self.steps.get(get_ident())):
             step.made(storage)
         return Tensor(storage, layout, dtype, self)
-
-    @contextmanager
-    def making(self, step: Step) -> Iterator[None]:
-        """Tell a step what this thread makes on the device meanwhile."""
-        self._steps[get_ident()] = step
-        try:
-            yield
-        finally:
-            del self._steps[get_ident()]
 
     def expect_room(self, nbytes: int, what: str, remedy: str) -> None:
         """
@@ -180,7 +169,7 @@ class Device:
 
     def copy_in(self, target: Storage, offset: int, source: np.ndarray) -> None:
         """Copy a contiguous 1-D uint8 host array to byte ``offset`` of ``target``."""
-        if self._steps and (step := self._steps.get(get_ident())):
+        if self.steps and (step := self.steps.get(get_ident())):
             step.filled(target)
         self.guarded(self.memory.copy_in, target, offset, source)
 

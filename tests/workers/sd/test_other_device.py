@@ -15,6 +15,8 @@ from propolis import default_runtime
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
 from propolis.dispatch.call import Handler
+from propolis.dispatch.temporaries import Temporaries
+from propolis.errors import OutOfMemoryError
 from propolis_conformance.testing import FakeDevice
 from propolis_conformance.testing import assert_on
 from propolis_workers.sd import GenerateParams
@@ -25,10 +27,18 @@ from propolis_workers.sd.loading import load_components
 from propolis_workers.sd.unet import AddedConditions
 
 
+class WithGraphs(FakeDevice):
+    """A device that makes one call of many."""
+
+    def record(self, calls):
+        """As graphs of hardware do."""
+        return lambda: [call() for call in calls]
+
+
 @pytest.fixture
 def device():
     """A device that no plugin serves."""
-    made = FakeDevice()
+    made = WithGraphs()
     made.table = DispatchTable(made, (), default_runtime().cpu, FallbackLog("allow"))
     return made
 
@@ -66,7 +76,7 @@ def test_same_as_on_the_cpu(models, folders, golden, device, family):
 )
 def test_drawing_is_the_same(pipelines, complete, runs, device, family, task):
     """Each task draws the CPU's bytes, by seeds, with a preview after each step."""
-    params = {"prompt": "a", "steps": 2, "seed": 3, "batch": 2, "scheduler": "euler_ancestral"}
+    params = {"prompt": "a", "steps": 3, "seed": 3, "batch": 2, "scheduler": "euler_ancestral"}
     if task != "txt2img":
         params["image"] = runs.picture()
     if task == "inpaint":
@@ -108,9 +118,9 @@ def captured(monkeypatch, device):
     return graphs
 
 
-@pytest.mark.parametrize(("steps", "replays"), [(1, []), (4, [3])])
+@pytest.mark.parametrize(("steps", "replays"), [(1, []), (2, []), (4, [3])])
 def test_a_step_is_captured_once(complete, device, captured, steps, replays):
-    """The others replay it; of one step nothing is captured, for nothing would be replayed."""
+    """The others replay it; of two nothing is: one replay saves less than a capture takes."""
     sd = StableDiffusion.load(complete("sd15"), device=device)
     drawn = sd.generate(GenerateParams(prompt="a", steps=steps, seed=3))
     assert len(drawn) == 1
@@ -135,15 +145,31 @@ def test_a_step_that_somebody_looks_at_is_not_captured(complete, device, capture
     )
 
 
+def test_memory_that_is_too_little_for_a_graph(complete, device, captured, monkeypatch):
+    """The steps are taken one by one then, and draw the same."""
+    sd = StableDiffusion.load(complete("sd15"), device=device)
+    params = GenerateParams(prompt="a", steps=3, seed=3)
+    drawn = sd.generate(params)
+
+    def short(*_):
+        raise OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Temporaries, "settle", short)
+        again = sd.generate(params)
+    assert captured == [2]
+    np.testing.assert_array_equal(drawn[0], again[0])
+
+
 def test_memory_of_steps_comes_back(complete, device):
     """A captured step keeps nothing once the image is drawn, without the garbage collector."""
     sd = StableDiffusion.load(complete("sd15"), device=device)
-    sd.generate(GenerateParams(prompt="a", steps=2, seed=1))
+    sd.generate(GenerateParams(prompt="a", steps=3, seed=1))
     gc.collect()
     before = len(device.memory.live)
     gc.disable()
     try:
-        sd.generate(GenerateParams(prompt="a", steps=2, seed=2))
+        sd.generate(GenerateParams(prompt="a", steps=3, seed=2))
         assert len(device.memory.live) == before
     finally:
         gc.enable()

@@ -118,6 +118,11 @@ class SavedCall:
         """Whether who ran it computes with its inputs as they are; so where nobody said."""
         return bool(self.facts.get("exact", 1))
 
+    @property
+    def spreads(self) -> bool:
+        """Whether who ran it may give NaN beside what is not finite; not where nobody said."""
+        return bool(self.facts.get("spreads", 0))
+
     @classmethod
     def of(cls, spec: OpSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SavedCall:
         """

@@ -46,9 +46,10 @@ def facts(device: Device, source: Provenance | None) -> dict[str, Any]:
 
 
 def served(server: Server) -> dict[str, Any]:
-    """Who took a call, in words, and whether it computes with its inputs as they are."""
+    """Who took a call, in words, and what it declares of how it computes."""
     impl = (server.cpu or server).impl
-    return {"by": str(server), "exact": int(impl is None or impl.exact)}
+    said = {"exact": impl is None or impl.exact, "spreads": impl is not None and impl.spreads_nan}
+    return {"by": str(server), **{name: int(is_so) for name, is_so in said.items()}}
 
 
 def oracle(runtime: Runtime) -> Device:

@@ -58,11 +58,13 @@ def capture(device: Device) -> Iterator[Graph]:
 
     Views made inside the block are part of the graph as they are; tensors allocated inside it
     live as long as the graph, but for those that nobody holds at its end: these take turns in
-    memory, as they did in the step.  Only this thread's ops are kept.
+    memory, much as they did in the step.  Only this thread's ops are kept.  The graph can be
+    replayed once the block has ended; where that raises, it is closed.
 
     Raises:
         DispatchError: this thread is capturing the device already, or somebody looks at its
             calls.
+        OutOfMemoryError: what takes turns has too little memory; the step itself has run.
 
     >>> import numpy as np
     >>> from propolis import Tensor, capture, default_runtime, ops
@@ -74,12 +76,20 @@ def capture(device: Device) -> Iterator[Graph]:
     >>> y.numpy().tolist()
     [6.0, 8.0]
     """
-    table, temporaries = Table.of(device), Temporaries()
-    graph = Graph(temporaries=temporaries)
-    with table.watch(_Capturing(table, graph), "capture"), device.making(temporaries):
-        yield graph
-    temporaries.settle(device)
-    graph.join(device)
+    table, scratch = Table.of(device), Scratch()
+    graph = Graph(scratch)
+    try:
+        with table.watch(_Capturing(table, graph), "capture"):
+            device.steps[get_ident()] = scratch.temporaries
+            try:
+                yield graph
+            finally:
+                del device.steps[get_ident()]
+        scratch.temporaries.settle(device)
+        graph.join(device)
+    except BaseException:
+        graph.close()
+        raise
 
 
 class _Capturing(Handler):
@@ -109,31 +119,25 @@ class Graph:
         scratch: the memory that its calls take turns in.
     """
 
-    def __init__(
-        self,
-        scratch: Scratch | None = None,
-        *,
-        temporaries: Temporaries | None = None,
-        inner: bool = False,
-    ) -> None:
-        self.scratch = scratch or Scratch()
-        self._temporaries = temporaries
+    def __init__(self, scratch: Scratch, *, inner: bool = False) -> None:
+        self.scratch = scratch
         self._inner = inner
         self._calls: list[CapturedCall] = []
         self._again: list[Callable[[], None]] = []
         self._joined: list[Callable[[], None]] | None = None
         self._generation = 0
-        self._closed = False
+        self._ready = inner
 
     def replay(self) -> None:
         """
         Run the captured calls again, over the same tensors.
 
         Raises:
-            DispatchError: the graph was closed.
+            DispatchError: the graph was closed, or its step has not ended.
         """
-        if self._closed:
-            _closed()
+        if not self._ready:
+            msg = "this graph cannot be replayed: its step is being captured, or it was closed"
+            raise DispatchError(msg)
         if self._joined is not None and self._calls[0].table.generation != self._generation:
             self._joined = None  # somebody else serves an op now: ask for each call again
         for step in self._joined or self._again:
@@ -150,7 +154,7 @@ class Graph:
         Raises:
             DeviceLostError: the device failed for good.
         """
-        table = Table.of(device)
+        table, self._ready = Table.of(device), True
         if not self._calls or table.handlers(None):
             return  # what somebody looks at runs call by call
         steps: list[Callable[[], None]] = []
@@ -165,26 +169,26 @@ class Graph:
         """Let go of the step and its memory, now and not when the garbage collector comes by."""
         for call in self._calls:
             call.close()
-        self._joined = None
+        self._joined, self._ready = None, False
         self._calls.clear()
         self._again.clear()
         self.scratch.blocks.clear()
         self.scratch.buffers.clear()
-        self._closed = True
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def run(self, table: Table, call: Call) -> None:
         """Run a call, and keep it if it succeeds."""
-        temporaries = self._temporaries
-        call = call if temporaries is None else temporaries.own(call)
-        captured = CapturedCall(table, call, self.scratch, inner=self._inner)
-        captured.again()
+        temporaries = self.scratch.temporaries
+        captured = CapturedCall(table, temporaries.own(call), self.scratch, inner=self._inner)
+        try:
+            captured.again()
+        finally:
+            if not self._inner:
+                temporaries.let_go()
         self._calls.append(captured)
         self._again.append(captured.again)
-        if temporaries is not None:
-            temporaries.let_go([*call.outputs, *call.read, *captured.tensors()])
 
     def tensors(self, *, written: bool = False) -> Iterator[Tensor]:
         """Every tensor of all calls and their parts; or only what they write on the way."""
@@ -308,7 +312,7 @@ class CapturedCall:
 
     def close(self) -> None:
         """Let go of the tensors: what runs the call holds it, in cycles of its own."""
-        self.bound = self.again = _closed
+        self.bound = self.again = _nothing
         self.call = Call(self.call.spec, self.call.key, (), (), {})
         self._copies.clear()
         self._mirrored = None
@@ -323,10 +327,8 @@ class CapturedCall:
             yield from self._parts.tensors(written=written)
 
 
-def _closed(*args: object, **kwargs: object) -> None:
-    del args, kwargs
-    msg = "this graph was closed: capture the step again"
-    raise DispatchError(msg)
+def _nothing(*args: object, **kwargs: object) -> None:
+    """What a closed call does."""
 
 
 class Scratch:
@@ -336,9 +338,11 @@ class Scratch:
     Attributes:
         blocks: on the device.
         buffers: on the host.
+        temporaries: what the step makes, while it is captured.
     """
 
     def __init__(self) -> None:
+        self.temporaries = Temporaries()
         self.blocks: list[Storage] = []
         self.buffers: list[np.ndarray] = []
 

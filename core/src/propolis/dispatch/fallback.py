@@ -168,8 +168,9 @@ class Mirrored:
         for tensor, raw in self._read:
             tensor.device.copy_out(raw, tensor.storage, _start(tensor))
         self._run()
-        for tensor, raw in self._written:
-            tensor.device.copy_in(tensor.storage, _start(tensor), raw)
+        for tensor, raw in self._written:  # by the call, not by the host: a replay does it again
+            device = tensor.device
+            device.guarded(device.memory.copy_in, tensor.storage, _start(tensor), raw)
 
     def _mirror(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.device is self._cpu:

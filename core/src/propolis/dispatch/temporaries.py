@@ -5,6 +5,9 @@ A graph that held every tensor of its step would hold many times what the step n
 So it works on tensors of its own, over storages that it does not hold.  What was
 freed by the end of the step is a temporary, with a first and a last call; temporaries whose
 calls do not overlap take turns in one block.
+
+A storage is of the step when a call of it writes there first.  What anybody else may have filled
+(the host, another device, an implementation's own launch) is read first, and held.
 """
 
 from __future__ import annotations
@@ -21,8 +24,6 @@ from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from propolis.dispatch.call import Call
     from propolis.storage import Storage
     from propolis.tensor import Device
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Buffer:
-    """A storage that the step made: who refers to it, from which call to which."""
+    """A storage that was made: which of the graph's tensors are there, from which call to which."""
 
     storage: weakref.ref[Storage]
     nbytes: int
+    first: int = -1
+    last: int = -1
     tensors: list[Tensor] = field(default_factory=list)
-    first: int = 0
-    last: int = 0
 
 
 @dataclass(slots=True)
@@ -51,23 +52,23 @@ class _Block:
 
 
 class Temporaries:
-    """What one step makes, while it is captured."""
+    """What one step makes, while it is captured; then it does nothing any more."""
 
     def __init__(self) -> None:
         self._calls = 0
         # By the storage's id, until it is freed.
         self._known: dict[int, _Buffer] = {}
         self._buffers: list[_Buffer] = []
+        self._own: list[Tensor] = []  # the graph's tensors that hold storages still
 
     def made(self, storage: Storage) -> None:
-        """Know a storage that the step made."""
+        """Know a storage that was made while the step ran."""
         known, key = self._known, id(storage)
         try:
             reference = weakref.ref(storage, lambda _: known.pop(key, None))
         except TypeError:  # the graph holds it, as all that is not of the step
             return
         known[key] = _Buffer(reference, storage.nbytes)
-        self._buffers.append(known[key])
 
     def filled(self, storage: Storage) -> None:
         """Leave a storage alone: it has what no call of the step writes."""
@@ -75,24 +76,33 @@ class Temporaries:
 
     def own(self, call: Call) -> Call:
         """The call over tensors of the graph's own, where they are of the step."""
+        written = {id(tensor.storage) for tensor in call.written}
+        for tensor in (*call.outputs, *call.read):
+            key = id(storage_of(tensor))
+            buffer = self._known.get(key)
+            if buffer is None or buffer.first >= 0:
+                continue
+            if key in written:
+                buffer.first = self._calls
+                self._buffers.append(buffer)
+            else:
+                del self._known[key]
         return replace(
             call,
-            outputs=tuple(map(self._own, call.outputs)),
-            inputs=tuple(map(self._own, call.inputs)),
-            attributes={name: self._own(value) for name, value in call.attributes.items()},
+            outputs=tuple(map(self._ours, call.outputs)),
+            inputs=tuple(map(self._ours, call.inputs)),
+            attributes={name: self._ours(value) for name, value in call.attributes.items()},
         )
 
-    def let_go(self, held: Iterable[Tensor]) -> None:
-        """Hold the storages of the step no longer, of all tensors that the call holds; it ran."""
-        for tensor in held:
-            storage = storage_of(tensor)
-            buffer = self._known.get(id(storage))
-            if storage is not None and buffer is not None:
-                if not buffer.tensors:
-                    buffer.first = self._calls
+    def let_go(self) -> None:
+        """Hold the storages of the step no longer: a call ran, with its parts."""
+        for tensor in self._own:
+            buffer = self._known.get(id(tensor.storage))
+            if buffer is not None and buffer.first >= 0:
                 buffer.last = self._calls
                 buffer.tensors.append(tensor)
                 _move(tensor, _NOWHERE)
+        self._own.clear()
         self._calls += 1
 
     def settle(self, device: Device) -> None:
@@ -105,31 +115,29 @@ class Temporaries:
         freed = []
         for buffer in self._buffers:
             storage = buffer.storage()
-            if storage is None:
+            if storage is None and buffer.tensors:
                 freed.append(buffer)
-                continue
-            for tensor in buffer.tensors:
+            for tensor in buffer.tensors if storage is not None else ():
                 _move(tensor, storage)
         self._known.clear()
         self._buffers.clear()
         blocks: list[_Block] = []
         # The largest first: then none of the blocks there are is too small for the next.
         for buffer in sorted(freed, key=lambda b: b.nbytes, reverse=True):
-            if not buffer.tensors:
-                continue
             block = next((b for b in reversed(blocks) if b.is_free(buffer)), None)
             if block is None:
-                storage = device.liveness.guarded(device.memory.allocate, buffer.nbytes)
-                block = _Block(storage)
+                block = _Block(device.guarded(device.memory.allocate, buffer.nbytes))
                 blocks.append(block)
             block.taken.append((buffer.first, buffer.last))
             for tensor in buffer.tensors:
                 _move(tensor, block.storage)
 
-    def _own(self, value: Any) -> Any:
+    def _ours(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or id(storage_of(value)) not in self._known:
             return value
-        return Tensor(value.storage, value.layout, value.dtype, value.device)
+        tensor = value.with_prepared({})
+        self._own.append(tensor)
+        return tensor
 
 
 class _Nowhere:
@@ -141,7 +149,8 @@ class _Nowhere:
 _NOWHERE = _Nowhere()
 
 
-def _move(tensor: Tensor, storage: Storage) -> None:
+def _move(tensor: Tensor, storage: Storage | None) -> None:
+    assert storage is not None  # noqa: S101  (for mypy)
     tensor.storage = storage
     tensor._array = None  # noqa: SLF001  (the view of the memory before)
 

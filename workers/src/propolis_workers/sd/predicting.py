@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from propolis import Device
 from propolis import Tensor
 from propolis import capture
 from propolis import ops
 from propolis.dispatch import DispatchTable
+from propolis.errors import OutOfMemoryError
 from propolis_workers.sd.latents import as_f32
 
 
@@ -42,7 +44,7 @@ class Predictor:
     """
     A UNet under one guide, for latents of one shape.
 
-    On devices whose graphs save launches, the first step is captured and the others replay it:
+    On devices that have graphs of their own, the first step is captured and the others replay it:
     a step is some 700 calls, which a host queues more slowly than a good GPU runs them.
     """
 
@@ -53,11 +55,11 @@ class Predictor:
         Args:
             unet: the network.
             guide: what it is told.
-            steps: how many are to come: one alone is not captured.
+            steps: how many are to come: one replay alone would not be worth a capture.
         """
         self._unet = unet
         self._guide = guide
-        self._again = steps > 1
+        self._again = steps > 2
         self._captured: tuple[Graph, Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor, timestep: float) -> Tensor:
@@ -79,11 +81,15 @@ class Predictor:
             graph.replay()
             return ops.copy(output)
         at = Tensor.from_numpy(time, x.device)
-        if not (self._again and _replays_pay(x)):
+        if not (self._again and _replays_pay(x.device)):
             return self._predict(x, at)
         latents = ops.copy(x)
-        with capture(x.device) as graph:
-            output = self._predict(latents, at)
+        try:
+            with capture(x.device) as graph:
+                output = self._predict(latents, at)
+        except OutOfMemoryError:  # what the graph keeps, or the step itself: which then says so
+            self._again = False
+            return self._predict(x, at)
         self._captured = graph, latents, at, output
         return ops.copy(output)
 
@@ -103,14 +109,10 @@ class Predictor:
         return ops.add(negative, ops.affine(towards, guide.scale, 0.0))
 
 
-def _replays_pay(x: Tensor) -> bool:
-    """
-    Whether replays cost less than steps.
-
-    On the CPU they do not: it has no graphs of its own, and one would hold every result of a step.
-    Where somebody looks at calls, these run one by one.
-    """
-    return x.device.kind != "cpu" and not DispatchTable.of(x.device).handlers(get_ident())
+def _replays_pay(device: Device) -> bool:
+    """Whether it has graphs of its own, and nobody looks at calls, which then run one by one."""
+    has_graphs = type(device).record is not Device.record
+    return has_graphs and not DispatchTable.of(device).handlers(get_ident())
 
 
 __all__ = ["Guide", "Predictor"]

@@ -305,10 +305,9 @@ class Step:
                 q_start=None if self._starts is None else self._starts.tensor,
                 block_table=places.table,
             )
-        _, count, heads, dim = q.shape
-        each = q.reshape(count, 1, heads, dim)
+        each = q.permute(1, 0, 2, 3)  # a view also of queries that lie beside keys
         y = attend(each, keys, values, self._lengths.tensor, rules, block_table=places.table)
-        return y.reshape(1, count, heads, y.shape[3])
+        return y.reshape(1, *y.shape[:1], *y.shape[2:])
 
     def before(
         self,
