@@ -353,20 +353,26 @@ def test_other_threads_make_tensors_of_their_own(arithmetic):
     assert made[0].numpy().tolist() == [2.0] * 8
 
 
+@pytest.fixture
+def uncollected():
+    """Without the garbage collector: memory comes back at once, or it does not."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
 def test_a_graph_that_is_closed_gives_its_memory_back(fakes, parts):
     """At once, though calls and what runs them hold each other; and it says so when replayed."""
     device = fakes.device(*parts, fakes.impl(), policy="allow")
     x = on(device, np.ones(8))
     before = len(device.memory.live)
-    gc.disable()
-    try:
-        with capture(device) as graph:
-            y = ops.exp(ops.silu_mul(ops.add(x, x), x))  # exp falls to the CPU
-        graph.close()
-        del y
-        assert len(device.memory.live) == before
-    finally:
-        gc.enable()
+    with capture(device) as graph:
+        y = ops.exp(ops.silu_mul(ops.add(x, x), x))  # exp falls to the CPU
+    graph.close()
+    del y
+    assert len(device.memory.live) == before
     with pytest.raises(DispatchError, match="closed"):
         graph.replay()
 
@@ -455,6 +461,7 @@ def test_what_a_decomposition_keeps_stays(fakes, monkeypatch):
         assert kept[0].numpy().tolist() == [2, 2]
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_graph_is_replayed_once_its_step_has_ended(arithmetic):
     """Not within the block, nor where that raised; then nothing of it is left."""
     x = on(arithmetic, np.ones(8))
@@ -465,14 +472,10 @@ def test_a_graph_is_replayed_once_its_step_has_ended(arithmetic):
             graph.replay()
     graph.replay()
     graph.close()
-    gc.disable()
-    try:
-        with pytest.raises(ZeroDivisionError), capture(arithmetic) as graph:  # noqa: PT012
-            chain(x, 3)
-            raise ZeroDivisionError
-        assert len(arithmetic.memory.live) == before
-    finally:
-        gc.enable()
+    with pytest.raises(ZeroDivisionError), capture(arithmetic) as graph:  # noqa: PT012
+        chain(x, 3)
+        raise ZeroDivisionError
+    assert len(arithmetic.memory.live) == before
     with pytest.raises(DispatchError, match="closed"):
         graph.replay()
 

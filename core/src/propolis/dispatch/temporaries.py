@@ -115,15 +115,18 @@ class Temporaries:
         freed = []
         for buffer in self._buffers:
             storage = buffer.storage()
-            if storage is None and buffer.tensors:
+            if storage is None:
                 freed.append(buffer)
-            for tensor in buffer.tensors if storage is not None else ():
+                continue
+            for tensor in buffer.tensors:
                 _move(tensor, storage)
         self._known.clear()
         self._buffers.clear()
         blocks: list[_Block] = []
         # The largest first: then none of the blocks there are is too small for the next.
         for buffer in sorted(freed, key=lambda b: b.nbytes, reverse=True):
+            if not buffer.tensors:
+                continue  # of a call that failed
             block = next((b for b in reversed(blocks) if b.is_free(buffer)), None)
             if block is None:
                 block = _Block(device.guarded(device.memory.allocate, buffer.nbytes))
@@ -149,8 +152,7 @@ class _Nowhere:
 _NOWHERE = _Nowhere()
 
 
-def _move(tensor: Tensor, storage: Storage | None) -> None:
-    assert storage is not None  # noqa: S101  (for mypy)
+def _move(tensor: Tensor, storage: Storage) -> None:
     tensor.storage = storage
     tensor._array = None  # noqa: SLF001  (the view of the memory before)
 

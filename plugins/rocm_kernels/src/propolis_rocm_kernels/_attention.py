@@ -291,8 +291,8 @@ def lanes_of(dim: int, value_dim: int) -> int:
 
 
 def columns_of(value_dim: int) -> int:
-    """Tiles of values side by side, that a block has."""
-    return next(n for n in (1, 2, 4) if n * SIDE >= min(value_dim, MAX_DIM))
+    """Tiles of values side by side."""
+    return next(n for n in (1, 2, 4) if n * SIDE >= value_dim)
 
 
 def slices_of(value_dim: int) -> int:
