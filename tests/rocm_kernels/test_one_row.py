@@ -10,8 +10,7 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis_rocm_kernels import _qmatmul
-from propolis_rocm_kernels import ops_quantized_matmul
+from propolis_rocm_kernels import ops_quantized_matmul_one
 from propolis_rocm_kernels._constants import PART
 
 
@@ -28,16 +27,16 @@ def runtime():
 def taken(monkeypatch):
     """The blocks of each launch of these kernels."""
     found = []
-    launch = _qmatmul.launch_one
 
-    def spy(kernel, out, x, w):
+    def counted(kernel):
         def count(device, blocks, *values, **options):
             found.append(blocks)
             kernel(device, blocks, *values, **options)
 
-        launch(count, out, x, w)
+        return count
 
-    monkeypatch.setattr(_qmatmul, "launch_one", spy)
+    for dtype, kernel in list(ops_quantized_matmul_one._KERNELS.items()):
+        monkeypatch.setitem(ops_quantized_matmul_one._KERNELS, dtype, counted(kernel))
     return found
 
 
@@ -72,7 +71,7 @@ def test_products(rocm, taken, dtype, rows, depth) -> None:
 
 def test_more_rows_than_blocks(rocm, taken, monkeypatch) -> None:
     """Blocks that have rounded the row go on to further rows of the weight."""
-    monkeypatch.setattr(_qmatmul, "_BLOCKS", 1)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_BLOCKS", 1)
     rows = 40 * rocm.compute_units + 3
     x = np.random.default_rng(0).normal(size=256).astype(np.float32)
     out, w = product(rocm, x, dtypes.q4_k, rows)
@@ -103,7 +102,7 @@ def test_ends_of_the_range(rocm) -> None:
 
 def test_who_multiplies(rocm, taken) -> None:
     """More rows, rows that begin anywhere, rows that do not fit, and exact numerics: others."""
-    impl = next(impl for impl in ops_quantized_matmul.OPS if not impl.exact)
+    (impl,) = ops_quantized_matmul_one.OPS
     w = ops.quantize(Tensor.from_numpy(np.ones((4, 64), np.float32), rocm), dtypes.q8_0)
     x = Tensor.from_numpy(np.ones((2, 66), np.float32), rocm)
     assert impl.supports(x.narrow(0, 0, 1).narrow(1, 0, 64), w) is None

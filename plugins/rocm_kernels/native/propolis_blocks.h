@@ -31,6 +31,26 @@ PROPOLIS_FN u32 bytes_at(const u8* at) {
 #endif
 }
 
+// Neighbouring words of 2-byte alignment.  Elsewhere than on AMD from aligned ones, and what lies
+// between them: from the word that `at` is in to the last one that is asked for.
+template <int N>
+PROPOLIS_FN void halves_at(const u8* at, u32 (&words)[N]) {
+#if defined(__CUDACC__)
+    const bool between = (size_t)at & 2;
+    const u32* from = (const u32*)(at - (between ? 2 : 0));
+    u32 word = from[0];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const u32 next = i + 1 < N || between ? from[i + 1] : 0;
+        words[i] = __funnelshift_r(word, next, between ? 16 : 0);
+        word = next;
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < N; ++i) words[i] = halves_at(at + 4 * i);
+#endif
+}
+
 PROPOLIS_FN f32 f16_at(const u8* at) { return to_f32(f16{*(const u16*)at}); }
 
 // The four bytes of a word, less the same number: exact.

@@ -2,7 +2,7 @@
 // activations.  Semantics: core's propolis/ops/quantized.py; sums are in f32.
 #pragma once
 
-#include "propolis_decode.h"
+#include "propolis_blocks.h"
 #include "propolis_product.h"
 
 template <class Format>
@@ -93,15 +93,8 @@ struct AnyWeights {
     QMATMUL_ROWS(module, name, Format, T, 4, ROWS_OF_4) \
     QMATMUL_ROWS(module, name, Format, T, 8, ROWS_OF_8)
 
-#define QMATMUL_ONE(module, name, Format)                                                      \
-    PROPOLIS_KERNEL module##_one_##name##_f32(f32* out, const f32* x, const u8* w, i64 n,      \
-                                              i64 depth, i64 row, i64 lanes) {                 \
-        product_of_one<Format, ROWS_OF_ONE>(out, x, w, n, depth, row, (int)lanes);             \
-    }
-
 // All kernels of a format, of the module of that name.
 #define QMATMUL(module, name, Format)     \
-    QMATMUL_ONE(module, name, Format)     \
     QMATMUL_OF(module, name, Format, f32) \
     QMATMUL_OF(module, name, Format, f16) \
     QMATMUL_OF(module, name, Format, bf16)

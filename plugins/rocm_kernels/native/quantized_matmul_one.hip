@@ -1,0 +1,10 @@
+// Products of one row of activations with weights in the block formats.
+#include "propolis_decode.h"
+
+#define QMATMUL_ONE(name, Format)                                                              \
+    PROPOLIS_KERNEL quantized_matmul_one_##name(f32* out, const f32* x, const u8* w, i64 n,    \
+                                                i64 depth, i64 row, i64 lanes) {               \
+        product_of_one<Format, ROWS_OF_ONE>(out, x, w, n, depth, row, (int)lanes);             \
+    }
+
+PROPOLIS_EACH_FORMAT(QMATMUL_ONE)

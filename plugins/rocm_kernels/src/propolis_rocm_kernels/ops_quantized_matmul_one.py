@@ -1,0 +1,78 @@
+"""Products of one row of f32 activations, rounded to 16 bits, with weights in block formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import cast
+
+from propolis import Priority
+from propolis import dtypes
+from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import PACK_BYTES
+from propolis_rocm_kernels._constants import PART
+from propolis_rocm_kernels._constants import ROUNDED_BYTES
+from propolis_rocm_kernels._constants import ROWS_OF_ONE
+from propolis_rocm_kernels._constants import RUN
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._implementation import implementation
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._product import lanes_for
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis_rocm_hip.device import RocmDevice
+
+MODULE: Final = Module("quantized_matmul_one")
+
+_BLOCKS: Final = 4
+"""The most blocks a compute unit that round the one row, each for itself."""
+
+_PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
+"""Parts that a lane takes at a time (``propolis_steps.h``), where it is not one."""
+
+_KERNELS: Final = {w: MODULE.kernel(w.name, "PPPqqqq") for w in sorted(dtypes.BLOCKS, key=str)}
+
+
+def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
+    """``x @ dequantize(w).T``, of x rounded to 16 bits, 32 elements with a scale."""
+    if not out.numel:
+        return
+    n, depth = w.shape
+    device = cast("RocmDevice", out.device)
+    row = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
+    steps = depth // PART // _PARTS.get(w.dtype, 1)
+    groups = -(-n // ROWS_OF_ONE)
+    lanes = lanes_for(steps * RUN, groups, device.warp_size, device.compute_units)
+    blocks = min(-(-groups // (BLOCK // lanes)), _BLOCKS * device.compute_units)
+    shared = depth // PART * ROUNDED_BYTES
+    values = pointer(out), pointer(x), w.ptr, n, depth, row, lanes
+    _KERNELS[w.dtype](device, blocks, *values, shared=shared)
+
+
+def _takes(x: Tensor, _: Tensor, /) -> str | None:
+    depth = x.shape[-1]
+    if not depth or x.numel != depth:
+        return f"x is {x.shape}: it takes one row"
+    if x.strides[-1] != 1 or x.layout.offset * x.dtype.block_bytes % PACK_BYTES:
+        return f"elements of x lie where no {PACK_BYTES} bytes can be loaded at once"
+    most = cast("RocmDevice", x.device).hardware.shared_bytes
+    if depth // PART * ROUNDED_BYTES > most:
+        return f"{depth} elements of x, rounded, are more than the {most} bytes of LDS"
+    return None
+
+
+OPS: Final = [
+    implementation(
+        "qmatmul",
+        qmatmul_one,
+        {"x": (dtypes.f32,), "w": tuple(_KERNELS)},
+        in_place=False,
+        variant="one-row",
+        priority=Priority.GENERIC + 10,
+        supports=_takes,
+        exact=False,
+        notes="one row of activations, rounded to 16 bits, 32 with a scale",
+    ),
+]
