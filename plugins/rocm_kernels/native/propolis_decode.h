@@ -89,7 +89,7 @@ struct Rounded {
         sum += warp_shfl_xor(sum, 1);
         sum += warp_shfl_xor(sum, 2);
         if (part >= parts) return;
-        const int half = lane / 4, place = Step::which(part) * steps() + Step::step(part);
+        const int half = lane / 4, place = (int)(Step::which(part) * steps() + Step::step(part));
         words[(half * parts + place) * 4 + lane % 4] = upper;
         words[((2 + half) * parts + place) * 4 + lane % 4] = lower;
         if (lane % 4 == 0) sums[half * parts + place] = sum;

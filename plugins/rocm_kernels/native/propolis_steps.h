@@ -46,15 +46,15 @@ struct Step {
     static constexpr int PARTS = 1;
     Bytes run[4];
 
-    PROPOLIS_FN int step(int part) { return part; }
-    PROPOLIS_FN int which(int) { return 0; }
-    PROPOLIS_METHOD void load(const u8* row, int step) {
-        constexpr int EACH = Format::SIZE / PART;
+    PROPOLIS_FN u32 step(u32 part) { return part; }
+    PROPOLIS_FN u32 which(u32) { return 0; }
+    PROPOLIS_METHOD void load(const u8* row, u32 step) {
+        constexpr u32 EACH = Format::SIZE / PART;
         const u8* block = row + step / EACH * Format::BYTES;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) Format::load(block, step % EACH * 4 + i, run[i]);
+        for (int i = 0; i < 4; ++i) Format::load(block, (int)(step % EACH) * 4 + i, run[i]);
     }
-    PROPOLIS_METHOD f32 dot(int, const Activations& x) const {
+    PROPOLIS_METHOD f32 dot(u32, const Activations& x) const {
         f32 sum = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -73,12 +73,12 @@ struct SixBitPairs {
     Pack<u32, 4> head;
 
     // scale * sum - least * total, of a group of 32.
-    PROPOLIS_METHOD f32 applied(int group, f32 sum, f32 total) const {
+    PROPOLIS_METHOD f32 applied(u32 group, f32 sum, f32 total) const {
         const bool early = group < 4;
         const u32 first = head.at[1], second = head.at[2], rest = head.at[3];
         const u32 scales = early ? first : (rest & 0x0f0f0f0f) | (first >> 2 & 0x30303030);
         const u32 leasts = early ? second : (rest >> 4 & 0x0f0f0f0f) | (second >> 2 & 0x30303030);
-        const int at = (group & 3) * 8;
+        const u32 at = (group & 3) * 8;
         const f32 scale = to_f32(f16{(u16)head.at[0]}) * (f32)(scales >> at & 63);
         return scale * sum - to_f32(f16{(u16)(head.at[0] >> 16)}) * (f32)(leasts >> at & 63) * total;
     }
@@ -90,18 +90,18 @@ struct Step<Q4_K> {
     static constexpr int PARTS = 2;
     SixBitPairs pairs;
     Pack<u32, 4> nibbles[2];
-    int pair;
+    u32 pair;
 
-    PROPOLIS_FN int step(int part) { return part / 2; }
-    PROPOLIS_FN int which(int part) { return part % 2; }
-    PROPOLIS_METHOD void load(const u8* row, int step) {
+    PROPOLIS_FN u32 step(u32 part) { return part / 2; }
+    PROPOLIS_FN u32 which(u32 part) { return part % 2; }
+    PROPOLIS_METHOD void load(const u8* row, u32 step) {
         const u32* block = (const u32*)(row + step / 4 * Q4_K_BYTES);
         pair = step % 4;
         pairs.head = load_pack<4>(block);
         nibbles[0] = load_pack<4>(block + 4 + pair * 8);
         nibbles[1] = load_pack<4>(block + 8 + pair * 8);
     }
-    PROPOLIS_METHOD f32 dot(int which, const Activations& x) const {
+    PROPOLIS_METHOD f32 dot(u32 which, const Activations& x) const {
         i32 sum = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -120,11 +120,11 @@ struct Step<Q5_K> {
     static constexpr int PARTS = 2;
     SixBitPairs pairs;
     Pack<u32, 4> fifths[2], nibbles[2];
-    int pair;
+    u32 pair;
 
-    PROPOLIS_FN int step(int part) { return part / 2; }
-    PROPOLIS_FN int which(int part) { return part % 2; }
-    PROPOLIS_METHOD void load(const u8* row, int step) {
+    PROPOLIS_FN u32 step(u32 part) { return part / 2; }
+    PROPOLIS_FN u32 which(u32 part) { return part % 2; }
+    PROPOLIS_METHOD void load(const u8* row, u32 step) {
         const u32* block = (const u32*)(row + step / 4 * Q5_K_BYTES);
         pair = step % 4;
         pairs.head = load_pack<4>(block);
@@ -134,8 +134,8 @@ struct Step<Q5_K> {
             nibbles[half] = load_pack<4>(block + 12 + pair * 8 + half * 4);
         }
     }
-    PROPOLIS_METHOD f32 dot(int which, const Activations& x) const {
-        const int group = pair * 2 + which;
+    PROPOLIS_METHOD f32 dot(u32 which, const Activations& x) const {
+        const u32 group = pair * 2 + which;
         i32 sum = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -158,14 +158,14 @@ struct Step<Q6_K> {
     u32 nibbles[8], uppers[8];
     u32 scales;  // four signed bytes, two a part
     f32 scale;
-    int odd;
+    u32 odd;
 
     // Parts k and k + 2 of four, k up to 1.
-    PROPOLIS_FN int step(int part) { return part / 4 * 2 + part % 2; }
-    PROPOLIS_FN int which(int part) { return part / 2 % 2; }
-    PROPOLIS_METHOD void load(const u8* row, int step) {
+    PROPOLIS_FN u32 step(u32 part) { return part / 4 * 2 + part % 2; }
+    PROPOLIS_FN u32 which(u32 part) { return part / 2 % 2; }
+    PROPOLIS_METHOD void load(const u8* row, u32 step) {
         const u8* block = row + step / 4 * Q6_K_BYTES;
-        const int half = step / 2 % 2;
+        const u32 half = step / 2 % 2;
         odd = step % 2;
         halves_at(block + half * 64 + odd * 32, nibbles);
         halves_at(block + 128 + half * 32, uppers);
@@ -173,7 +173,7 @@ struct Step<Q6_K> {
         scales = *(const u16*)own | (u32)*(const u16*)(own + 4) << 16;
         scale = f16_at(block + 208);
     }
-    PROPOLIS_METHOD f32 dot(int which, const Activations& x) const {
+    PROPOLIS_METHOD f32 dot(u32 which, const Activations& x) const {
         f32 sum = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
