@@ -69,12 +69,14 @@ def test_products(rocm, taken, dtype, rows, depth) -> None:
     assert len(taken) == 1
 
 
-def test_more_rows_than_blocks(rocm, taken, monkeypatch) -> None:
-    """Blocks that have rounded the row go on to further rows of the weight."""
+@pytest.mark.parametrize("dtype", [dtypes.q4_k, dtypes.q6_k, dtypes.q8_0], ids=str)
+@pytest.mark.parametrize("depth", [256, 4608])
+def test_more_rows_than_blocks(rocm, taken, monkeypatch, dtype, depth) -> None:
+    """Blocks that have rounded the row go on to further rows of weights, in a step or several."""
     monkeypatch.setattr(ops_quantized_matmul_one, "_BLOCKS", 1)
     rows = 40 * rocm.compute_units + 3
-    x = np.random.default_rng(0).normal(size=256).astype(np.float32)
-    out, w = product(rocm, x, dtypes.q4_k, rows)
+    x = np.random.default_rng(0).normal(size=depth).astype(np.float32)
+    out, w = product(rocm, x, dtype, rows)
     judge(out, x, w)
     assert taken == [rocm.compute_units]
 

@@ -31,8 +31,8 @@ PROPOLIS_FN u32 bytes_at(const u8* at) {
 #endif
 }
 
-// Neighbouring words of 2-byte alignment.  Elsewhere than on AMD from aligned ones, and what lies
-// between them: from the word that `at` is in to the last one that is asked for.
+// Neighbouring words of 2-byte alignment: on NVIDIA of the aligned words that they lie in, from the one
+// that `at` is in on.
 template <int N>
 PROPOLIS_FN void halves_at(const u8* at, u32 (&words)[N]) {
 #if defined(__CUDACC__)

@@ -68,9 +68,15 @@ struct Step {
     }
 };
 
-// The first four words of a block of q4_k or q5_k: two scales, and eight pairs of 6 bits.
-struct SixBitPairs {
+// Two groups of a block of q4_k or q5_k, and the block's first four words: two scales, and eight pairs
+// of 6 bits.
+struct TwoGroups {
+    static constexpr int PARTS = 2;
     Pack<u32, 4> head;
+    u32 pair;  // groups 2 * pair and the next one
+
+    PROPOLIS_FN u32 step(u32 part) { return part / 2; }
+    PROPOLIS_FN u32 which(u32 part) { return part % 2; }
 
     // scale * sum - least * total, of a group of 32.
     PROPOLIS_METHOD f32 applied(u32 group, f32 sum, f32 total) const {
@@ -86,18 +92,13 @@ struct SixBitPairs {
 
 // Two groups whose nibbles share 32 bytes.
 template <>
-struct Step<Q4_K> {
-    static constexpr int PARTS = 2;
-    SixBitPairs pairs;
+struct Step<Q4_K> : TwoGroups {
     Pack<u32, 4> nibbles[2];
-    u32 pair;
 
-    PROPOLIS_FN u32 step(u32 part) { return part / 2; }
-    PROPOLIS_FN u32 which(u32 part) { return part % 2; }
     PROPOLIS_METHOD void load(const u8* row, u32 step) {
         const u32* block = (const u32*)(row + step / 4 * Q4_K_BYTES);
         pair = step % 4;
-        pairs.head = load_pack<4>(block);
+        head = load_pack<4>(block);
         nibbles[0] = load_pack<4>(block + 4 + pair * 8);
         nibbles[1] = load_pack<4>(block + 8 + pair * 8);
     }
@@ -110,24 +111,19 @@ struct Step<Q4_K> {
             for (int i = 0; i < 4; ++i) q[i] = nibbles[half].at[i] >> which * 4 & 0x0f0f0f0f;
             sum += x.dot(q, half);
         }
-        return pairs.applied(pair * 2 + which, (f32)sum * (1 / LARGEST), x.total[0] + x.total[1]);
+        return applied(pair * 2 + which, (f32)sum * (1 / LARGEST), x.total[0] + x.total[1]);
     }
 };
 
 // The same, and a fifth bit of each: bit g of 32 bytes is group g's.
 template <>
-struct Step<Q5_K> {
-    static constexpr int PARTS = 2;
-    SixBitPairs pairs;
+struct Step<Q5_K> : TwoGroups {
     Pack<u32, 4> fifths[2], nibbles[2];
-    u32 pair;
 
-    PROPOLIS_FN u32 step(u32 part) { return part / 2; }
-    PROPOLIS_FN u32 which(u32 part) { return part % 2; }
     PROPOLIS_METHOD void load(const u8* row, u32 step) {
         const u32* block = (const u32*)(row + step / 4 * Q5_K_BYTES);
         pair = step % 4;
-        pairs.head = load_pack<4>(block);
+        head = load_pack<4>(block);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             fifths[half] = load_pack<4>(block + 4 + half * 4);
@@ -147,7 +143,7 @@ struct Step<Q5_K> {
             }
             sum += x.dot(q, half);
         }
-        return pairs.applied(group, (f32)sum * (1 / LARGEST), x.total[0] + x.total[1]);
+        return applied(group, (f32)sum * (1 / LARGEST), x.total[0] + x.total[1]);
     }
 };
 

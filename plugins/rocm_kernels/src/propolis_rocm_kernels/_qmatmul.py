@@ -28,7 +28,7 @@ _ARGUMENTS: Final = "PPP" + 7 * "q"
 
 
 def qmatmul_of(module: Module, block_size: int) -> list[OpImpl]:
-    """The op for weights in formats of that many elements a block: of one row, and of any."""
+    """The op for weights in formats of that many elements a block, of any number of rows."""
     formats = sorted((d for d in dtypes.BLOCKS if d.block_size == block_size), key=str)
     kernels = {
         (x, w): Kernels(
