@@ -168,15 +168,17 @@ void few(const Attention& a) {
                         row[j] -= a.alibi[h] * (f32)std::abs(position - task.first - j);
                     }
                 }
-                f32 top = -INFINITE;
-                for (i64 j = 0; j < n; ++j) top = row[j] > top ? row[j] : top;
+                for (i64 j = n; j < padded(n); ++j) row[j] = -INFINITE;
+                F32s tops = splat(-INFINITE), totals = splat(0.0f);
+                for (i64 j = 0; j < n; j += LANES) tops = larger(load(row + j), tops);
+                const f32 top = largest(tops);
                 const F32s less = splat(top == -INFINITE ? 0.0f : top);
-                f32 total = 0;
                 for (i64 j = 0; j < n; j += LANES) {
-                    F32s e = exp(load_some(row + j, n - j) - less);
-                    store_some(row + j, e, n - j);
-                    for (i64 i = j; i < std::min(j + LANES, n); ++i) total += row[i];
+                    const F32s e = exp(load(row + j) - less);
+                    store(row + j, e);
+                    totals = totals + e;
                 }
+                const f32 total = sum(totals);
                 own[2 * (g0 + g)] = top;
                 own[2 * (g0 + g) + 1] = total;
             }

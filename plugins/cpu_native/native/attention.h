@@ -34,7 +34,9 @@ struct Rows {
         if (!table) at += s.index * page;
     }
     PROPOLIS_INLINE const T* operator[](i64 key) const {
-        return table ? at + table[key / size] * page + key % size * row : at + key * row;
+        if (!table) return at + key * row;
+        const u32 k = (u32)key, n = (u32)size;  // of 32 bits: divided in half the time
+        return at + table[k / n] * page + k % n * row;
     }
 };
 

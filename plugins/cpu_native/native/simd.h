@@ -144,23 +144,30 @@ PROPOLIS_INLINE F32s as_floats(const U32s& a) {  // below 2**31
     return as_floats(bits_as<I32s>(a));
 }
 
-PROPOLIS_INLINE f32 sum(const F32s& a) {
+// Halves are put on each other until one number is left: in registers, as a loop over lanes is not.
+template <class F>
+PROPOLIS_INLINE f32 folded(const F32s& a, F f) {
+    typedef f32 eight __attribute__((vector_size(32)));
+    typedef f32 four __attribute__((vector_size(16)));
     f32v v = a.part[0];
-    for (int p = 1; p < PARTS; ++p) v += a.part[p];
-    f32 lanes[VECTOR / 4], total = 0;
-    std::memcpy(lanes, &v, sizeof v);
-    for (int half = VECTOR / 8; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return total + lanes[0];
+    for (int p = 1; p < PARTS; ++p) v = f(v, a.part[p]);
+    four last[VECTOR / 16];
+    std::memcpy(last, &v, sizeof v);
+    if constexpr (VECTOR == 64) {
+        eight half[2];
+        std::memcpy(half, &v, sizeof v);
+        half[0] = f(half[0], half[1]);
+        std::memcpy(last, half, sizeof half[0]);
+    }
+    if constexpr (VECTOR >= 32) last[0] = f(last[0], last[1]);
+    const four q = last[0];
+    return f(f(q[0], q[2]), f(q[1], q[3]));
+}
+PROPOLIS_INLINE f32 sum(const F32s& a) {
+    return 0 + folded(a, [](auto x, auto y) { return x + y; });  // 0, of zeros with a sign
 }
 PROPOLIS_INLINE f32 largest(const F32s& a) {
-    f32v v = a.part[0];
-    for (int p = 1; p < PARTS; ++p) v = a.part[p] > v ? a.part[p] : v;
-    f32 lanes[VECTOR / 4];
-    std::memcpy(lanes, &v, sizeof v);
-    f32 top = lanes[0];
-    for (int i = 1; i < VECTOR / 4; ++i) top = lanes[i] > top ? lanes[i] : top;
-    return top;
+    return folded(a, [](auto x, auto y) { return y > x ? y : x; });
 }
 
 // -- between types --------------------------------------------------------------------------------
