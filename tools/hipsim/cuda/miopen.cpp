@@ -149,20 +149,27 @@ class Problem {
     return listed(rows, count, kForward);
   }
 
+  // The least of several searches: one measures each algorithm once, and now and then a slow one
+  // comes first.
   std::vector<miopenConvSolution_t> measured(cudnnHandle_t handle, const void* x_at,
                                              const void* w_at, void* y_at, void* workspace,
                                              std::size_t bytes) {
-    int count = 0;
-    if (transposed) {
-      cudnnConvolutionBwdDataAlgoPerf_t rows[kMost];
-      keep(cudnnFindConvolutionBackwardDataAlgorithmEx(handle, w, w_at, x, x_at, conv, y, y_at,
-                                                       kMost, &count, rows, workspace, bytes));
-      return listed(rows, count, kTransposed);
+    constexpr int kSearches = 4;
+    std::vector<miopenConvSolution_t> least;
+    for (int i = 0; i < kSearches; ++i) {
+      for (const auto& row : searched(handle, x_at, w_at, y_at, workspace, bytes)) {
+        const auto known = std::find_if(least.begin(), least.end(), [&](const auto& other) {
+          return other.solution_id == row.solution_id;
+        });
+        if (known == least.end())
+          least.push_back(row);
+        else
+          known->time = std::min(known->time, row.time);
+      }
     }
-    cudnnConvolutionFwdAlgoPerf_t rows[kMost];
-    keep(cudnnFindConvolutionForwardAlgorithmEx(handle, x, x_at, w, w_at, conv, y, y_at, kMost,
-                                                &count, rows, workspace, bytes));
-    return listed(rows, count, kForward);
+    std::stable_sort(least.begin(), least.end(),
+                     [](const auto& a, const auto& b) { return a.time < b.time; });
+    return least;
   }
 
   cudnnStatus_t run(cudnnHandle_t handle, const void* x_at, const void* w_at, void* y_at,
@@ -178,6 +185,22 @@ class Problem {
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // the first that was none
 
  private:
+  std::vector<miopenConvSolution_t> searched(cudnnHandle_t handle, const void* x_at,
+                                             const void* w_at, void* y_at, void* workspace,
+                                             std::size_t bytes) {
+    int count = 0;
+    if (transposed) {
+      cudnnConvolutionBwdDataAlgoPerf_t rows[kMost];
+      keep(cudnnFindConvolutionBackwardDataAlgorithmEx(handle, w, w_at, x, x_at, conv, y, y_at,
+                                                       kMost, &count, rows, workspace, bytes));
+      return listed(rows, count, kTransposed);
+    }
+    cudnnConvolutionFwdAlgoPerf_t rows[kMost];
+    keep(cudnnFindConvolutionForwardAlgorithmEx(handle, x, x_at, w, w_at, conv, y, y_at, kMost,
+                                                &count, rows, workspace, bytes));
+    return listed(rows, count, kForward);
+  }
+
   void keep(cudnnStatus_t found) {
     if (status == CUDNN_STATUS_SUCCESS) status = found;
   }
