@@ -73,7 +73,7 @@ def test_products(rocm, taken, dtype, rows, depth) -> None:
 @pytest.mark.parametrize("depth", [256, 4608])
 def test_more_rows_than_blocks(rocm, taken, monkeypatch, dtype, depth) -> None:
     """Blocks that have rounded the row go on to further rows of weights, in a step or several."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_BLOCKS", 1)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one._THREADS)
     rows = 40 * rocm.compute_units + 3
     x = np.random.default_rng(0).normal(size=depth).astype(np.float32)
     out, w = product(rocm, x, dtype, rows)

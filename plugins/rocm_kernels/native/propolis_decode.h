@@ -41,21 +41,21 @@ struct Rounded {
 
     // Of all threads of the block; eight have a part.
     template <class T>
-    PROPOLIS_METHOD void fill(const T* x) const {
-        constexpr int APART = BLOCK / 8;
+    PROPOLIS_METHOD void fill(const T* x, int threads) const {
+        const int apart = threads / 8;
         const int lane = (int)thread_x() % 8;
         for (int first = (int)thread_x() / 8; first - (int)thread_x() / 8 < parts;
-             first += APART * LOADED_AT_ONCE) {
+             first += apart * LOADED_AT_ONCE) {
             Pack<T, 4> packs[LOADED_AT_ONCE] = {};
 #pragma unroll
             for (int e = 0; e < LOADED_AT_ONCE; ++e) {
-                const int part = first + e * APART;
+                const int part = first + e * apart;
                 if (part < parts) packs[e] = load_pack<4>(x + part * PART + lane * 4);
             }
 #pragma unroll
             for (int e = 0; e < LOADED_AT_ONCE; ++e) {
-                if (first - (int)thread_x() / 8 + e * APART < parts) {
-                    round(packs[e], first + e * APART, lane);
+                if (first - (int)thread_x() / 8 + e * apart < parts) {
+                    round(packs[e], first + e * apart, lane);
                 }
             }
         }
@@ -117,19 +117,19 @@ struct StepOfRows {
     }
 };
 
-// A block has BLOCK / lanes * R rows of weights at a time, and then those of as many blocks on.
+// A block has threads / lanes * R rows of weights at a time, and then those of as many blocks on.
 // Weights are loaded a step ahead, the first before the activations are rounded.
 template <class Format, int R, class T>
 PROPOLIS_FN void product_of_one(T* out, const T* x, const u8* w, i64 n, i64 depth, i64 row_bytes,
-                                int lanes) {
+                                int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
     const int steps = rounded.steps(), lane = (int)thread_x() & (lanes - 1);
-    const i64 each = BLOCK / lanes * R, apart = blocks_x() * each;
+    const i64 each = threads / lanes * R, apart = blocks_x() * each;
     i64 row = block_x() * each + (i64)thread_x() / lanes * R;
     StepOfRows<Step<Format>, R> own;
     own.load(w, row_bytes, row, n, lane < steps ? lane : 0);
-    rounded.fill(x);
+    rounded.fill(x, threads);
     for (i64 first = block_x() * each; first < n; first += apart, row += apart) {
         f32 sum[R] = {};
         for (int step = lane; step < steps; step += lanes) {

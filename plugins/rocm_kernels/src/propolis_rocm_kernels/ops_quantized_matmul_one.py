@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("quantized_matmul_one")
 
-_BLOCKS: Final = 4
-"""The most blocks a compute unit that round the one row, each for itself."""
+_THREADS: Final = MODULE.constant("THREADS", 512)
+"""Of a block, where there are rows of weights for as many on every compute unit."""
+
+_UNIT: Final = 1024
+"""Threads of a compute unit: each of its blocks rounds the one row for itself."""
 
 _PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
 """Parts that a lane takes at a time (``propolis_steps.h``), where it is not one."""
 
-_KERNELS: Final = {w: MODULE.kernel(w.name, "PPPqqqq") for w in sorted(dtypes.BLOCKS, key=str)}
+_KERNELS: Final = {w: MODULE.kernel(w.name, "PPPqqqqq") for w in sorted(dtypes.BLOCKS, key=str)}
 
 
 def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
@@ -45,10 +48,13 @@ def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     steps = depth // PART // _PARTS.get(w.dtype, 1)
     groups = -(-n // ROWS_OF_ONE)
     lanes = lanes_for(steps * RUN, groups, device.warp_size, device.compute_units)
-    blocks = min(-(-groups // (BLOCK // lanes)), _BLOCKS * device.compute_units)
+    threads = _THREADS
+    while threads > BLOCK and groups * lanes < threads * device.compute_units:
+        threads //= 2
+    blocks = min(-(-groups // (threads // lanes)), _UNIT // threads * device.compute_units)
     shared = depth // PART * ROUNDED_BYTES
-    values = pointer(out), pointer(x), w.ptr, n, depth, row, lanes
-    _KERNELS[w.dtype](device, blocks, *values, shared=shared)
+    values = pointer(out), pointer(x), w.ptr, n, depth, row, lanes, threads
+    _KERNELS[w.dtype](device, blocks, *values, threads=threads, shared=shared)
 
 
 def _takes(x: Tensor, _: Tensor, /) -> str | None:
