@@ -127,6 +127,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 def test_every_rejected_plugin_is_an_error(site):
     """With its stage, its reason, and how to do without; strict does not end at the first."""
     site.plugin("bad", "1/0")
+    site.plugin("lacking", "import nowhere.near")
     site.plugin("worse", "def propolis_probe(): return ProbeResult(False, 'no card')")
     found = findings(strict=True)
     assert status(found, "plugin.bad") == (
@@ -135,6 +136,9 @@ def test_every_rejected_plugin_is_an_error(site):
         "fix it, or disable it: PROPOLIS_DISABLE_PLUGINS=bad",
     )
     assert status(found, "plugin.worse")[1] == "not for this machine: no card"
+    assert status(found, "plugin.lacking")[2].startswith(
+        "install what brings the module nowhere, or"
+    )
     assert status(found, "plugin.cpu_ref")[0] == "ok"
 
 

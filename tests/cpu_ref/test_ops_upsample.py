@@ -164,11 +164,26 @@ def test_resize_by_scale(run, draw):
     np.testing.assert_allclose(by_scale[0, 0, 0, 0], expected, rtol=1e-12)
 
 
+def test_resize_by_scale_alone(run, draw):
+    """The size is that of torch then: rounded down; one number is for both dimensions."""
+    x = Tensor.from_numpy(draw((1, 1, 9, 5), dtypes.f64, 1))
+    alone = run(ops.resize2d, x, scale=1.7)
+    assert alone.shape == (1, 1, 15, 8)
+    np.testing.assert_array_equal(alone, run(ops.resize2d, x, (15, 8), scale=(1.7, 1.7)))
+    assert run(ops.resize2d, x, scale=(0.5, 2.0)).shape == (1, 1, 4, 10)
+
+
 def test_resize_errors():
     """Other modes, and scales that mean nothing, are errors that name what is supported."""
     x = Tensor.from_numpy(np.ones((1, 1, 2, 2), np.float32))
     with pytest.raises(OpError, match=r"resize2d: mode 'area' must be one of bilinear, bicubic"):
         ops.resize2d(x, (3, 3), mode="area")
-    for scale, corners in (((0.5, 0.0), False), ((0.5, 0.5), True), ((0.5,), False)):
-        with pytest.raises(OpError, match=r"resize2d: scale .* must be two positive numbers"):
-            ops.resize2d(x, (3, 3), scale=scale, align_corners=corners)
+    for scale in ((0.5, 0.0), (0.5,), -1.0):
+        with pytest.raises(OpError, match=r"resize2d: scale .* must be a positive number, or two"):
+            ops.resize2d(x, (3, 3), scale=scale)
+    with pytest.raises(OpError, match=r"goes without align_corners: give the size alone"):
+        ops.resize2d(x, scale=2.0, align_corners=True)
+    with pytest.raises(
+        OpError, match=r"give the size of the result, \(height, width\), or a scale"
+    ):
+        ops.resize2d(x)

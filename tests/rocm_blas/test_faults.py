@@ -125,6 +125,8 @@ def test_no_machine_code(propolis, tmp_path) -> None:
     )
     assert f"rocBLAS error: Cannot read {tmp_path}/empty/TensileLibrary.dat" in line
     assert f"ROCBLAS_TENSILE_LIBPATH names {tmp_path}/empty, and it has files for gfx1030" in line
+    (said,) = [s for s in told.stderr.splitlines() if "rocm.library_fails" in s]
+    assert "SIGABRT" in said
     assert "last rung, with copies: cpu: cpu_ref" in told.stdout
 
 

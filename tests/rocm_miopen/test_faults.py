@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import vendor
+from structlog.testing import capture_logs
 
 from propolis import Config
 from propolis import Runtime
@@ -75,15 +76,22 @@ def test_a_status_in_the_middle(worker, simulator, status, words) -> None:
 
 
 def test_a_solution_that_does_not_compile(worker, simulator) -> None:
-    """The next one is taken, and nobody is at fault."""
+    """The next one is taken, nobody is at fault, and a line says which it was."""
     simulator.hipsim_miopen_inject(b"compile", b"1:5")
-    assert "highest priority" in worker()["rocm_miopen", ""]
+    with capture_logs() as logged:
+        assert "highest priority" in worker()["rocm_miopen", ""]
+    (line,) = (entry for entry in logged if entry["event"] == "miopen.not_compiled")
+    assert "miopenConvolutionForwardCompileSolution" in line["reason"]
 
 
 def test_no_solution_compiles(worker, simulator) -> None:
     """A shape that MIOpen can do nothing for is declined, and the next shape is asked about."""
     simulator.hipsim_miopen_inject(b"compile", b"1+:5")
-    assert "highest priority" in worker()["rocm_miopen", ""]
+    with capture_logs() as logged:
+        assert "highest priority" in worker()["rocm_miopen", ""]
+    said = [entry["solution"] for entry in logged if entry["event"] == "miopen.not_compiled"]
+    assert said
+    assert len(said) == len(set(said))  # once for each, not for each shape
 
 
 def test_errors() -> None:
@@ -105,6 +113,7 @@ def test_rocblas_has_no_machine_code(propolis, tmp_path) -> None:
     assert told.returncode == 0, told.stderr
     assert "winner: rocm_miopen" in told.stdout
     assert "without its GEMM solutions, as rocBLAS fails on this device" in told.stdout
+    assert '"instead": "its solutions without rocBLAS"' in told.stderr
 
 
 def test_miopen_fails_in_the_trial(propolis, tmp_path) -> None:
@@ -114,6 +123,9 @@ def test_miopen_fails_in_the_trial(propolis, tmp_path) -> None:
     (line,) = [s for s in told.stdout.splitlines() if s.startswith("  rejected: rocm_miopen")]
     assert "fails at a convolution of 1 x 4 x 8 x 8 on rocm:0 (hipsim32)" in line
     assert "miopenStatusUnknownError" in line
+    (said,) = [s for s in told.stderr.splitlines() if "rocm.library_fails" in s]
+    assert '"library": "MIOpen"' in said
+    assert "miopenStatusUnknownError" in said
     assert "last rung, with copies: cpu: cpu_ref" in told.stdout
 
 

@@ -7,8 +7,10 @@ loads plugins as a worker does and runs the checks they contribute.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import sys
 import tempfile
 import threading
@@ -25,7 +27,9 @@ from propolis.errors import PropolisError
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
 from propolis.plugins.discovery import identity
+from propolis.plugins.discovery import module_of
 from propolis.plugins.discovery import policy
+from propolis.plugins.discovery import required
 from propolis.plugins.quarantine_file import QuarantineFile
 from propolis.records import ESSENTIAL
 from propolis.records import CheckResult
@@ -211,10 +215,23 @@ def _phase_two(config: Config) -> Iterator[Finding]:
             yield Finding(2, name, CheckResult("skipped", text, remedy))
         elif report.status == "rejected":
             text = f"rejected at {report.stage}: {report.reason}"
-            remedy = f"fix it, or disable it: PROPOLIS_DISABLE_PLUGINS={report.candidate.name}"
+            fixed = _lacking(report.candidate.distribution, report.reason) or "fix it"
+            remedy = f"{fixed}, or disable it: PROPOLIS_DISABLE_PLUGINS={report.candidate.name}"
             yield Finding(2, name, CheckResult("error", text, remedy))
         elif report.status == "loaded":
             yield Finding(2, name, CheckResult("ok", f"loaded: {report.description}"))
+
+
+def _lacking(distribution: str, reason: str) -> str:
+    """What to install, where a plugin lacks a module; empty where it is something else."""
+    found = re.search(r"No module named '(\w+)", reason)
+    if found is None:
+        return ""
+    with contextlib.suppress(importlib_metadata.PackageNotFoundError):
+        for name in required(importlib_metadata.distribution(distribution)):
+            if module_of(name) == found[1].lower():
+                return f"pip install {name}, which {distribution} requires"
+    return f"install what brings the module {found[1]}"
 
 
 def _run_all(checks: Iterable[object], plugin: str, limit: float) -> Iterator[Finding]:

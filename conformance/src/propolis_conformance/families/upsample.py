@@ -93,13 +93,17 @@ def _rows(length: int, n: int, ratio: float, mode: str, aligned: bool, antialias
 
 def _resize(
     x: Array,
-    size: tuple[int, int],
+    size: tuple[int, int] | None = None,
     *,
     mode: str = "bilinear",
     antialias: bool = False,
     align_corners: bool = False,
-    scale: tuple[float, float] | None = None,
+    scale: float | tuple[float, float] | None = None,
 ) -> Array:
+    scale = (scale, scale) if isinstance(scale, float) else scale
+    if size is None:
+        assert scale is not None  # noqa: S101  of every call without a size
+        size = math.floor(x.shape[2] * scale[0]), math.floor(x.shape[3] * scale[1])
     filters = []
     for dim, n in enumerate(size):
         length = x.shape[2 + dim]
@@ -120,6 +124,7 @@ _SCALED: AttributeSets = (
     {"size": (3, 18), "mode": "bicubic", "scale": (0.37, 1.7)},
     {"size": (3, 18), "mode": "bicubic", "scale": (0.37, 1.7), "antialias": True},
     {"size": (20, 4), "mode": "bilinear", "scale": (2.3, 0.4)},
+    {"size": None, "mode": "bicubic", "scale": 1.5},
 )
 OPS["resize2d"] = OpInfo(
     _resize, (Recipe(IMAGE, (*_RESIZED, *_SCALED), IMAGE_SIZES, special=False),)

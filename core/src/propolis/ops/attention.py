@@ -427,7 +427,11 @@ def _infer(
             raise OpError(msg)
         if bias.dtype is not dtypes.f32:
             same_dtype(name, q=q, bias=bias)
-        bias.layout.broadcast_to((batch, q.shape[2], q.shape[1], k.shape[1]))
+        wanted = (batch, q.shape[2], q.shape[1], k.shape[1])
+        own = bias.shape[::-1]
+        spread = len(own) <= 4 and all(n in (1, m) for n, m in zip(own, wanted[::-1], strict=False))
+        rule = f"bias broadcasts to (batch, heads, tokens, capacity), which is {wanted}"
+        expect(name, spread, rule, q=q, k=k, bias=bias)
     if alibi is not None:
         _check_kind(name, "alibi", alibi, dtypes.f32)
         expect(name, alibi.shape == q.shape[2:3], "alibi is (heads,)", q=q, alibi=alibi)

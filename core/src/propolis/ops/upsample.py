@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Literal
@@ -106,8 +107,48 @@ def upsample_bilinear2d(
 Mode = Literal["bilinear", "bicubic"]
 
 
-def _weights(f: Callable[..., Any], x: Array, size: tuple[int, int], **attributes: Any) -> Array:
+def resize_size(
+    shape: Shape, size: tuple[int, int] | None, scale: float | tuple[float, float] | None
+) -> tuple[tuple[int, int], tuple[float, float] | None]:
+    """
+    The size of what :func:`resize2d` gives, and the scale of both dimensions, if there is one.
+
+    >>> resize_size((1, 3, 5, 8), None, 1.5)
+    ((7, 12), (1.5, 1.5))
+
+    Raises:
+        OpError: they say nothing of both dimensions, or something else than positive numbers.
+    """
+    factors = None if scale is None else _both(scale)
+    if size is not None:
+        height, width = size
+        return (height, width), factors
+    if factors is None:
+        msg = "resize2d: give the size of the result, (height, width), or a scale"
+        raise OpError(msg)
+    height, width = shape[2:]
+    return (int(height * factors[0]), int(width * factors[1])), factors  # as torch rounds it
+
+
+def _both(scale: float | tuple[float, float]) -> tuple[float, float]:
+    """The scales of height and width."""
+    both = tuple(scale) if isinstance(scale, Iterable) else (scale, scale)
+    if len(both) != 2 or not min(both) > 0:
+        msg = f"resize2d: scale {scale} must be a positive number, or two"
+        raise OpError(msg)
+    return both
+
+
+def _weights(
+    f: Callable[..., Any],
+    x: Array,
+    size: tuple[int, int] | None = None,
+    *,
+    scale: float | tuple[float, float] | None = None,
+    **attributes: Any,
+) -> Array:
     """The weights come of positions, whose rounding grows with the image."""
+    size, _ = resize_size(x.shape, size, scale)
     largest = np.abs(x).max(initial=0)
     return np.full((*x.shape[:2], *size), largest * (2 + max(*x.shape[2:], *size) / 8))
 
@@ -116,12 +157,12 @@ def _weights(f: Callable[..., Any], x: Array, size: tuple[int, int], **attribute
 def resize2d(
     x: Tensor,
     /,
-    size: tuple[int, int],
+    size: tuple[int, int] | None = None,
     *,
     mode: Mode = "bilinear",
     antialias: bool = False,
     align_corners: bool = False,
-    scale: tuple[float, float] | None = None,
+    scale: float | tuple[float, float] | None = None,
 ) -> Meta:
     """
     Each element is blended of those around its source, as ``torch.nn.functional.interpolate``.
@@ -138,12 +179,13 @@ def resize2d(
 
     Args:
         x: (batch, channels, height, width), a float dtype; computed in f32 or wider.
-        size: (height, width) of the result.
+        size: (height, width) of the result; those of ``x`` times ``scale``, rounded down, when
+            None.
         mode: ``"bilinear"`` or ``"bicubic"``.
         antialias: whether filters widen where the image becomes smaller.
         align_corners: whether the corners' centres coincide.
-        scale: of the result to the source, where ``size`` was rounded from it; without
-            aligned corners.
+        scale: of the result to the source, a number or (vertical, horizontal); with a ``size``
+            too, that was rounded from it; without aligned corners.
 
     Returns:
         (batch, channels, *size), dtype of ``x``.  Where ``x`` has NaN or infinities, so may have
@@ -152,16 +194,18 @@ def resize2d(
     Raises:
         DTypeError: ``x`` is not a float.
         ShapeError: ``x`` is not of rank 4 or is empty.
-        OpError: a size or scale is not positive, the mode is another, or a scale comes with
-            aligned corners.
+        OpError: a size or scale is not positive, there is neither, the mode is another, or a
+            scale comes with aligned corners.
     """
     if mode not in get_args(Mode):
         msg = f"resize2d: mode {mode!r} must be one of {', '.join(get_args(Mode))}"
         raise OpError(msg)
-    if scale is not None and (align_corners or len(tuple(scale)) != 2 or not min(scale) > 0):
-        msg = f"resize2d: scale {scale} must be two positive numbers, and align_corners False"
+    if scale is not None and align_corners:
+        msg = f"resize2d: scale {scale} goes without align_corners: give the size alone"
         raise OpError(msg)
-    return _upsample("resize2d", x, tuple(size))
+    if len(x.shape) == 4 and (size is None or len(tuple(size)) == 2):  # else it is told below
+        size, _ = resize_size(x.shape, size, scale)
+    return _upsample("resize2d", x, tuple(size or ()))
 
 
 def _upsample(name: str, x: Tensor, size: Shape) -> Meta:

@@ -118,6 +118,22 @@ def policy(candidates: Iterable[Candidate], config: Config) -> dict[Candidate, s
     return refusals
 
 
+def required(distribution: Any) -> list[str]:
+    """The names of the distributions that one requires, those of extras left out."""
+    needs = [need for need in distribution.requires or () if "extra ==" not in need]
+    return [re.split(r"[^\w.-]", need)[0] for need in needs]
+
+
+def module_of(name: str) -> str:
+    """
+    What the module of a distribution is called, where it is named after that.
+
+    >>> module_of("Propolis-ROCm-HIP")
+    'propolis_rocm_hip'
+    """
+    return re.sub(r"[-.]+", "_", name).lower()
+
+
 def _known(setting: str, names: Iterable[str], known: set[str]) -> set[str]:
     wanted = {plugin_name(name) for name in names}
     unknown = sorted(wanted - known)

@@ -31,6 +31,8 @@ import importlib_metadata
 
 from propolis.errors import PluginError
 from propolis.files import replace_text
+from propolis.plugins.discovery import module_of
+from propolis.plugins.discovery import required
 from propolis.records import API_LEVEL
 from propolis.records import ProbeResult
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.plugins.discovery import Candidate
+
 
 Reprobe = bool | Literal["unless hung"]
 """Whether to ask probes again whose answers are known."""
@@ -254,6 +257,10 @@ def _contents(candidate: Candidate) -> Iterable[str]:
     with contextlib.suppress(importlib_metadata.PackageNotFoundError):
         distribution = importlib_metadata.distribution(candidate.distribution)
         yield distribution.read_text("RECORD") or ""
+        # One whose module has gone is not there any more, which the child will say.
+        for name in map(module_of, required(distribution)):
+            if importlib.util.find_spec(name) is None:
+                yield name
     module = candidate.value.partition(":")[0].partition(".")[0].strip()
     try:
         spec = importlib.util.find_spec(module)  # finds the top-level module, runs nothing

@@ -9,6 +9,7 @@ import numpy as np
 from propolis import OpImpl
 from propolis.dtypes import FLOATS
 from propolis.dtypes import PLAIN
+from propolis.ops.upsample import resize_size
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import wide
@@ -54,17 +55,18 @@ def resize2d(
     out: Tensor,
     x: Tensor,
     /,
-    size: tuple[int, int],
+    size: tuple[int, int] | None = None,
     *,
     mode: Mode = "bilinear",
     antialias: bool = False,
     align_corners: bool = False,
-    scale: tuple[float, float] | None = None,
+    scale: float | tuple[float, float] | None = None,
 ) -> None:
     """Filter rows, then columns."""
+    size, scales = resize_size(x.shape, size, scale)
     values = wide(x)
     for axis, (n, m) in enumerate(zip(x.shape[2:], size, strict=True), start=2):
-        ratio = n / m if scale is None else 1 / scale[axis - 2]
+        ratio = n / m if scales is None else 1 / scales[axis - 2]
         if align_corners:
             ratio = (n - 1) / (m - 1) if m > 1 else 0.0
         if antialias:

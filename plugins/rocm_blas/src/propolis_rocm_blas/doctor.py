@@ -15,6 +15,7 @@ from propolis_rocm_blas.libraries import HIPBLASLT
 from propolis_rocm_blas.libraries import ROCBLAS
 from propolis_rocm_hip import _ffi as hip
 from propolis_rocm_hip import hardware
+from propolis_rocm_hip.vendor import parted
 
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def library() -> CheckResult:
             return CheckResult("skipped", f"{path} is used on no GPU", "see the next check")
         version = _ffi.version()
     except DeviceError as exc:
-        return CheckResult("warning" if gpus else "skipped", str(exc), _ffi.INSTALL)
+        return CheckResult("warning" if gpus else "skipped", *parted(str(exc), _ffi.INSTALL))
     major, minor = hip.version()
     found = f"{path} is rocBLAS {version}, HIP is {major}.{minor}"
     if not version.startswith(f"{_ffi.expected_major()}."):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 from typing import NamedTuple
 
+from propolis.errors import DeviceError
 from propolis_rocm_blas import _ffi
 from propolis_rocm_blas import _ffi_lt
 from propolis_rocm_blas import handle
@@ -43,6 +44,14 @@ class Library(NamedTuple):
     repeats: bool
     files: machine_code.Files
     install: str
+
+    def is_there(self) -> bool:
+        """Whether it has a file, loadable or not."""
+        try:
+            self.path()
+        except DeviceError:
+            return False
+        return True
 
 
 ROCBLAS: Final = Library(

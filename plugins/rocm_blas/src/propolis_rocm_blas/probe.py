@@ -21,6 +21,7 @@ from propolis_rocm_blas.libraries import ALL
 from propolis_rocm_blas.libraries import ROCBLAS
 from propolis_rocm_hip import trial
 from propolis_rocm_hip._ffi import loaded_libraries
+from propolis_rocm_hip.events import ROCM_LIBRARY_FAILS
 
 
 if TYPE_CHECKING:
@@ -86,13 +87,24 @@ def choose(device: Device) -> Choice:
 
 def _choice(device: RocmDevice) -> Choice:
     reasons: list[str] = []
+    failed: list[Library] = []
     libraries = wanted()
+    found = None
     for library in libraries:
         reason = refusal(library, device.properties)
         if not reason:
-            return Choice(library, instead="; ".join(reasons))
+            found = Choice(library, instead="; ".join(reasons))
+            break
         reasons.append(reason)
-    return Choice(libraries[0], "; ".join(reasons))
+        failed += [library] if library.is_there() else []
+    if failed:
+        ROCM_LIBRARY_FAILS.emit(
+            device=device.properties.id,
+            library=" and ".join(library.name for library in failed),
+            reason="; ".join(reasons),
+            instead=found.library.name if found else "other plugins' products",
+        )
+    return found or Choice(libraries[0], "; ".join(reasons))
 
 
 def refusal(library: Library, gpu: DeviceProperties) -> str:

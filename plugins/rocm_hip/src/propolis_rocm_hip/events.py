@@ -42,6 +42,13 @@ ROCM_TRYING: Final = Event(
 ROCM_TRIED: Final = Event(
     "rocm.tried", "warning", "what `rocm.trying` spoke of has ended", ("library", "seconds")
 )
+ROCM_LIBRARY_FAILS: Final = Event(
+    "rocm.library_fails",
+    "warning",
+    "a vendor's library is there and fails at its trial, so others do all or part of its work on "
+    "that device; `propolis doctor` tries it again",
+    ("device", "library", "reason", "instead"),
+)
 
 ALL: Final = (
     ROCM_CACHE_ENTRY_DAMAGED,
@@ -50,4 +57,5 @@ ALL: Final = (
     ROCM_GRAPH_NOT_RECORDED,
     ROCM_TRYING,
     ROCM_TRIED,
+    ROCM_LIBRARY_FAILS,
 )

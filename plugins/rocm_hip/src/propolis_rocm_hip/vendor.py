@@ -42,6 +42,8 @@ What the letters of a signature stand for; the result's comes first.
 Enums are ``i``, ``size_t`` is ``Q``, handles and pointers of any kind are ``P``.
 """
 
+_BRINGS: Final = "install what brings"
+
 
 def find(name: str, sonames: Sequence[str], remedy: str) -> Path:
     """
@@ -64,6 +66,19 @@ def find(name: str, sonames: Sequence[str], remedy: str) -> Path:
     looked = " or ".join(map(str, folders)) or "a tree that cannot be told"
     msg = f"no {' or '.join(sonames)} beside HIP's library, in {looked}: {remedy}"
     raise DeviceError(msg)
+
+
+def parted(text: str, remedy: str) -> tuple[str, str]:
+    """
+    What is wrong and what to do, of an error's text; ``remedy`` where that says nothing of it.
+
+    >>> parted("no librocblas.so.4: install rocBLAS", "install rocBLAS")
+    ('no librocblas.so.4', 'install rocBLAS')
+    >>> parted("it cannot be loaded: libz.so; install what brings libz.so", "install rocBLAS")
+    ('it cannot be loaded: libz.so', 'install what brings libz.so')
+    """
+    at = max(text.rfind(f"; {_BRINGS}"), text.rfind(f": {remedy}"), text.rfind(f"; {remedy}"))
+    return (text[:at], text[at + 2 :]) if at >= 0 else (text, remedy)
 
 
 def _folders(name: str) -> Iterator[Path]:
@@ -94,7 +109,10 @@ class Library:
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as exc:
-            msg = f"{path} cannot be loaded: {exc}; {newest}"
+            lacking, _, rest = str(exc).partition(": ")
+            other = "cannot open shared object file" in rest and Path(lacking).name != path.name
+            remedy = f"{_BRINGS} {lacking}, of the same ROCm" if other else newest
+            msg = f"{path} cannot be loaded: {exc}; {remedy}"
             raise DeviceError(msg) from exc
 
     def has(self, name: str) -> bool:

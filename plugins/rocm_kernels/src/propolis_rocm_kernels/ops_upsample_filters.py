@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis import dtypes
+from propolis.ops.upsample import resize_size
 from propolis_rocm_kernels._elementwise import blocks_for
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
@@ -35,17 +36,18 @@ def resize2d(
     out: Tensor,
     x: Tensor,
     /,
-    size: tuple[int, int],
+    size: tuple[int, int] | None = None,
     *,
     mode: Mode = "bilinear",
     antialias: bool = False,
     align_corners: bool = False,
-    scale: tuple[float, float] | None = None,
+    scale: float | tuple[float, float] | None = None,
 ) -> None:
     """Rows and columns are filtered at once; weights are computed where they are needed."""
+    size, scales = resize_size(x.shape, size, scale)
     filters = []
     for axis, (length, n) in enumerate(zip(x.shape[2:], size, strict=True)):
-        ratio = length / n if scale is None else 1 / scale[axis]
+        ratio = length / n if scales is None else 1 / scales[axis]
         if align_corners:
             ratio = (length - 1) / (n - 1) if n > 1 else 0.0
         corners = align_corners and not antialias

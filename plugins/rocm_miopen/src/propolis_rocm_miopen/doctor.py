@@ -11,6 +11,7 @@ from propolis import CheckResult
 from propolis import DoctorCheck
 from propolis.errors import DeviceError
 from propolis_rocm_hip import hardware
+from propolis_rocm_hip.vendor import parted
 from propolis_rocm_miopen import _ffi
 from propolis_rocm_miopen import probe
 
@@ -31,13 +32,14 @@ def library() -> CheckResult:
     try:
         path = _ffi.path()
     except DeviceError as exc:
-        return CheckResult("warning" if gpus else "skipped", str(exc), _ffi.INSTALL)
+        return CheckResult("warning" if gpus else "skipped", *parted(str(exc), _ffi.INSTALL))
     if not gpus:
         return CheckResult("skipped", f"no GPU to try {path} on", _WITHOUT)
     verdicts = [(gpu, probe.verdict(gpu, path)) for gpu in gpus]
     if all(verdict.refusal for _, verdict in verdicts):  # loading it may end this process
-        refusals = "; ".join(verdict.refusal for _, verdict in verdicts)
-        return CheckResult("warning", refusals, _ffi.INSTALL)
+        refusals = "; ".join(v.refusal.removesuffix(f"; {v.remedy}") for _, v in verdicts)
+        remedies = dict.fromkeys(verdict.remedy or _ffi.INSTALL for _, verdict in verdicts)
+        return CheckResult("warning", refusals, "; ".join(remedies))
     said = [f"{path} is MIOpen {_ffi.version()}"]
     worst = False
     for gpu, verdict in verdicts:

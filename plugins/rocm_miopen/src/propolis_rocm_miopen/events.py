@@ -38,6 +38,13 @@ MIOPEN_NOT_MEASURED: Final = Event(
     "the setting `tune` asks to measure a shape, and MIOpen cannot: what it expects is taken",
     ("device", "what", "reason"),
 )
+MIOPEN_NOT_COMPILED: Final = Event(
+    "miopen.not_compiled",
+    "warning",
+    "MIOpen cannot compile one of its solutions, said once for each in a process: another one, or "
+    "another plugin, serves such shapes",
+    ("device", "what", "solution", "algorithm", "reason"),
+)
 
 ALL: Final = (
     MIOPEN_WORKING,
@@ -45,4 +52,5 @@ ALL: Final = (
     MIOPEN_CHOSEN,
     MIOPEN_NOT_KEPT,
     MIOPEN_NOT_MEASURED,
+    MIOPEN_NOT_COMPILED,
 )

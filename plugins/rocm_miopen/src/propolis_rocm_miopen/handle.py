@@ -118,6 +118,7 @@ class Handle:
         self.shelf = Shelf(config.cache_dir, library.path, _ffi.version(), arch)
         self._remembered = self.shelf.all()
         self._chosen: dict[tuple[Problem, Wanted], Chosen | str] = {}
+        self._told: set[int] = set()  # solutions that could not be compiled
 
     # -- choosing ---------------------------------------------------------------------
 
@@ -227,6 +228,7 @@ class Handle:
         except DeviceLostError:
             raise
         except PropolisError as exc:
+            self._tell(kept, str(exc))
             return str(exc)
         workspace = self._space.reserve(self._device, kept.workspace) if kept.workspace else 0
         events.MIOPEN_CHOSEN.emit(
@@ -238,6 +240,19 @@ class Handle:
             found=found,
         )
         return Chosen(kept, descriptors, workspace)
+
+    def _tell(self, kept: Kept, reason: str) -> None:
+        """Say that a solution cannot be compiled: once for each, not for each shape."""
+        if kept.solution in self._told:
+            return
+        self._told.add(kept.solution)
+        events.MIOPEN_NOT_COMPILED.emit(
+            device=self._context.id,
+            what=str(kept.problem),
+            solution=kept.solution,
+            algorithm=_ffi.ALGORITHMS.get(kept.algorithm, str(kept.algorithm)),
+            reason=reason,
+        )
 
     def prepared(self, given: Problem, offer: _ffi.Solution) -> Chosen | str:
         """

@@ -197,6 +197,7 @@ def implementations(device: Device) -> Iterator[OpImpl]:
         device: an AMD GPU, or one that is described.
     """
     verdict = probe.on(device)
+    probe.tell(device, verdict)
     notes = "" if verdict.gemm else "; without its GEMM solutions, as rocBLAS fails on this device"
     for op in OPS:
         fn, of = (_transpose, _of_transpose) if "transpose" in op else (_convolve, _of)

@@ -18,6 +18,8 @@ from propolis.errors import DeviceError
 from propolis_rocm_hip import machine_code
 from propolis_rocm_hip import trial
 from propolis_rocm_hip._ffi import loaded_libraries
+from propolis_rocm_hip.events import ROCM_LIBRARY_FAILS
+from propolis_rocm_hip.vendor import parted
 from propolis_rocm_miopen import _ffi
 
 
@@ -39,11 +41,13 @@ class Verdict(NamedTuple):
         refusal: why nothing, and the remedy; empty where it computes.
         gemm: its solutions may call rocBLAS.
         without: why they may not; empty where they may.
+        remedy: the end of ``refusal``, where a trial says it.
     """
 
     refusal: str = ""
     gemm: bool = True
     without: str = ""
+    remedy: str = ""
 
 
 def probe() -> ProbeResult:
@@ -78,8 +82,10 @@ def verdict(gpu: DeviceProperties, path: Path) -> Verdict:
     if rest.ok:
         return Verdict(gemm=False, without=whole.reason)
     what = f"{path} fails at a convolution of 1 x 4 x 8 x 8 on {gpu.id} ({gpu.arch})"
-    remedy = f"{_ffi.INSTALL}, built for {gpu.arch}; others serve convolutions until then"
-    return Verdict(f"{what}: {rest.reason}; {remedy}")
+    reason, remedy = parted(rest.reason, _ffi.INSTALL)
+    if remedy == _ffi.INSTALL:
+        remedy = f"{remedy}, built for {gpu.arch}; others serve convolutions until then"
+    return Verdict(f"{what}: {reason}; {remedy}", remedy=remedy)
 
 
 def _tried(gpu: DeviceProperties, path: Path, *how: str) -> trial.Outcome:
@@ -111,4 +117,17 @@ def on(device: Device) -> Verdict:
     return verdict(device.properties, path)
 
 
-__all__ = ["PATIENCE", "WITHOUT_GEMM", "Verdict", "on", "probe", "verdict"]
+def tell(device: Device, found: Verdict) -> None:
+    """Say that a trial failed, in whole or in part."""
+    if found.gemm and not found.remedy:
+        return
+    instead = "its solutions without rocBLAS" if found.without else "other plugins' convolutions"
+    ROCM_LIBRARY_FAILS.emit(
+        device=device.id,
+        library="MIOpen",
+        reason=found.refusal or found.without,
+        instead=instead,
+    )
+
+
+__all__ = ["PATIENCE", "WITHOUT_GEMM", "Verdict", "on", "probe", "tell", "verdict"]
