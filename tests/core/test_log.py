@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 import structlog
@@ -106,3 +108,23 @@ def test_an_applications_own_set_up_is_respected():
     with structlog.testing.capture_logs() as logs:
         get_logger().info("event")
     assert logs == [{"event": "event", "log_level": "info"}]
+
+
+def test_nothing_is_imported_for_lines_that_are_not_written():
+    """Structlog is imported when the first line is severe enough, and is set up as was asked."""
+    code = """
+import sys
+from propolis import Config
+from propolis.events import Event
+from propolis.log import configure
+configure(Config(log_level="warning", log_format="json"))
+Event("a.b", "info", "when", ("n",)).emit(n=1)
+assert "structlog" not in sys.modules
+Event("c.d", "warning", "when", ("n",)).emit(n=2)
+assert "structlog" in sys.modules
+Event("a.b", "info", "when", ("n",)).emit(n=3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["n"] == 2

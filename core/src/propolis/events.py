@@ -16,6 +16,8 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
+from propolis import log
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -36,9 +38,8 @@ class Event:
 
     def emit(self, **fields: Any) -> None:
         """Log it, with a value for each of its fields."""
-        from propolis.log import get_logger  # noqa: PLC0415  (structlog only when needed)
-
-        getattr(get_logger(), self.level)(self.name, **fields)
+        if log.enabled(self.level):
+            getattr(log.get_logger(), self.level)(self.name, **fields)
 
     def line(self, **fields: Any) -> str:
         """The JSON line of it, for what is printed at any ``log_level``."""
