@@ -53,7 +53,9 @@ def test_shapes_that_others_serve(given, why):
 
 
 def test_what_the_kernels_do_not_have():
-    """Biases and pages are declined by their names."""
+    """Biases and pages are declined by their names, and a scale that masked scores do not bear."""
+    for scale in (0.0, -1.0):
+        assert "so it must be positive" in ops.supports(*drawn(), scale=scale)
     q, k, v = drawn()
     for name in ("bias", "alibi", "block_table"):
         given = {name: Tensor.from_numpy(np.zeros((1, 1), np.float32))}

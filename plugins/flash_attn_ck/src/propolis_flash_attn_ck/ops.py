@@ -53,6 +53,7 @@ def supports(
     /,
     kv_len: Tensor | None = None,
     *,
+    scale: float | None = None,
     bias: Tensor | None = None,
     alibi: Tensor | None = None,
     q_start: Tensor | None = None,
@@ -60,6 +61,8 @@ def supports(
     **_: Any,
 ) -> str | None:
     """None, or why not."""
+    if scale is not None and not scale > 0:  # what is masked would be NaN, or the largest
+        return f"scale is {scale}: scores are masked before they are scaled, so it must be positive"
     rows, total, dim, value_dim = q.shape[0], q.shape[1], q.shape[3], v.shape[3]
     batch = rows if q_start is None else q_start.shape[0] - 1
     if total <= FEW * (batch if q_start is not None else 1):
