@@ -203,6 +203,33 @@ def test_infinite_logits():
     assert {1} == {sampler.sample(certain, []) for _ in range(10)}
 
 
+def test_a_seed_bears_other_roundings():
+    """
+    Logits that differ by rounding draw the same token, also of a whole vocabulary.
+
+    A place in the sum of all weights would be passed by hundreds of unlikely tokens at a time.
+    """
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, 50000).astype(np.float32)
+    differ = 0
+    for seed in range(300):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        noise = rng.normal(0, 1e-4, logits.size).astype(np.float32)
+        drawn = {Sampler(params).sample(given, []) for given in (logits, logits + noise)}
+        differ += len(drawn) > 1
+    assert differ <= 4
+
+
+def test_a_draw_of_few_is_that_of_all():
+    """Whoever draws among candidates that others found draws what the whole vocabulary gives."""
+    logits = np.random.default_rng(1).normal(0, 2, 3000).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    for seed in range(50):
+        params = SamplingParams(temperature=0.9, top_k=40, seed=seed)
+        among = Sampler(params).sample_among(logits[order[:64]], order[:64])
+        assert among == Sampler(params).sample(logits, [])
+
+
 def test_tiny_temperature_is_greedy():
     """A temperature near 0 neither overflows nor draws another token."""
     sampler = Sampler(SamplingParams(temperature=1e-300, seed=1))

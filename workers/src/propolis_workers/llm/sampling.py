@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # How many of the likeliest tokens are sorted before all of them are: they nearly always
 # hold the mass that top_p asks for, and sorting a vocabulary takes milliseconds.
 _FIRST_SORTED = 1024
+_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +167,8 @@ class Sampler:
         if params.temperature == 0.0:
             return int(ids[0])
         weights = self._weights(_finite(logits))
-        place = self._drawn_from(self._cut(weights, weights.sum()))
-        return int(ids[place])
+        weights = self._cut(weights, weights.sum())
+        return int(ids[self._drawn_from(weights, ids[: weights.size])])
 
     def _sampled(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         # argmax stops at a NaN, and takes the lowest index on ties.
@@ -183,15 +184,24 @@ class Sampler:
         if params.temperature == 0.0:
             return best
         order, weights = self._candidates(_finite(logits))
-        place = self._drawn_from(weights)
-        return place if order is None else int(order[place])
+        if order is None:
+            return self._drawn_from(weights, np.arange(weights.size))
+        return int(order[self._drawn_from(weights, order)])
 
-    def _drawn_from(self, weights: NDArray[np.float64]) -> int:
-        """Draw a place by the weights."""
-        total = np.cumsum(weights)
-        # side="right" passes over tokens of no weight; rounding must not reach the end.
-        drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
-        return min(int(drawn), int(np.flatnonzero(weights)[-1]))
+    def _drawn_from(self, weights: NDArray[np.float64], ids: NDArray[np.integer[Any]]) -> int:
+        """
+        Draw a place by the weights.
+
+        Each token waits for a random time, as long as it is unlikely, and the first one wins (the
+        exponential race, or Gumbel-max trick). A place in the sum of all weights would do too, but
+        logits differ in their last bits with the batch that they are computed in, and of a
+        vocabulary that sum by thousands of tokens: a seed would not draw the same again.
+        """
+        chances = _uniform(int(self._random.integers(1 << 64, dtype=np.uint64)), ids)
+        soonest = weights / chances  # no later than -log(1 - chance) says: few need that
+        first = int(np.argmax(soonest))
+        near = np.flatnonzero(soonest >= weights[first] / -np.log1p(-chances[first]))
+        return int(near[np.argmax(weights[near] / -np.log1p(-chances[near]))])
 
     def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""
@@ -261,6 +271,19 @@ class Sampler:
             reached = np.searchsorted(np.cumsum(ordered), params.top_p * mass, side="left")
             ordered = ordered[: reached + 1]
         return ordered[ordered >= params.min_p]
+
+
+def _uniform(key: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """
+    A number between 0 and 1 of each id, by a key: the same whatever other ids there are.
+
+    Mixed as by SplitMix64 (Steele, Lea, Flood 2014), whose state counts on by ``_STRIDE``.
+    """
+    bits = ids.astype(np.uint64) * np.uint64(_STRIDE) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
