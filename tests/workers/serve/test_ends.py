@@ -83,6 +83,7 @@ def test_answers_on_their_way_are_finished(program):
             assert (new.status_code, new.headers["retry-after"]) == (503, "5")
             assert new.json()["error"]["code"] == "draining"
             assert server.http.get("/health").status_code == 200
+            assert server.http.get("/health").json()["state"] == "draining"
         told = asked.result(patience(30))
     assert told[-1] == "[DONE]"
     assert told[-2]["choices"][0]["finish_reason"] in ("length", "stop")

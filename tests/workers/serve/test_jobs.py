@@ -100,6 +100,28 @@ def test_limits(server, wrong, field):
     assert got.json()["errors"][0].get("value") == (given if plain else None)
 
 
+def test_null_is_as_if_it_were_left_out(server):
+    """A hive may send its optional fields so; a penalty of 0 is none."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed")
+    asked = begin(server, **dict.fromkeys(names))
+    assert events(server, asked["job_id"])[-1]["type"] == "end"
+    plain, none = (begin(server, repetition_penalty=given) for given in (1, 0))
+    said = [
+        [event["t"] for event in events(server, one["job_id"]) if event["type"] == "token"]
+        for one in (plain, none)
+    ]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("body", ["{", '{"prompt": }', "[1,"])
+def test_what_is_no_json(server, body):
+    """Is said to be none, and no field is named that nobody sent."""
+    head = {"Content-Type": "application/json"}
+    got = server.http.post("/v1/jobs", content=body, headers=head)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, None)
+    assert got.json()["error"]["message"].startswith("the body is not JSON: ")
+
+
 def test_a_value_that_is_no_json(server):
     """Infinity, which Python reads and JSON does not know, is refused as other values are."""
     body, head = '{"prompt": "x", "temperature": Infinity}', {"Content-Type": "application/json"}

@@ -283,6 +283,37 @@ def test_a_damaged_lora_is_no_fault_of_the_server(drawing, tmp_path):
     assert got.status_code == 400
     assert "junk.safetensors" in got.text
     assert str(tmp_path) not in got.text
+    body = {"operation": "image_generation", "prompt": "a", "loras": [{"path": "junk"}]}
+    job = server.http.post("/v1/jobs", json={**body, "steps": 1}).json()
+    told = server.http.get(job["sse_url"]).text
+    assert '"code": "INVALID_REQUEST"' in told
+    assert "junk.safetensors" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/jobs", {"operation": "image_generation", "width": 2056}, "width"),
+        ("/v1/jobs", {"operation": "image_transform", "input_image": "%%"}, "input_image"),
+        ("/v1/images/generations", {"size": "1024x1024"}, "size"),
+        ("/v1/images/generations", {"size": "large"}, "size"),
+    ],
+)
+def test_a_wrong_field_has_the_name_that_was_sent(drawing, path, body, field):
+    """In OpenAI's words and the ancestor's, also where the model's parameter has another name."""
+    got = drawing().http.post(path, json={"prompt": "a", "steps": 1, **body})
+    assert (got.status_code, got.json()["error"]["param"]) == (400, field)
+    assert [error["field"] for error in got.json()["errors"]] == [field]
+
+
+def test_a_picture_in_a_message(server):
+    """Who shows a picture is told which part is wrong, in the names that he sent."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [{"role": "user", "content": [part]}]
+    got = server.http.post("/v1/chat/completions", json={"messages": messages})
+    assert got.status_code == 400
+    assert got.json()["error"]["param"].startswith("messages.0.content.0.type")
+    assert "text" in got.json()["error"]["message"]
 
 
 def test_a_stop_string_of_nothing(server):

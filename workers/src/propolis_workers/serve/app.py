@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 from datetime import UTC
 from datetime import datetime
@@ -51,6 +52,7 @@ _OFFLINE: dict[str, Any] = {"docs_url": None, "redoc_url": None}
 
 # What stands before the names of fields where the body is one of several kinds.
 _NOT_FIELDS = ("body", *jobs.OPERATIONS)
+_TYPE = re.compile(r"\[|^constrained-|^[A-Z][A-Za-z]*$")
 
 # What the ancestor calls how an engine is, where it can be ready by itself.
 _READY = {"ready": "idle", "loading": "loading", "restarting": "loading"}
@@ -132,7 +134,9 @@ def application(
     async def health() -> Response:
         states = [engine.status.state for engine in engines]
         well = not {"failed", "stopped"}.intersection(states)
-        body = {"status": "healthy" if well else "unhealthy", "state": _worst(states)}
+        draining = any(engine.draining for engine in engines)
+        state = "draining" if well and draining else _worst(states)
+        body = {"status": "healthy" if well else "unhealthy", "state": state}
         body["timestamp"] = datetime.now(UTC).isoformat()
         return JSONResponse(body, status_code=200 if well else 503)
 
@@ -272,7 +276,7 @@ async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     found = exc.errors() if isinstance(exc, RequestValidationError) else []
     errors = [
         wrong_field(
-            ".".join(str(part) for part in one["loc"] if part not in _NOT_FIELDS),
+            _field(one),
             one["type"],
             one["msg"],
             None if one["type"] == "missing" else one.get("input"),
@@ -280,6 +284,12 @@ async def _invalid(http: HttpRequest, exc: Exception) -> Response:
         for one in found[:20]
     ]
     first = errors[0] if errors else {"field": "", "message": "the body is not valid"}
+    # Of a field that may be several things, what was nearest to being right.
+    within = [e for e in errors if e["field"].startswith(f"{first['field']}.")]
+    first = max([first, *within], key=lambda e: e["field"].count("."))
+    if found and found[0]["type"] == "json_invalid":
+        said = found[0].get("ctx", {}).get("error", "it ends too early")
+        first = {"field": "", "message": f"the body is not JSON: {said}, at {found[0]['loc'][-1]}"}
     message = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
     kind = http.headers.get("content-type", "none").partition(";")[0][:100]
     if not first["field"] and not kind.endswith("json"):
@@ -287,6 +297,15 @@ async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     problem = ProblemError(400, message, param=first["field"] or None)
     problem.errors = errors
     return JSONResponse(problem.body_at(http.url.path), status_code=400)
+
+
+def _field(wrong: dict[str, Any]) -> str:
+    """The name of a field, with dots; pydantic's names of types beside it left out."""
+    if wrong["type"] == "json_invalid":
+        return ""
+    parts = [part for part in wrong["loc"] if part not in _NOT_FIELDS]
+    named = [str(part) for part in parts if not _TYPE.search(str(part))]
+    return ".".join(named)
 
 
 __all__ = ["application"]

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
+from typing import ClassVar
 from typing import Final
 from typing import Literal
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _EVERY: Final = 5
 """Steps between previews."""
+
+_NAMES: Final = {"guidance": "guidance_scale", "negative": "negative_prompt"}
 
 _File = Annotated[str, Field(min_length=1)]
 
@@ -60,6 +63,8 @@ class _Asked(Body):
         | None
     ) = None
 
+    files: ClassVar[dict[str, str]] = {}  # what the job calls them
+
     def drawing(self) -> Drawing:
         """What is asked of the model."""
         params: dict[str, Any] = {
@@ -74,7 +79,7 @@ class _Asked(Body):
             **self._more(),
         }
         loras = tuple((lora.path, lora.strength) for lora in self.loras)
-        return Drawing(params, loras, self.preview_every)
+        return Drawing(params, loras, self.preview_every, {**_NAMES, **self.files})
 
     def _more(self) -> dict[str, Any]:
         return {}
@@ -89,6 +94,8 @@ class ImageGeneration(_Asked):
 class ImageTransform(_Asked):
     """An image of a text and another image."""
 
+    files: ClassVar[dict[str, str]] = {"image": "input_image"}
+
     operation: Literal["image_transform"]
     input_image: _File
     strength: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -99,6 +106,8 @@ class ImageTransform(_Asked):
 
 class ImageInpaint(_Asked):
     """An image that is drawn anew where the mask is white."""
+
+    files: ClassVar[dict[str, str]] = {"image": "init_image", "mask": "mask_image"}
 
     operation: Literal["image_inpaint"]
     init_image: _File

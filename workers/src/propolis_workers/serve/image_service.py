@@ -122,7 +122,9 @@ class ImageService:
             try:
                 params = await self.beside(until, self._sealed, drawing.params)
             except UsageError as exc:
-                raise _of_field(exc, drawing.params) from exc
+                raise _named(_of_field(exc, drawing.params), drawing.fields) from exc
+            except ProblemError as exc:
+                raise _named(exc, drawing.fields) from None
         return {"params": params, "loras": loras, "preview": drawing.preview}
 
     async def beside(self, until: float | None, work: Callable[..., T], *arguments: Any) -> T:
@@ -186,6 +188,15 @@ def _of_field(exc: UsageError, given: Mapping[str, Any]) -> ProblemError:
     problem = ProblemError(400, message, param=field if field in given else None)
     if problem.param:
         problem.errors = [wrong_field(field, "value", message, given[field])]
+    return problem
+
+
+def _named(problem: ProblemError, names: Mapping[str, str]) -> ProblemError:
+    """The same, of the field as whoever asked calls it."""
+    name = names.get(problem.param or "")
+    if name is not None:
+        problem.param = name
+        problem.errors = [{**error, "field": name} for error in problem.errors]
     return problem
 
 

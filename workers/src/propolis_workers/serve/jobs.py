@@ -14,6 +14,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 from dataclasses import field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
@@ -235,10 +236,14 @@ async def _told(job: Running, run: Callable[[Running], Coroutine[Any, Any, None]
     except asyncio.CancelledError:
         job.say(type="error", code="CANCELLED", message="the job was cancelled")
     except PropolisError as exc:
-        code = "VRAM_OOM" if isinstance(exc, OutOfMemoryError) else "INFERENCE_FAILED"
+        problem = problem_of(exc)
+        mistaken = problem.status == HTTPStatus.BAD_REQUEST
+        code = "INVALID_REQUEST" if mistaken else "INFERENCE_FAILED"
+        if isinstance(exc, OutOfMemoryError):
+            code = "VRAM_OOM"
         if isinstance(exc, DeadlineError):
             code = "TIMEOUT"
-        job.say(type="error", code=code, message=str(problem_of(exc)))
+        job.say(type="error", code=code, message=str(problem))
     except Exception as exc:
         message = f"the server failed: {type(exc).__name__}"
         job.say(type="error", code="INFERENCE_FAILED", message=message)

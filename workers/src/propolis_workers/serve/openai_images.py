@@ -45,6 +45,13 @@ if TYPE_CHECKING:
 
 _SIZE: Final = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _STEPS: Final = 20
+# What OpenAI's clients call what we have another name for.
+_NAMES: Final = {
+    "width": "size",
+    "height": "size",
+    "guidance": "guidance_scale",
+    "negative": "negative_prompt",
+}
 
 Told = dict[str, Any]
 _Strength = Annotated[float, Field(ge=-10, le=10)]
@@ -174,7 +181,7 @@ async def _respond(
 ) -> Response:
     steps, partial = params["steps"], asked.partial_images or 0
     every = max(1, steps // (partial + 1)) if asked.stream and partial else 0
-    prepared = await service.prepare(Drawing(params, loras, every), until)
+    prepared = await service.prepare(Drawing(params, loras, every, _NAMES), until)
     if asked.stream:
         events = _stream(service.answer(prepared, until), partial, what)
         return StreamingResponse(events, media_type="text/event-stream")

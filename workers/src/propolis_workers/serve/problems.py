@@ -56,7 +56,10 @@ class ProblemError(PropolisError):
         """As OpenAI's clients read it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error, "errors": self.errors} if self.errors else {"error": error}
+        errors = self.errors
+        if not errors and self.param:
+            errors = [wrong_field(self.param, self.code or "value", str(self))]
+        return {"error": error, "errors": errors} if errors else {"error": error}
 
     @property
     def headers(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
+from typing import Final
 from typing import Literal
 
 from pydantic import ConfigDict
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 _Stop = Annotated[str, Field(min_length=1, max_length=100)]
 _LIMIT = ("MAX_TOKENS", "CONTEXT_FULL")
 
+# What a job has that says nothing of it, or null.
+_SAMPLED: Final = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
 
 class Infer(Body):
     """An answer to a text."""
@@ -42,12 +52,12 @@ class Infer(Body):
     prompt: Annotated[str, Field(min_length=1, max_length=32768)]
     model: str = ""
     max_tokens: Annotated[int, Field(ge=1, le=2048)] = 512
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    top_p: Annotated[float, Field(ge=0, le=1)] = 0.9
-    top_k: Annotated[int, Field(ge=0)] = 50
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    stop: list[_Stop] = Field([], max_length=4, fail_fast=True)
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.7
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = 0.9
+    top_k: Annotated[int, Field(ge=0)] | None = 50
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    stop: Annotated[list[_Stop], Field(max_length=4, fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
     timeout: Seconds | None = None
     stream: bool = True
@@ -59,6 +69,15 @@ class Infer(Body):
         Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
         | None
     ) = None
+
+    def sampling(self) -> SamplingParams:
+        """How its tokens are drawn."""
+        given = {name: getattr(self, name) for name in _SAMPLED}
+        given = {name: value for name, value in given.items() if value is not None}
+        params = {**_SAMPLED, **given}
+        params["top_p"] = max(params["top_p"], 1e-9)  # of 0, the likeliest alone is left
+        params["repetition_penalty"] = params["repetition_penalty"] or 1.0  # 0 is off
+        return SamplingParams(**params, repeat_last_n=128, seed=self.seed)
 
 
 async def prepare(service: Service, asked: Infer, until: float | None = None) -> Request:
@@ -78,17 +97,9 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
         raise problem from exc
     return Request(
         prompt=ids,
-        params=SamplingParams(
-            temperature=asked.temperature,
-            top_p=max(asked.top_p, 1e-9),  # of 0, the likeliest alone is left
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-            repetition_penalty=asked.repetition_penalty,
-            repeat_last_n=128,
-            seed=asked.seed,
-        ),
+        params=asked.sampling(),
         max_tokens=min(asked.max_tokens, service.context - len(ids)),
-        stops=tuple(asked.stop),
+        stops=tuple(asked.stop or ()),
     )
 
 
