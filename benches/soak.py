@@ -211,7 +211,11 @@ async def _ask(http: httpx2.AsyncClient, question: str, tokens: int, tally: Tall
     began, pieces, used = False, 0, None
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
-            raise ValueError((await answer.aread()).decode())
+            said = (await answer.aread()).decode()
+            if answer.status_code == 400:  # it would be so the next time too
+                msg = f"the server refuses the question: {said}"
+                raise SystemExit(msg)
+            raise ValueError(said)
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
