@@ -73,6 +73,19 @@ def test_an_op_that_hangs_is_left_out(site, server, serving, tmp_path, monkeypat
     assert [one["plugin"] for one in broken.now()["quarantined"]] == ["endless"]
 
 
+def test_the_context_is_known_while_an_engine_starts_again(serving):
+    """A request that is made tokens of just then is not refused for its length."""
+    server = serving()
+    assert server.chat().status_code == 200
+    known = server.service.context
+    os.kill(server.engine._process.pid, signal.SIGKILL)
+    until(lambda: server.engine.status.state != "ready")
+    assert server.engine.status.ready == {}
+    assert server.service.context == known > 0
+    until(lambda: server.http.get("/v1/ready").status_code == 200, 60)
+    assert server.chat().status_code == 200
+
+
 def test_an_engine_that_is_stopped(serving, monkeypatch):
     """One that hears no signal but the last is ended too, and another one answers."""
     monkeypatch.setattr(engines, "_LAST_WORDS", 0.2)

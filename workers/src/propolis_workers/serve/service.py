@@ -83,6 +83,7 @@ class Service:
         self.engine = engine
         self.created = int(time.time())
         self._watch: Watch | None = None
+        self._context = 0
 
     def watch(self, watch: Watch) -> None:
         """Let somebody see each answer on its way."""
@@ -90,8 +91,13 @@ class Service:
 
     @property
     def context(self) -> int:
-        """Tokens that a prompt and its answer may have; 0 before that is known."""
-        return int(self.engine.status.ready.get("context", 0))
+        """
+        Tokens that a prompt and its answer may have; 0 before that is known.
+
+        While an engine starts again, those of the last one: a request that is prepared meanwhile is
+        for the engine to refuse, and not for its length.
+        """
+        return int(self.engine.status.ready.get("context", self._context))
 
     def expect_model(self, name: str) -> None:
         """
@@ -114,6 +120,7 @@ class Service:
             PropolisError: there is no room for them, which is known before; or as `threaded`.
         """
         with self.engine.room(count):
+            self._context = self.context  # the engine may end while this is done
             return await threaded(until, work, *arguments)
 
     def answer(
