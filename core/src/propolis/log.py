@@ -61,7 +61,7 @@ def configure(config: Config) -> None:
 def _set_up(level: str, as_json: bool) -> None:
     import structlog  # noqa: PLC0415  (when somebody logs)
 
-    global _awaiting  # noqa: PLW0603
+    global _awaiting  # noqa: PLW0603  (as in `configure`)
     _awaiting = None
 
     def to_stderr(*_: Any) -> Any:  # looked up anew: tests and progress bars replace it

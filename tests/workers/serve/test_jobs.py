@@ -87,6 +87,7 @@ def test_cancel(server):
         ({"stop": ["x" * 101]}, "stop.0"),
         ({"seed": -1}, "seed"),
         ({"surprise": 1}, "surprise"),
+        ({"Surprise": 1}, "Surprise"),
     ],
 )
 def test_limits(server, wrong, field):

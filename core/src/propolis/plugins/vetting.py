@@ -254,7 +254,7 @@ def fingerprint(candidate: Candidate, *more: str) -> str:
 
 def _contents(candidate: Candidate) -> Iterable[str]:
     """The distribution's RECORD, and the stamps of its files where it is installed editable."""
-    with contextlib.suppress(importlib_metadata.PackageNotFoundError):
+    with contextlib.suppress(importlib_metadata.PackageNotFoundError, ValueError):
         distribution = importlib_metadata.distribution(candidate.distribution)
         yield distribution.read_text("RECORD") or ""
         # One whose module has gone is not there any more, which the child will say.

@@ -283,7 +283,7 @@ def _uniform(key: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     bits ^= bits >> np.uint64(31)
-    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # never 0 or 1
 
 
 def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:

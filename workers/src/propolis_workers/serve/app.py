@@ -304,8 +304,10 @@ def _field(wrong: dict[str, Any]) -> str:
     if wrong["type"] == "json_invalid":
         return ""
     parts = [part for part in wrong["loc"] if part not in _NOT_FIELDS]
-    named = [str(part) for part in parts if not _TYPE.search(str(part))]
-    return ".".join(named)
+    own = parts[-1:] if wrong["type"] == "extra_forbidden" else []  # whoever sent it named it
+    between = parts[: len(parts) - len(own)]
+    named = [str(part) for part in between if not _TYPE.search(str(part))]
+    return ".".join([*named, *map(str, own)])
 
 
 __all__ = ["application"]
