@@ -62,7 +62,8 @@ int main() {
                        false, THREADS);
         } else if (name == "pairwise") {
             out.resize(in[0].size());
-            pairwise((Pairwise)n[1], kind, out.data(), in[0].data(), in[1].data(), n[2], THREADS);
+            pairwise((Pairwise)n[1], kind, out.data(), {in[0].data(), n[2]},
+                     {in[1].data(), n[2]}, 1, n[2], THREADS);
         } else if (name == "attention") {  // causal
             const i64 batch = n[1], tokens = n[2], keys = n[3], heads = n[4], kv_heads = n[5], dim = n[6];
             out.resize(in[0].size());

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from propolis_workers.llm import LLM
+from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.engine import Engine
+from propolis_workers.llm.sampling import SamplingParams
 
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -54,3 +57,21 @@ def test_a_decode_step_is_one_plan(runtime):
     engine.decode(1)
     engine.decode(2)
     assert len(engine._step[0]._joined) == 2
+
+
+def test_a_batch_decodes_in_one_plan(runtime):
+    """A step of several sequences is a plan from the norms to the argmax, and copies no halves."""
+    started = runtime()
+    model = LLM.load(find_model(started.config), runtime=started)
+    engine = BatchEngine(model, context=64, most=4)
+    ids = list(model.tokenizer.encode("Once upon a time there was"))
+    for number in range(3):
+        engine.add(number, Request(prompt=ids[number:], params=SamplingParams(), max_tokens=6))
+    while engine.busy:
+        engine.step()
+    _, graph, _ = engine._decodes[4]
+    # The embedding; the plan; of Python the place as f32, and the peak copied.
+    assert len(graph._joined) <= 5
+    before = started.cpu.table.placement.strided_copies
+    graph.replay()
+    assert started.cpu.table.placement.strided_copies == before

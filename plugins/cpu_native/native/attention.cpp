@@ -25,12 +25,24 @@ struct Partial {
     f32 top, total;
 };
 
-// Heads [h0, h0 + G) of one query over keys [j0, j1): scores[g][j - j0].
+// Rows asked for before their turn: they lie in pages, and what guesses the next line stops at a page's end.
+constexpr i64 AHEAD = 16;
+
 template <class T>
-void score(const Rows<T>& keys, i64 j0, i64 j1, const f32* q, i64 heads, i64 dim, f32* scores) {
+PROPOLIS_INLINE void ask_for(const T* row, i64 dim) {
+    for (i64 i = 0; i < dim; i += LINE * 4 / (i64)sizeof(T)) __builtin_prefetch(row + i);
+}
+
+// Heads [h0, h0 + G) of one query over keys [j0, j1): scores[g][j - j0].  Their values are wanted next.
+template <class T>
+void score(const Rows<T>& keys, const Rows<T>& values, i64 j0, i64 j1, const f32* q, i64 heads, i64 dim,
+           i64 value_dim, f32* scores) {
     const i64 wide_dim = padded(dim);
+    for (i64 j = j0; j < std::min(j0 + AHEAD, j1); ++j) ask_for(keys[j], dim);
     for (i64 j = j0; j < j1; ++j) {
         const T* key = keys[j];
+        if (j + AHEAD < j1) ask_for(keys[j + AHEAD], dim);
+        ask_for(values[j], value_dim);
         for (i64 g = 0; g < heads; ++g) {
             F32s sums = splat(0.0f);
             for (i64 i = 0; i < dim; i += LANES) {
@@ -156,7 +168,7 @@ void few(const Attention& a) {
                     store(q + g * wide_dim + i, load_some(from + i, dim - i) * splat(a.scale));
                 }
             }
-            score(keys, task.first, task.end, q, some, dim, scores);
+            score(keys, values, task.first, task.end, q, some, dim, value_dim, scores);
             for (i64 g = 0; g < some; ++g) {
                 f32* row = scores + g * PART;
                 const i64 h = task.head * group + g0 + g;

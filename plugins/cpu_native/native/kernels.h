@@ -28,7 +28,7 @@ struct Format {
     i64 tile;            // bytes of sixteen blocks, repacked
     void (*put)(u8* tile, int row, const u8* blocks, i64 count);
     void (*get)(u8* blocks, const u8* tile, int row, i64 count);
-    // Rows [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
+    // Stepped [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
     void (*fast)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*exact)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*widen)(const u8* tile, i64 first, i64 count, bf16* to);
@@ -68,14 +68,23 @@ void layer_norm(Kind kind, void* out, const void* x, const void* weight, const v
                 i64 width, f32 eps, int threads);
 
 enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL, GELU_ERF_MUL };
-void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i64 count, int threads);
+// Stepped that lie `step` elements apart.
+struct Stepped {
+    void* at;
+    i64 step;
+};
+void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped& b, i64 rows, i64 width,
+              int threads);
+// Of each row the largest, or its place; the first of several, a NaN before all.
+void largest_of_rows(Kind kind, void* out, bool places, const Stepped& x, i64 rows, i64 width, int threads);
+
 // An array of up to four dimensions, in elements.
 struct View {
     void* at;
     i64 shape[4], strides[4];
 };
 
-// Rotates pairs of x (batch, tokens, heads, dim) by rows of tables; out is row-major.
+// Rotates pairs of x (batch, tokens, heads, dim) by rows of tables; elements of a head lie side by side; out is row-major.
 void rope(Kind kind, const View& out, const View& x, const View& positions, bool positions_64,
           const View& cos, const View& sin, bool interleaved, int threads);
 

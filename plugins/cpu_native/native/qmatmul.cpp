@@ -13,6 +13,10 @@ namespace {
 // Rows of activations that share an unpacked weight: their sums stay in registers.
 constexpr int MOST = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;
 
+// Of these so many at a time: a product waits for the one before it that it is added to.
+template <int M>
+constexpr int BESIDE = VECTOR == 64 && M > 1 ? 2 : 1;
+
 template <class F>
 constexpr int GRAIN = F::SUB < SUBBLOCK ? F::SUB : SUBBLOCK;
 
@@ -26,6 +30,10 @@ void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
     const f32* totals = p.sums + m * grains;
     for (int i = 0; i < M; ++i) sums[i] = splat(0.0f);
     for (i64 block = 0; block < p.k / F::K; ++block, tile += F::BYTES) {
+        if constexpr (M >= 2) {
+#pragma GCC unroll 8
+            for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + p.k / F::K * F::BYTES + l);
+        }
 #pragma GCC unroll 1
         for (int sub = 0; sub < F::K / SUBBLOCK; ++sub) {
 #pragma GCC unroll 2
@@ -37,21 +45,32 @@ void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
                 const F32s d = F::scale(tile, which);
                 [[maybe_unused]] const F32s shift = F::shift(tile, which);
 #pragma GCC unroll 8
-                for (int i = 0; i < M; ++i) {
-                    i32 a[each], b[each];
-                    std::memcpy(a, high + i * p.k + part * GRAIN<F>, sizeof a);
-                    std::memcpy(b, low + i * p.k + part * GRAIN<F>, sizeof b);
-                    I32s sum = I32s{}, rest = EXCESS<F> ? splat<I32s>(starts[i * grains + part]) : I32s{};
+                for (int i = 0; i < M; i += BESIDE<M>) {
+                    const Four *a[BESIDE<M>], *b[BESIDE<M>];
+                    I32s sum[BESIDE<M>], rest[BESIDE<M>];
+#pragma GCC unroll 4
+                    for (int j = 0; j < BESIDE<M>; ++j) {
+                        a[j] = (const Four*)(high + (i + j) * p.k + part * GRAIN<F>);
+                        b[j] = (const Four*)(low + (i + j) * p.k + part * GRAIN<F>);
+                        sum[j] = I32s{};
+                        rest[j] = EXCESS<F> ? splat<I32s>(starts[(i + j) * grains + part]) : I32s{};
+                    }
 #pragma GCC unroll 8
                     for (int g = 0; g < each; ++g) {
-                        sum = BY_SIGN<F> ? dot_signed(sum, w[g], a[g]) : dot(sum, w[g], a[g]);
-                        rest = BY_SIGN<F> ? dot_signed(rest, w[g], b[g]) : dot(rest, w[g], b[g]);
+#pragma GCC unroll 4
+                        for (int j = 0; j < BESIDE<M>; ++j) {
+                            sum[j] = BY_SIGN<F> ? dot_signed(sum[j], w[g], a[j][g]) : dot(sum[j], w[g], a[j][g]);
+                            rest[j] = BY_SIGN<F> ? dot_signed(rest[j], w[g], b[j][g]) : dot(rest[j], w[g], b[j][g]);
+                        }
                     }
-                    sum = (sum << 8) + rest;
-                    // The weights' scale last: with the other it might be no normal number.
-                    sums[i] = fma(as_floats(sum) * splat(scale[i * scales]), d, sums[i]);
-                    if constexpr (F::SHIFTED) {
-                        sums[i] = fma(shift, splat(totals[i * grains + part]), sums[i]);
+#pragma GCC unroll 4
+                    for (int j = 0; j < BESIDE<M>; ++j) {
+                        const I32s both = (sum[j] << 8) + rest[j];
+                        // The weights' scale last: with the other it might be no normal number.
+                        sums[i + j] = fma(as_floats(both) * splat(scale[(i + j) * scales]), d, sums[i + j]);
+                        if constexpr (F::SHIFTED) {
+                            sums[i + j] = fma(shift, splat(totals[(i + j) * grains + part]), sums[i + j]);
+                        }
                     }
                 }
             }
@@ -260,7 +279,7 @@ void multiply(Product p, bool exact) {
         return;
     }
     const i64 tiles = (p.n + TILE - 1) / TILE;
-    const int preparing = p.m * p.k > 32768 ? p.threads : 1;
+    const int preparing = p.m * p.k > 8000 ? p.threads : 1;
     if (exact && p.kind == Kind::F32) {
         p.wide = (const f32*)p.x;
     } else if (exact) {

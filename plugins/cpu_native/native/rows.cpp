@@ -94,13 +94,25 @@ void layer_norm(Kind kind, void* out, const void* x, const void* weight, const v
     });
 }
 
-void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i64 count, int threads) {
+void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped& b, i64 rows, i64 width,
+              int threads) {
+    const bool flat = a.step == width && b.step == width;
     with_type(kind, [&](auto type) {
         typedef decltype(type) T;
         auto with = [&](auto combine) {
-            over_elements(count, threads, [&](i64 i, i64 left) {
-                const F32s x = load_some((const T*)a + i, left), y = load_some((const T*)b + i, left);
-                store_some((T*)out + i, combine(x, y), left);
+            auto some = [&](T* to, const T* x, const T* y, i64 left) {
+                store_some(to, combine(load_some(x, left), load_some(y, left)), left);
+            };
+            T* const to = (T*)out;
+            const T *const x = (const T*)a.at, *const y = (const T*)b.at;
+            if (flat) {
+                return over_elements(rows * width, threads,
+                                     [&](i64 i, i64 left) { some(to + i, x + i, y + i, left); });
+            }
+            over_rows(rows, width, threads, [&](i64 row) {
+                for (i64 i = 0; i < width; i += LANES) {
+                    some(to + row * width + i, x + row * a.step + i, y + row * b.step + i, width - i);
+                }
             });
         };
         switch (op) {
@@ -112,6 +124,62 @@ void pairwise(Pairwise op, Kind kind, void* out, const void* a, const void* b, i
             case Pairwise::GELU_ERF_MUL:
                 return with([](const F32s& x, const F32s& y) { return gelu_erf(x) * y; });
         }
+    });
+}
+
+namespace {
+// The first of the largest; a NaN is larger than any number.
+template <class T>
+i64 place_of_largest(const T* x, i64 width) {
+    constexpr i64 SOME = 64 * LANES;
+    constexpr f32 LEAST = -__builtin_inff();
+    f32 best = LEAST, odd = 0;  // of what is not finite, NaN
+    F32s odds = splat(0.0f);
+    i64 at = 0;
+    for (i64 first = 0; first < width; first += SOME) {
+        const i64 end = first + SOME < width ? first + SOME : width;
+        F32s tops = splat(LEAST);
+        i64 i = first;
+        for (; i + LANES <= end; i += LANES) {
+            const F32s v = load_wide(x + i);
+            tops = larger(v, tops);
+            odds = fma(v, splat(0.0f), odds);
+        }
+        f32 top = largest(tops);
+        for (; i < end; ++i) {
+            const f32 v = wide(x[i]);
+            if (v > top) top = v;
+            odd += v * 0.0f;
+        }
+        if (top > best) {
+            best = top;
+            at = first;
+        }
+    }
+    odd += sum(odds);
+    if (odd == odd) {
+        while (wide(x[at]) != best) ++at;
+        return at;
+    }
+    at = 0;
+    for (i64 i = 0; i < width; ++i) {
+        const f32 v = wide(x[i]);
+        if (v != v) return i;
+        if (v > wide(x[at])) at = i;
+    }
+    return at;
+}
+}  // namespace
+
+void largest_of_rows(Kind kind, void* out, bool places, const Stepped& x, i64 rows, i64 width, int threads) {
+    with_type(kind, [&](auto type) {
+        typedef decltype(type) T;
+        over_rows(rows, width, threads, [&](i64 row) {
+            const T* from = (const T*)x.at + row * x.step;
+            const i64 at = place_of_largest(from, width);
+            if (places) ((i64*)out)[row] = at;
+            else ((T*)out)[row] = from[at];
+        });
     });
 }
 

@@ -311,6 +311,10 @@ typedef U32s U8s;
 PROPOLIS_INLINE U8s load_u8s(const u8* from) { return load_bytes<U8s>(from); }
 PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * value); }
 
+// Four bytes where they lie, which a product repeats as it reads them.  Copied as an array, they are read by
+// eights and taken apart again.
+typedef i32 Four __attribute__((may_alias, aligned(1)));
+
 // Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
 PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
     I32s c;

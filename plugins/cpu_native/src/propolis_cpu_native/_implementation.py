@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence
 
+    from propolis import Tensor
+
 
 def implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:
     """An implementation by a kernel, which a plan may keep."""
@@ -32,6 +34,31 @@ def implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:
             **more,
         }
     )
+
+
+def strided_implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:
+    """One that takes inputs as they lie, before that for which core copies them."""
+    return implementation(
+        op, fn, **{"variant": "strided", "priority": Priority.GENERIC + 10, "strided": True, **more}
+    )
+
+
+def row_step(x: Tensor) -> int | None:
+    """Elements from each row of the last dimension to the next; None where they vary."""
+    *sizes, width = x.shape
+    *strides, last = x.strides
+    if last != 1 and width > 1:
+        return None
+    step, after = width, None  # of what a row of rows must lie apart, to go on at one distance
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if after is None:
+            step = stride
+        elif stride != after:
+            return None
+        after = stride * size
+    return step
 
 
 def matrix_implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:

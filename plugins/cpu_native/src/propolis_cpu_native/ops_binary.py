@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import row_step
+from propolis_cpu_native._implementation import strided_implementation
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import native
 
@@ -21,9 +23,24 @@ def _same_shape(a: Tensor, b: Tensor, /) -> str | None:
     return None if a.shape == b.shape else "an operand is broadcast"
 
 
+def _in_rows(gate: Tensor, up: Tensor, /) -> str | None:
+    """None, or why not: one's rows lie apart by more than one distance."""
+    if gate.shape and row_step(gate) is not None and row_step(up) is not None:
+        return None
+    return "rows do not lie one distance apart"
+
+
 def _run(op: str, out: Tensor, x: Tensor, y: Tensor) -> None:
-    arrays = out.array, x.array, y.array
-    native().pairwise(_NUMBERS[op], *arrays, KINDS[out.dtype], out.numel, out.device.threads)
+    n = out.numel
+    arrays = out.array, x.array, n, y.array, n
+    native().pairwise(_NUMBERS[op], *arrays, KINDS[out.dtype], 1, n, out.device.threads)
+
+
+def _run_rows(op: str, out: Tensor, x: Tensor, y: Tensor) -> None:
+    width = out.shape[-1]
+    arrays = out.array, x.array, row_step(x), y.array, row_step(y)
+    kind, rows = KINDS[out.dtype], out.numel // max(width, 1)
+    native().pairwise(_NUMBERS[op], *arrays, kind, rows, width, out.device.threads)
 
 
 def add(out: Tensor, a: Tensor, b: Tensor, /) -> None:
@@ -51,11 +68,24 @@ def gelu_erf_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     _run("gelu_erf_mul", out, gate, up)
 
 
+def silu_mul_rows(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    """``silu(gate) * up`` of rows, as halves of one product are."""
+    _run_rows("silu_mul", out, gate, up)
+
+
+def gelu_erf_mul_rows(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
+    """``gelu_erf(gate) * up`` of rows, as halves of one product are."""
+    _run_rows("gelu_erf_mul", out, gate, up)
+
+
 OPS: Final = [
     *(
         implementation(fn.__name__, fn, supports=_same_shape, in_place=True)
         for fn in (add, sub, mul)
     ),
-    implementation("silu_mul", silu_mul, in_place=True),
-    implementation("gelu_erf_mul", gelu_erf_mul, in_place=True),
+    *(implementation(fn.__name__, fn, in_place=True) for fn in (silu_mul, gelu_erf_mul)),
+    *(
+        strided_implementation(op, fn, supports=_in_rows, in_place=True)
+        for op, fn in (("silu_mul", silu_mul_rows), ("gelu_erf_mul", gelu_erf_mul_rows))
+    ),
 ]

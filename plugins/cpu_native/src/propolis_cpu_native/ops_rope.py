@@ -8,6 +8,7 @@ from typing import Final
 from propolis import dtypes
 from propolis.dtypes import PLAIN
 from propolis_cpu_native._implementation import implementation
+from propolis_cpu_native._implementation import strided_implementation
 from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import native
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
     from propolis import Tensor
 
 _POSITIONS: Final = frozenset({dtypes.i32, dtypes.i64})
+
+
+def _packed(
+    x: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> str | None:
+    """None, or why not: elements of a row lie apart."""
+    if all(tensor.strides[-1] == 1 or tensor.shape[-1] < 2 for tensor in (x, cos, sin)):
+        return None
+    return "elements of a head, or of a row of cos or sin, do not lie side by side"
 
 
 def rope(
@@ -50,7 +66,10 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
 
 
 OPS: Final = [
-    implementation("rope", rope, dtypes={"x": FLOATS, "positions": _POSITIONS}),
+    *(
+        build("rope", rope, dtypes={"x": FLOATS, "positions": _POSITIONS}, supports=supports)
+        for build, supports in ((implementation, None), (strided_implementation, _packed))
+    ),
     implementation(
         "kv_append", kv_append, dtypes={"cache": PLAIN, "positions": _POSITIONS}, strided=True
     ),

@@ -1,0 +1,85 @@
+"""Inputs that lie in rows apart, as halves of one product do: read where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+
+
+@pytest.fixture
+def device(runtime):
+    """A CPU that the kernels serve."""
+    return runtime().cpu
+
+
+def copies(device):
+    """Inputs that were copied to be in a row."""
+    return device.table.placement.strided_copies
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("op", ["silu_mul", "gelu_erf_mul"])
+def test_halves_of_a_product(device, op, dtype):
+    """The halves of several rows are multiplied as they lie; the bits are those of copies."""
+    rng = np.random.default_rng(2)
+    both = Tensor.from_numpy(rng.normal(0, 2, (2, 5, 2 * 71)).astype(np.float32), device)
+    both = ops.cast(both, getattr(dtypes, dtype))
+    gate, up = both.narrow(2, 0, 71), both.narrow(2, 71, 71)
+    apart = getattr(ops, op)(gate.contiguous(), up.contiguous())
+    before = copies(device)
+    together = getattr(ops, op)(gate, up)
+    assert copies(device) == before
+    np.testing.assert_array_equal(together.numpy(), apart.numpy())
+
+
+def test_rows_that_lie_irregularly(device):
+    """Rows of several distances are served too, by a copy, and so are those of none."""
+    x = Tensor.from_numpy(np.arange(48, dtype=np.float32).reshape(2, 6, 4), device)
+    odd = x.narrow(1, 0, 3)  # three rows of six, twice
+    across = x.permute(2, 1, 0)
+    same = x.narrow(0, 0, 1).narrow(1, 0, 1).broadcast_to(2, 6, 4)  # no distance at all
+    for view in (odd, across, same):
+        expected = ops.silu_mul(view.contiguous(), view.contiguous()).numpy()
+        np.testing.assert_array_equal(ops.silu_mul(view, view).numpy(), expected)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_heads_of_a_product_are_turned_where_they_lie(device, interleaved):
+    """Queries and keys within one product of several rows are not copied."""
+    rng = np.random.default_rng(3)
+    both = Tensor.from_numpy(rng.normal(0, 1, (1, 4, 10 * 16)).astype(np.float32), device)
+    heads = both.narrow(2, 32, 96).unflatten(2, 16)
+    at = Tensor.from_numpy(np.arange(4, dtype=np.int32)[None], device)
+    cos, sin = (
+        Tensor.from_numpy(rng.normal(0, 1, (8, 8)).astype(np.float32), device) for _ in range(2)
+    )
+    apart = ops.rope(heads.contiguous(), at, cos, sin, interleaved=interleaved)
+    before = copies(device)
+    turned = ops.rope(heads, at, cos, sin, interleaved=interleaved)
+    assert copies(device) == before
+    np.testing.assert_array_equal(turned.numpy(), apart.numpy())
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 1024, 1025, 3001])
+def test_the_largest(device, width):
+    """Numpy's element and place: of ties the first, of NaN too, beside infinities."""
+    rng = np.random.default_rng(width)
+    rows = np.round(rng.normal(0, 1, (9, width)), 1).astype(np.float32)
+    some = rng.integers(0, width, 6)
+    rows[1, some[0]] = np.inf
+    rows[2] = -np.inf
+    rows[3, some[1]] = -np.inf
+    rows[4, some[2:4]] = np.nan
+    rows[5, some[4]], rows[5, some[5]] = np.nan, np.inf
+    rows[6] = -0.0
+    rows[6, -1] = 0.0
+    wide = np.concatenate([rows, rows + 5], 1)
+    for x in (Tensor.from_numpy(rows, device), Tensor.from_numpy(wide, device).narrow(1, 0, width)):
+        np.testing.assert_array_equal(ops.argmax(x, 1).numpy(), rows.argmax(1))
+        np.testing.assert_array_equal(ops.max(x, 1).numpy(), rows.max(1))
+        np.testing.assert_array_equal(ops.argmax(x, 0).numpy(), rows.argmax(0))
+        np.testing.assert_array_equal(ops.max(x).numpy(), rows.max())
