@@ -1,4 +1,4 @@
-"""Llama files of real shapes with random weights in Q4_K: all that speed depends on."""
+"""Llama files of real shapes with random weights in Q4_K, or Q4_1: all that speed depends on."""
 
 from __future__ import annotations
 
@@ -13,29 +13,39 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
+Q4_1: Final = gguf.GGMLQuantizationType.Q4_1
 Q4_K: Final = gguf.GGMLQuantizationType.Q4_K
-# Width, feed-forward width, layers, query heads, key heads, vocabulary: those of Llama 3.2 1B and
-# of Llama 3.1 8B, and one to try a bench with.
+# Width, feed-forward width, layers, query heads, key heads, vocabulary: those of SmolLM2-135M,
+# Llama 3.2 1B and Llama 3.1 8B, and one to try a bench with.
 SHAPES: Final = {
     "tiny": (256, 512, 2, 4, 2, 1024),
+    "135m": (576, 1536, 30, 9, 3, 49152),
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "8b": (4096, 14336, 32, 32, 8, 128256),
 }
 
 
+def quantized(columns: int) -> gguf.GGMLQuantizationType:
+    """Q4_K, or Q4_1 where rows are not made of its blocks."""
+    return Q4_K if columns % 256 == 0 else Q4_1
+
+
 def random_blocks(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     """
-    A matrix of Q4_K blocks: random, of zero mean, no layer making more of its input.
+    A matrix of blocks: random, of zero mean, no layer making more of its input.
 
     Returns:
-        (rows, columns / 256 * 144) u8.
+        (rows, bytes of a row) u8.
     """
-    blocks = np.frombuffer(rng.bytes(rows * columns // 256 * 144), np.uint8).copy()
-    blocks = blocks.reshape(-1, 144)
-    # A quant is 7.5 on average, so 7.5 times as much of the minimum balances it.
-    step = 1 / (256 * columns**0.5)
+    in_super = quantized(columns) is Q4_K
+    block, size = (256, 144) if in_super else (32, 20)
+    blocks = np.frombuffer(rng.bytes(rows * columns // block * size), np.uint8).copy()
+    blocks = blocks.reshape(-1, size)
+    # A quant is 7.5 on average, so 7.5 times as much of the minimum, which Q4_1 adds, balances it.
+    step = 1 / ((256 if in_super else 8) * columns**0.5)
     blocks[:, 0:2] = np.array([step], np.float16).view(np.uint8)
-    blocks[:, 2:4] = np.array([7.5 * step], np.float16).view(np.uint8)
+    least = 7.5 * step * (1 if in_super else -1)
+    blocks[:, 2:4] = np.array([least], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -63,11 +73,14 @@ def write_random_llama(path: Path, shape: str) -> Path:
     ones = np.ones(width, np.float32)
     for index in range(layers):
         for name, blocks in layer.items():
-            writer.add_tensor(f"blk.{index}.{name}.weight", blocks, raw_dtype=Q4_K)
+            kind = quantized(inner if name == "ffn_down" else width)
+            writer.add_tensor(f"blk.{index}.{name}.weight", blocks, raw_dtype=kind)
         writer.add_tensor(f"blk.{index}.attn_norm.weight", ones)
         writer.add_tensor(f"blk.{index}.ffn_norm.weight", ones)
     for name in ("token_embd", "output"):
-        writer.add_tensor(f"{name}.weight", random_blocks(rng, vocab, width), raw_dtype=Q4_K)
+        writer.add_tensor(
+            f"{name}.weight", random_blocks(rng, vocab, width), raw_dtype=quantized(width)
+        )
     writer.add_tensor("output_norm.weight", ones)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -84,7 +97,7 @@ def _metadata(shape: str) -> dict[str, Any]:
     tokens += ["th", "an"]
     tokens += [f"<{n}>" for n in range(vocab - len(tokens))]
     return {
-        "llama.context_length": 4096,
+        "llama.context_length": 16384,
         "llama.embedding_length": width,
         "llama.feed_forward_length": inner,
         "llama.block_count": layers,

@@ -77,10 +77,10 @@ def alone(llm: LLM, prompt: int, decoded: int) -> dict[str, float]:
     for _ in range(2):
         engine.truncate(0)
         start = time.perf_counter()
-        token = int(engine.prefill(ids).argmax())
+        token, known = int(engine.prefill(ids).argmax()), llm.tokenizer.vocab_size
         first = time.perf_counter()
         for _ in range(decoded - 1):
-            token = int(engine.decode(token).argmax())
+            token, _ = engine.decode_likeliest(token, known)
         end = time.perf_counter()
         figures = {
             "prefill": prompt / (first - start),

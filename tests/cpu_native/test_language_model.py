@@ -56,7 +56,7 @@ def test_a_decode_step_is_one_plan(runtime):
     engine.logits_of(list(model.tokenizer.encode(PROMPT)))
     engine.decode(1)
     engine.decode(2)
-    assert len(engine._step[0]._joined) == 2
+    assert len(engine._steps[None][0]._joined) == 2
 
 
 def test_a_batch_decodes_in_one_plan(runtime):

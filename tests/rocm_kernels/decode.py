@@ -51,17 +51,15 @@ def count(what):
 
 def greedy(engine, ids, number, costs=None):
     """Tokens drawn after a prompt; ``costs`` is told what each step took."""
-    pool = engine.model.device.pool
-    logits, drawn = engine.prefill(ids), []
-    while True:
-        drawn.append(int(logits.argmax()))
-        if len(drawn) == number:
-            return drawn
+    pool, known = engine.model.device.pool, engine.model.config.vocab_size
+    drawn = [int(engine.prefill(ids).argmax())]
+    while len(drawn) < number:
         before = count("launch"), count("malloc"), pool.statistics().allocations
-        logits = engine.decode(drawn[-1])
+        drawn.append(engine.decode_likeliest(drawn[-1], known)[0])
         after = count("launch"), count("malloc"), pool.statistics().allocations
         if costs is not None:
             costs.append([now - then for now, then in zip(after, before, strict=True)])
+    return drawn
 
 
 def steps(model, ids, number):
@@ -71,11 +69,12 @@ def steps(model, ids, number):
         engine = LLM.load(model, runtime=runtime).engine(len(ids) + number)
         costs = []
         drawn = greedy(engine, ids, number, costs)
+        ((graph, _),) = engine._steps.values()
         return {
             "ids": drawn,
             "costs": costs,
-            "calls": len(engine._step[0]),
-            "queued": len(engine._step[0]._joined or ()),
+            "calls": len(graph),
+            "queued": len(graph._joined or ()),
             "placement": engine.model.device.table.placement.as_dict(),
             "lines": engine.model.device.table.placement.lines(),
         }

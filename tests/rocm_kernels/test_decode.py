@@ -19,8 +19,11 @@ GOLDEN = HERE.parent / "data/smollm2/greedy_llamacpp_f32.json"
 PROMPT, TOKENS = [1, 2, 3], 3
 OPS = [
     "add_rms_norm",
+    "argmax",
     "attention",
+    "cast",
     "embedding",
+    "gather",
     "kv_append",
     "qmatmul",
     "rms_norm",

@@ -364,7 +364,7 @@ def test_an_answer_that_fails_fails_alone(llm, monkeypatch, how):
 
 def test_greedy_answers_copy_no_logits(llm, monkeypatch):
     """Where every token is the likeliest, the host reads that and no vocabulary."""
-    from propolis_workers.llm.batch.rows import Rows
+    from propolis_workers.llm.rows import Rows
 
     wanted = [request([n, 5, 6], 6) for n in range(1, 4)]
     expected = [alone(llm, one) for one in wanted]
@@ -376,7 +376,7 @@ def test_greedy_answers_copy_no_logits(llm, monkeypatch):
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_p": 0.7, "min_p": 0.1}])
 def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
     """Where tokens are drawn from the likeliest, the host reads these, and draws as from all."""
-    from propolis_workers.llm.batch.rows import Rows
+    from propolis_workers.llm.rows import Rows
 
     how = {"temperature": 0.9, "seed": 3, **more}
     wanted = [request([n, 5, 6], 12, **how, top_k=10 * n) for n in range(1, 4)]
@@ -389,7 +389,7 @@ def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
 
 def test_a_nan_is_found_among_unlikely_tokens():
     """A NaN that is not among the likeliest is an error as it is where all are read."""
-    from propolis_workers.llm.batch.rows import Rows
+    from propolis_workers.llm.rows import Rows
 
     logits = np.zeros((1, 2, 50), np.float32)
     logits[0, 1, 40] = np.nan

@@ -233,7 +233,7 @@ def test_full_within_an_answer(chat):
 # -- Ctrl-C ----------------------------------------------------------------------
 
 
-def interrupt(monkeypatch, call, method="decode"):
+def interrupt(monkeypatch, call, method="decode_likeliest"):
     """Let the engine's n-th call of a method be interrupted."""
     real, calls = getattr(Engine, method), iter(range(1, 1000))
 

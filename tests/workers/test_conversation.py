@@ -167,15 +167,15 @@ def test_stopped(llm, monkeypatch, tokens):
     list(talk.say("a", max_tokens=3))
     whole = "".join(Conversation(llm).say("on", max_tokens=20))
     turn = talk.say("on", max_tokens=20)
-    pieces, decode = [], talk._engine.decode
+    pieces, decode = [], talk._engine.decode_likeliest
 
-    def interrupted(token):
+    def interrupted(*given):
         if len(turn.finish.ids) == tokens:
             raise KeyboardInterrupt
-        return decode(token)
+        return decode(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(talk._engine, "decode", interrupted)
+        patch.setattr(talk._engine, "decode_likeliest", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pieces.extend(turn)  # it takes one by one
     text = "".join(pieces)
@@ -269,16 +269,16 @@ def test_interrupted(llm, monkeypatch, error):
     talk = Conversation(llm)
     list(talk.say("a", max_tokens=3))
     before = list(talk.messages)
-    decode, calls = talk._engine.decode, iter([False, False, True])
+    decode, calls = talk._engine.decode_likeliest, iter([False, False, True])
 
-    def interrupted(token):
-        logits = decode(token)
+    def interrupted(*given):
+        found = decode(*given)
         if next(calls):
             raise error
-        return logits
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(talk._engine, "decode", interrupted)
+        patch.setattr(talk._engine, "decode_likeliest", interrupted)
         turn = talk.say("b", max_tokens=20)
         with pytest.raises(error):
             list(turn)

@@ -233,6 +233,22 @@ def test_a_longer_sequence_later(llm):
     np.testing.assert_allclose(engine.decode(IDS[3]), truth[3], rtol=1e-4, atol=1e-5)
 
 
+def test_the_likeliest(llm):
+    """Its place and logit are those of all logits, of tokens alone; both kinds of steps mix."""
+    one, other = llm.engine(64), llm.engine(64)
+    one.prefill(IDS[:5])
+    other.prefill(IDS[:5])
+    for number, token in enumerate(IDS[5:17]):
+        logits = one.decode(token)
+        vocabulary = len(logits) if number % 3 else 7
+        if number % 4 == 3:
+            np.testing.assert_array_equal(other.decode(token), logits)
+            continue
+        known = logits[:vocabulary]
+        assert other.decode_likeliest(token, vocabulary) == (known.argmax(), known.max())
+    assert one.position == other.position == 17
+
+
 def test_full(llm):
     """A sequence takes exactly its capacity; what exceeds it leaves it as it was."""
     truth = llm.engine().logits_of(IDS[:10])

@@ -41,6 +41,11 @@ class Scripted:
         """Take a token, as a prompt of one."""
         return self.prefill([token])
 
+    def decode_likeliest(self, token, vocabulary) -> tuple[int, float]:
+        """The same, where nobody asks for more."""
+        logits = self.decode(token)[:vocabulary]
+        return int(logits.argmax()), float(logits.max())
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny) -> Tokenizer:
@@ -203,7 +208,7 @@ def test_history_of_penalties(tokenizer):
         patch.setattr(answer_module, "Sampler", Recording)
         generation = Generation(
             *(Scripted(b"ab", position=2), tokenizer, [7, 8]),
-            params=GREEDY,
+            params=SamplingParams(repetition_penalty=1.1),
             max_tokens=2,
             history=[5, 6],
         )

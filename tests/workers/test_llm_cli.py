@@ -226,10 +226,10 @@ def test_script_interrupted(propolis, monkeypatch):
     """Ctrl-C ends a talk that a script holds."""
     from propolis_workers.llm.engine import Engine
 
-    def interrupted(self, token):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "decode", interrupted)
+    monkeypatch.setattr(Engine, "decode_likeliest", interrupted)
     run = propolis("chat", "-n", "6", stdin="on\nthe\n")
     assert 130 == run.code
     assert run.err.endswith("interrupted\n")
@@ -283,10 +283,10 @@ def test_generate_interrupted(propolis, monkeypatch):
     """Ctrl-C ends an answer with the code of interrupted programs; what was said is out."""
     from propolis_workers.llm.engine import Engine
 
-    def interrupted(self, token):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "decode", interrupted)
+    monkeypatch.setattr(Engine, "decode_likeliest", interrupted)
     run = propolis("generate", "the", typed=True)
     assert (130, "r") == (run.code, run.out)
     assert run.err.endswith("interrupted\n")
@@ -301,10 +301,10 @@ def test_the_summary_comes_however_it_ends(propolis, monkeypatch, command, raise
     """What served which ops is said before the error, on standard error alone."""
     from propolis_workers.llm.engine import Engine
 
-    def fails(self, token):
+    def fails(*_):
         raise raised
 
-    monkeypatch.setattr(Engine, "decode", fails)
+    monkeypatch.setattr(Engine, "decode_likeliest", fails)
     run = propolis(*command, "-n", "6", stdin="the\n")
     assert run.code == code
     *_, summary, end = [line for line in run.err.splitlines() if line]
@@ -323,10 +323,10 @@ def test_a_talk_ends_with_the_summary(propolis, monkeypatch):
     """Also one in which no answer was complete."""
     from propolis_workers.llm.engine import Engine
 
-    def interrupted(self, token):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "decode", interrupted)
+    monkeypatch.setattr(Engine, "decode_likeliest", interrupted)
     run = propolis("chat", stdin="the\n", typed=True)
     assert run.code == 0
     assert run.err.splitlines()[-1].startswith("placement: 8 of 8 ops on cpu by ")

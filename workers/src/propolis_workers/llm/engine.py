@@ -17,6 +17,7 @@ from propolis.errors import ModelError
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
+from propolis_workers.llm.rows import Rows
 
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Engine:
         self.rope = model.rope.reserve(self.capacity)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
-        self._step: tuple[Graph, Tensor] | None = None
+        self._steps: dict[int | None, tuple[Graph, Rows]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -117,19 +118,42 @@ class Engine:
         Raises:
             ModelError: the sequence is full.
         """
+        logits: np.ndarray = self._decoded(token).all([0])[0]
+        return logits
+
+    def decode_likeliest(self, token: int, vocabulary: int) -> tuple[int, float]:
+        """
+        Append one token, and leave the logits where they are.
+
+        Args:
+            token: what is appended.
+            vocabulary: how many of the logits are of tokens; what is beyond pads the embedding.
+
+        Returns:
+            The likeliest token after it, the first of several, and its logit.
+
+        Raises:
+            ModelError: the sequence is full.
+        """
+        return self._decoded(token, vocabulary).best([0])[0]
+
+    def _decoded(self, token: int, vocabulary: int | None = None) -> Rows:
+        """A step, captured when first wanted: with a search for the likeliest, or without."""
         self._check_room(1)
         self._id.assign(np.array([[token]], np.int64))
         self._at.assign(np.array([[self.position]], np.int32))
         self._cache.expect(self.position, self.position + 1)
-        if self._step is None:
+        step = self._steps.get(vocabulary)
+        if step is None:
             with capture(self.model.device) as graph:  # it runs: this token's step is done
                 logits = self.model(self._id, self._at, self.rope, self._cache)
-            self._step = graph, logits
+                rows = Rows(logits, vocabulary)
+            self._steps[vocabulary] = graph, rows
         else:
-            graph, logits = self._step
+            graph, rows = step
             graph.replay()
         self.position += 1
-        return np.array(logits.numpy()[0, 0])
+        return rows
 
     def begin(self, capacity: int) -> bool:
         """

@@ -98,16 +98,18 @@ class Generation:
         end = engine.position + len(self._prompt)
         expect_prompt(self._prompt, end, engine.capacity, config, self._tokenizer)
         answer.start()
-        logits = engine.prefill(self._prompt)
+        token = answer.draw(engine.prefill(self._prompt))
         while True:
-            token = answer.draw(logits)
             full = engine.position + 1 >= engine.capacity  # the token drawn counts too
             text, ended = answer.push(token, full=full)
             if text:
                 yield text
             if ended:
                 break
-            logits = engine.decode(token)
+            if answer.greedy:
+                token = answer.take(*engine.decode_likeliest(token, self._tokenizer.vocab_size))
+            else:
+                token = answer.draw(engine.decode(token))
         if self._ended is not None:
             self._ended(engine)
 

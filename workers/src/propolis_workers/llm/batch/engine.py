@@ -28,12 +28,12 @@ from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.paged_cache import Step
-from propolis_workers.llm.batch.rows import Rows
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import batch_bytes
+from propolis_workers.llm.rows import Rows
 from propolis_workers.suspects import suspects
 
 

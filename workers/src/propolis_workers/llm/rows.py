@@ -28,21 +28,26 @@ class Rows:
     Made once for each captured step: a replay writes into the same tensors.
     """
 
-    def __init__(self, logits: Tensor, vocabulary: int) -> None:
+    def __init__(self, logits: Tensor, vocabulary: int | None = None) -> None:
         """
         Look for the likeliest.
 
         Args:
             logits: as the network gives them.
-            vocabulary: how many of each row are tokens; what is beyond pads the embedding.
+            vocabulary: how many of each row are tokens; what is beyond pads the embedding.  None
+                where nobody will ask for the likeliest: then they are not looked for.
         """
         self._logits = logits
+        if vocabulary is None:
+            return
         whole = logits.shape[2] <= vocabulary
         self._known = known = logits if whole else logits.narrow(2, 0, vocabulary)
         # One tensor, as the host waits for each that it reads; f32 counts tokens to 2**24.
         self._likeliest = found = logits.device.empty((2, *known.shape[1:2]), dtypes.f32)
-        ops.cast.into(found.narrow(0, 0, 1), ops.argmax(known, 2), dtypes.f32)
-        ops.cast.into(found.narrow(0, 1, 1), ops.max(known, 2), dtypes.f32)
+        # A NaN is larger than any number: where there is one, it is what is found.
+        at = ops.argmax(known, 2)
+        ops.cast.into(found.narrow(0, 0, 1), at, dtypes.f32)
+        ops.gather.into(found.narrow(0, 1, 1).unsqueeze(2), known, at.unsqueeze(2), 2)
 
     def all(self, wanted: Sequence[int]) -> NDArray[np.floating]:
         """(wanted, at least the vocabulary): copies all to the host."""
