@@ -8,6 +8,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import ShapeError
 
 
 X, Y = np.float32(np.random.default_rng(7).normal(size=(2, 2, 4, 6)))
@@ -24,6 +25,7 @@ CALLS = {
     "silu_mul": ([X, Y], {}),
     "sqr": ([X], {}),
 }
+OTHERS = {"add_rms_norm_qmatmul", "qattention", "qattention_lse", "qmatmul"}
 
 
 def close(name: str, expected: Tensor, actual: Tensor) -> None:
@@ -42,7 +44,7 @@ def close(name: str, expected: Tensor, actual: Tensor) -> None:
 def test_every_decomposition_is_tested() -> None:
     """No op has a decomposition that this file leaves out."""
     decomposed = {name for name, spec in ops.catalogue().items() if spec.decomposition}
-    assert {*CALLS, "qattention", "qattention_lse", "qmatmul"} == decomposed
+    assert {*CALLS, *OTHERS} == decomposed
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32, dtypes.f16, dtypes.bf16])
@@ -69,6 +71,30 @@ def test_decomposed_qmatmul(kind: dtypes.DType) -> None:
     out = x.device.empty((3, 5), dtypes.f32)
     ops.qmatmul.decomposition.fn(out, x, w)
     np.testing.assert_allclose(out.numpy(), ops.qmatmul(x, w).numpy(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_decomposed_product_of_a_norm(*, gated: bool) -> None:
+    """A sum, its norm, the product, and halves of it gated; the op, which nobody else has, too."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, 3, 256)).astype(np.float32)
+    weight = rng.normal(size=256).astype(np.float32)
+    w = ops.quantize(Tensor.from_numpy(rng.normal(size=(6, 256)).astype(np.float32)), dtypes.q8_0)
+    rows = (x + y).astype(np.float64)
+    normed = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-3) * weight
+    product = normed @ ops.dequantize(w).numpy().astype(np.float64).T
+    if gated:
+        gate, up = np.split(product, 2, -1)
+        product = gate / (1 + np.exp(-gate)) * up
+    given = (*map(Tensor.from_numpy, (x, y, weight)), w, 1e-3)
+    outs = [w.device.empty(shape, dtypes.f32) for shape in (x.shape, product.shape)]
+    spec = ops.add_rms_norm_qmatmul
+    spec.decomposition.fn(*outs, *given, gated=gated)
+    for total, out in (outs, spec(*given, gated=gated)):
+        np.testing.assert_array_equal(total.numpy(), x + y)
+        np.testing.assert_allclose(out.numpy(), product, rtol=1e-4, atol=1e-3)
+    with pytest.raises(ShapeError, match="two halves"):
+        spec(*given[:3], w.narrow(0, 0, 5), gated=True)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32])

@@ -19,6 +19,7 @@ GOLDEN = HERE.parent / "data/smollm2/greedy_llamacpp_f32.json"
 PROMPT, TOKENS = [1, 2, 3], 3
 OPS = [
     "add_rms_norm",
+    "add_rms_norm_qmatmul",
     "argmax",
     "attention",
     "cast",

@@ -10,6 +10,8 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.dispatch import DispatchTable
+from propolis_rocm_kernels import ops_quantized_matmul_norm
 from propolis_rocm_kernels import ops_quantized_matmul_one
 from propolis_rocm_kernels._constants import PART
 
@@ -73,7 +75,7 @@ def test_products(rocm, taken, dtype, rows, depth) -> None:
 @pytest.mark.parametrize("depth", [256, 4608])
 def test_more_rows_than_blocks(rocm, taken, monkeypatch, dtype, depth) -> None:
     """Blocks that have rounded the row go on to further rows of weights, in a step or several."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one._THREADS)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
     rows = 40 * rocm.compute_units + 3
     x = np.random.default_rng(0).normal(size=depth).astype(np.float32)
     out, w = product(rocm, x, dtype, rows)
@@ -118,3 +120,75 @@ def test_who_multiplies(rocm, taken) -> None:
     ones = np.ones(64, np.float32)
     assert (product(exact.device(rocm.id), ones, dtypes.q8_0, 4)[0] != 0).all()
     assert taken == []
+
+
+# -- of the norm of a sum ----------------------------------------------------------------
+
+
+def product_of_norm(device, dtype, rows, depth, *, gated):
+    """The op's results, and in f64 the sum, what its norm is, and the values of the blocks."""
+    rng = np.random.default_rng([rows, depth])
+    x, y, weight = rng.normal(size=(3, depth)).astype(np.float32)
+    numbers = rng.normal(0, 0.1, size=(rows, depth)).astype(np.float32)
+    w = ops.quantize(Tensor.from_numpy(numbers, device), dtype)
+    given = (Tensor.from_numpy(a, device) for a in (x[None], y[None], weight))
+    outs = ops.add_rms_norm_qmatmul(*given, w, 1e-5, gated=gated)
+    total = (x + y).astype(np.float64)
+    normed = total / np.sqrt((total**2).mean() + 1e-5) * weight
+    blocks = ops.dequantize(w).numpy().astype(np.float64)
+    return *(out.numpy()[0] for out in outs), total, normed, blocks
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "depth"), [(1, 256), (37, 768), (70, 2304)])
+def test_products_of_a_norm(rocm, dtype, rows, depth) -> None:
+    """A row is summed, normed and multiplied by one kernel, as exact as one row of qmatmul."""
+    total, out, sums, normed, w = product_of_norm(rocm, dtype, rows, depth, gated=False)
+    np.testing.assert_array_equal(total, sums)
+    judge(out, normed.astype(np.float32), w)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "depth"), [(2, 256), (74, 2304)])
+def test_gated_products_of_a_norm(rocm, dtype, rows, depth) -> None:
+    """The halves of the product are gated before they are written: as silu_mul of the product."""
+    total, out, sums, normed, w = product_of_norm(rocm, dtype, rows, depth, gated=True)
+    np.testing.assert_array_equal(total, sums)
+    gate, up = np.split(w @ normed, 2)
+    largest = np.split(np.abs(w) @ np.abs(normed), 2)
+    allowed = 2.0**-13 * (1.1 * largest[0] * np.abs(up) + np.abs(gate) * largest[1]) + 1e-6
+    assert (np.abs(out - gate / (1 + np.exp(-gate)) * up) <= allowed).all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("depth", [4608, 9216])
+def test_long_rows_and_many(rocm, monkeypatch, depth, gated) -> None:
+    """Rows beyond what threads hold are read again; blocks go on to further rows of weights."""
+    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    rows = 40 * rocm.compute_units + 2
+    total, out, sums, normed, w = product_of_norm(rocm, dtypes.q4_k, rows, depth, gated=gated)
+    np.testing.assert_array_equal(total, sums)
+    product = w @ normed
+    if gated:
+        gate, up = np.split(product, 2)
+        product = gate / (1 + np.exp(-gate)) * up
+    np.testing.assert_allclose(out, product, rtol=1e-3, atol=2e-3)
+
+
+def test_who_multiplies_a_norm(rocm) -> None:
+    """More rows, exact numerics, and no rows of weights at all are for others."""
+    (impl,) = ops_quantized_matmul_norm.OPS
+    x, one = (Tensor.from_numpy(np.ones(s, np.float32), rocm) for s in ((2, 64), 64))
+    w = ops.quantize(Tensor.from_numpy(np.ones((4, 64), np.float32), rocm), dtypes.q8_0)
+    assert "takes one row" in impl.supports(x, x, one, w)
+    assert "no rows of weights" in impl.supports(one, one, one, w.narrow(0, 0, 0))
+    assert impl.supports(one, one, one, w) is None
+    total, out = ops.add_rms_norm_qmatmul(x, x, one, w)
+    assert (total.numpy() == 2).all()
+    np.testing.assert_allclose(out.numpy(), 64, rtol=1e-3)
+    exact = Runtime.start(Config(plugins=["rocm_hip", "rocm_kernels"], numerics="exact"))
+    table = DispatchTable.of(exact.device(rocm.id))
+    key = ops.add_rms_norm_qmatmul.key(dtypes.f32, dtypes.q8_0)
+    trace = table.trace(ops.add_rms_norm_qmatmul, key)
+    assert trace.winner is None
+    assert trace.is_decomposed

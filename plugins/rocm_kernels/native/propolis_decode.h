@@ -97,56 +97,51 @@ struct Rounded {
     }
 };
 
-// A step of R rows of weights.
-template <class Step, int R>
-struct StepOfRows {
-    Step rows[R];
-
-    // Beyond the last row, that once more.
-    PROPOLIS_METHOD void load(const u8* w, i64 row_bytes, i64 row, i64 n, int step) {
+// Products of a row that `fill` puts into `rounded` with rows of weights: `finish(item, sums)` gets those of
+// rows item, item + items, ... HALVES in all.  A block has threads / lanes items at a time, and then as many
+// further on.  Weights are loaded a step ahead, the first before the row is rounded.
+template <int HALVES, class Step, class Fill, class Finish>
+PROPOLIS_FN void products_of_one(const Rounded<Step>& rounded, const u8* w, i64 items, i64 row_bytes, int lanes,
+                                 int threads, Fill&& fill, Finish&& finish) {
+    const int steps = rounded.steps(), lane = (int)thread_x() & (lanes - 1);
+    const i64 each = threads / lanes, apart = blocks_x() * each;
+    // Beyond the last item, that once more.
+    const auto row = [&](i64 item, int half) {
+        return w + ((item < items ? item : items - 1) + half * items) * row_bytes;
+    };
+    i64 item = block_x() * each + (i64)thread_x() / lanes;
+    Step own;
+    own.load(row(item, 0), lane < steps ? lane : 0);
+    fill();
+    for (i64 first = block_x() * each; first < items; first += apart, item += apart) {
+        f32 sum[HALVES] = {};
 #pragma unroll
-        for (int r = 0; r < R; ++r) rows[r].load(w + (row + r < n ? row + r : n - 1) * row_bytes, step);
-    }
-    PROPOLIS_METHOD void add(const Rounded<Step>& x, int step, f32 (&sum)[R]) const {
+        for (int half = 0; half < HALVES; ++half) {
+            for (int step = lane; step < steps; step += lanes) {
+                const bool more = step + lanes < steps;
+                const bool again = more || half + 1 < HALVES;
+                Step next;
+                next.load(row(again ? item : item + apart, more ? half : (half + 1) % HALVES),
+                          more ? step + lanes : lane);
 #pragma unroll
-        for (int which = 0; which < Step::PARTS; ++which) {
-            const Activations own = x.of(step, which);
-#pragma unroll
-            for (int r = 0; r < R; ++r) sum[r] += rows[r].dot(which, own) * own.most;
+                for (int which = 0; which < Step::PARTS; ++which) {
+                    const Activations x = rounded.of(step, which);
+                    sum[half] += own.dot(which, x) * x.most;
+                }
+                own = next;
+            }
+            for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[half] += warp_shfl_xor(sum[half], mask);
         }
+        if (lane == 0 && item < items) finish(item, sum);
     }
-};
+}
 
-// A block has threads / lanes * R rows of weights at a time, and then those of as many blocks on.
-// Weights are loaded a step ahead, the first before the activations are rounded.
-template <class Format, int R, class T>
+template <class Format, class T>
 PROPOLIS_FN void product_of_one(T* out, const T* x, const u8* w, i64 n, i64 depth, i64 row_bytes,
                                 int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
-    const int steps = rounded.steps(), lane = (int)thread_x() & (lanes - 1);
-    const i64 each = threads / lanes * R, apart = blocks_x() * each;
-    i64 row = block_x() * each + (i64)thread_x() / lanes * R;
-    StepOfRows<Step<Format>, R> own;
-    own.load(w, row_bytes, row, n, lane < steps ? lane : 0);
-    rounded.fill(x, threads);
-    for (i64 first = block_x() * each; first < n; first += apart, row += apart) {
-        f32 sum[R] = {};
-        for (int step = lane; step < steps; step += lanes) {
-            const bool more = step + lanes < steps;
-            StepOfRows<Step<Format>, R> next;
-            next.load(w, row_bytes, more ? row : row + apart, n, more ? step + lanes : lane);
-            own.add(rounded, step, sum);
-            own = next;
-        }
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-            for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[r] += warp_shfl_xor(sum[r], mask);
-        }
-        if (lane != 0) continue;
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-            if (row + r < n) out[row + r] = narrow<T>(sum[r]);
-        }
-    }
+    products_of_one<1>(
+        rounded, w, n, row_bytes, lanes, threads, [&] { rounded.fill(x, threads); },
+        [&](i64 row, const f32(&sum)[1]) { out[row] = narrow<T>(sum[0]); });
 }

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+import numpy as np
+
 from propolis import dtypes
 from propolis_conformance import blocks
 from propolis_conformance.families.matmul import linear
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
 from propolis_conformance.op_info import OpInfo
+from propolis_conformance.rounding import rounded
 
 
 if TYPE_CHECKING:
@@ -59,5 +62,40 @@ OPS["qmatmul"] = OpInfo(
         Recipe({"x": T("m k", domain="bounded"), "w": T("n k")}, deep={"k": 2048, "m": 1}),
         Recipe({"x": T("b m k", domain="bounded"), "w": T("n k")}),
         Recipe({"x": T("k", domain="bounded"), "w": T("n k")}),
+    ),
+)
+
+
+def _add_rms_norm_qmatmul(
+    x: Array,
+    residual: Array,
+    weight: Array,
+    w: Array,
+    eps: float = 1e-5,
+    *,
+    gated: bool = False,
+) -> tuple[Array, Array]:
+    """The sum is a result too, and normed as its dtype has it."""
+    total = rounded(x + residual, dtypes.f32)
+    normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
+    y = linear(normed, w)
+    if gated:
+        gate, up = np.split(y, 2, axis=-1)
+        y = gate / (1 + np.exp(-gate)) * up
+    return total, np.asarray(y)
+
+
+def _normed(dims: str, rows: str = "n") -> dict[str, T]:
+    row = {name: T(dims, domain="bounded") for name in ("x", "residual")}
+    return {**row, "weight": T("k", domain="bounded"), "w": T(f"{rows} k")}
+
+
+OPS["add_rms_norm_qmatmul"] = OpInfo(
+    _add_rms_norm_qmatmul,
+    (
+        Recipe(_normed("m k"), ({}, {"eps": 1e-3}), deep={"k": 2048, "m": 1}),
+        Recipe(_normed("m k", "n*2"), ({"gated": True},), deep={"k": 2048, "m": 1}),
+        Recipe(_normed("1 1 k"), ({},)),
+        Recipe(_normed("k", "n*2"), ({"gated": True},)),
     ),
 )

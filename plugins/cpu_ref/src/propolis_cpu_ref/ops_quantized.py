@@ -1,4 +1,4 @@
-"""dequantize, qmatmul."""
+"""Blocks to numbers and back, and products with weights in blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from propolis import OpImpl
 from propolis import Prepared
+from propolis import Tensor
 from propolis import dtypes
 from propolis.dtypes import BLOCKS
 from propolis.dtypes import FLOATS
@@ -22,11 +23,12 @@ from propolis_cpu_ref._quantize import quantize_blocks
 from propolis_cpu_ref._threads import over_rows
 from propolis_cpu_ref.ops_cast import convert
 from propolis_cpu_ref.ops_matmul import times_transposed
+from propolis_cpu_ref.ops_norm import add_rms_norm
+from propolis_cpu_ref.ops_unary import silu_mul
 
 
 if TYPE_CHECKING:
     from propolis import DType
-    from propolis import Tensor
 
 # Rows dequantised at a time where a weight was not prepared: bounds the memory.
 CHUNK_ELEMENTS = 1 << 22
@@ -63,6 +65,31 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
             rows = values_of(part).reshape(part.shape)
             columns[:, start : start + len(rows)] = activations @ rows.T
     store(out, y)
+
+
+def add_rms_norm_qmatmul(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    gated: bool = False,
+) -> None:
+    """One after the other, by the functions that do each."""
+    normed = Tensor.from_numpy(np.empty(x.shape, np.float32), out.device)
+    add_rms_norm(total, normed, x, residual, weight, eps)
+    if not gated:
+        qmatmul(out, normed, w)
+        return
+    shape, last = (*x.shape[:-1], w.shape[0]), len(x.shape) - 1
+    both = Tensor.from_numpy(np.empty(shape, np.float32), out.device)
+    qmatmul(both, normed, w)
+    gate, up = (both.narrow(last, start, out.shape[-1]) for start in (0, out.shape[-1]))
+    silu_mul(out, gate, up)
 
 
 def prepare(w: Tensor) -> Prepared:
@@ -103,5 +130,12 @@ OPS = [
         dtypes={"x": FLOATS, "w": BLOCKS},
         prepare=prepare,
         notes="exact: weights as f32, activations unrounded; prepared weights take 4 bytes each",
+    ),
+    OpImpl(
+        op="add_rms_norm_qmatmul",
+        fn=add_rms_norm_qmatmul,
+        dtypes={"x": {dtypes.f32}, "w": BLOCKS},
+        prepare=prepare,
+        notes="exact: weights as f32, activations unrounded",
     ),
 ]

@@ -48,8 +48,6 @@ PART: Final = 32
 """Activations that are rounded with one scale, where they are multiplied as integers."""
 ROUNDED_BYTES: Final = 76
 """Bytes of shared memory that these take: two of each, the scale, and sums of both halves."""
-ROWS_OF_ONE: Final = 1
-"""Rows of weights that a group of lanes has then."""
 
 HELD_BY_WARP: Final = 32
 """Values of a row that a thread keeps, if a warp takes the row; half as many of f64."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Final
+from typing import NamedTuple
 from typing import cast
 
 from propolis import Priority
@@ -12,7 +13,6 @@ from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._constants import PART
 from propolis_rocm_kernels._constants import ROUNDED_BYTES
-from propolis_rocm_kernels._constants import ROWS_OF_ONE
 from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("quantized_matmul_one")
 
-_THREADS: Final = MODULE.constant("THREADS", 512)
+THREADS: Final = MODULE.constant("THREADS", 512)
 """Of a block, where there are rows of weights for as many on every compute unit."""
 
 _UNIT: Final = 1024
@@ -38,35 +38,56 @@ _PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
 _KERNELS: Final = {w: MODULE.kernel(w.name, "PPPqqqqq") for w in sorted(dtypes.BLOCKS, key=str)}
 
 
+class Plan(NamedTuple):
+    """How a product with one row is launched."""
+
+    blocks: int
+    threads: int
+    lanes: int
+    row_bytes: int
+    shared: int
+
+
+def plan(device: RocmDevice, items: int, w: Tensor) -> Plan:
+    """Of so many rows, or pairs of rows, of weights."""
+    depth = w.shape[1]
+    steps = depth // PART // _PARTS.get(w.dtype, 1)
+    lanes = lanes_for(steps * RUN, items, device.warp_size, device.compute_units)
+    threads = THREADS
+    while threads > BLOCK and items * lanes < threads * device.compute_units:
+        threads //= 2
+    blocks = min(-(-items // (threads // lanes)), _UNIT // threads * device.compute_units)
+    row_bytes = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
+    return Plan(blocks, threads, lanes, row_bytes, depth // PART * ROUNDED_BYTES)
+
+
 def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, of x rounded to 16 bits, 32 elements with a scale."""
     if not out.numel:
         return
     n, depth = w.shape
     device = cast("RocmDevice", out.device)
-    row = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
-    steps = depth // PART // _PARTS.get(w.dtype, 1)
-    groups = -(-n // ROWS_OF_ONE)
-    lanes = lanes_for(steps * RUN, groups, device.warp_size, device.compute_units)
-    threads = _THREADS
-    while threads > BLOCK and groups * lanes < threads * device.compute_units:
-        threads //= 2
-    blocks = min(-(-groups // (threads // lanes)), _UNIT // threads * device.compute_units)
-    shared = depth // PART * ROUNDED_BYTES
-    values = pointer(out), pointer(x), w.ptr, n, depth, row, lanes, threads
-    _KERNELS[w.dtype](device, blocks, *values, threads=threads, shared=shared)
+    made = plan(device, n, w)
+    sizes = n, depth, made.row_bytes, made.lanes, made.threads
+    values = pointer(out), pointer(x), w.ptr, *sizes
+    _KERNELS[w.dtype](device, made.blocks, *values, threads=made.threads, shared=made.shared)
+
+
+def refusal(name: str, row: Tensor) -> str | None:
+    """Why a tensor is no row that these kernels take; None where it is one."""
+    depth = row.shape[-1]
+    if not depth or row.numel != depth:
+        return f"{name} is {row.shape}: it takes one row"
+    if row.strides[-1] != 1 or row.layout.offset * row.dtype.block_bytes % PACK_BYTES:
+        return f"elements of {name} lie where no {PACK_BYTES} bytes can be loaded at once"
+    most = cast("RocmDevice", row.device).hardware.shared_bytes
+    if depth // PART * ROUNDED_BYTES > most:
+        return f"{depth} elements of {name}, rounded, are more than the {most} bytes of LDS"
+    return None
 
 
 def _takes(x: Tensor, _: Tensor, /) -> str | None:
-    depth = x.shape[-1]
-    if not depth or x.numel != depth:
-        return f"x is {x.shape}: it takes one row"
-    if x.strides[-1] != 1 or x.layout.offset * x.dtype.block_bytes % PACK_BYTES:
-        return f"elements of x lie where no {PACK_BYTES} bytes can be loaded at once"
-    most = cast("RocmDevice", x.device).hardware.shared_bytes
-    if depth // PART * ROUNDED_BYTES > most:
-        return f"{depth} elements of x, rounded, are more than the {most} bytes of LDS"
-    return None
+    return refusal("x", x)
 
 
 OPS: Final = [

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
@@ -56,7 +57,17 @@ class MergedLinear:
         """(..., in) -> (..., width) for each output; views of one tensor where merged."""
         if len(self.layers) > 1:
             return [layer(x) for layer in self.layers]
-        y = self.layers[0](x)
+        return self.parts_of(self.layers[0](x))
+
+    def of_norm(
+        self, norm: RMSNorm, x: Tensor, y: Tensor, *, gated: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """``x + y``, and the one layer's product with its norm; see ``Layers.joins_norm``."""
+        weight = self.layers[0].weight
+        return ops.add_rms_norm_qmatmul(x, y, norm.weight, weight, norm.eps, gated=gated)
+
+    def parts_of(self, y: Tensor) -> list[Tensor]:
+        """What is whose of a product that is all of them."""
         outputs, start = [], 0
         for width in self.widths:
             outputs.append(y.narrow(len(y.shape) - 1, start, width))
@@ -240,6 +251,15 @@ class Layers:
         shape = (sum(names.values()), width_in)
         weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
+
+    def joins_norm(self, layers: MergedLinear) -> bool:
+        """Whether a kernel does a sum, its norm and their product; the reference gains nothing."""
+        first = layers.layers[0]
+        if len(layers.layers) > 1 or first.bias is not None or not first.weight.dtype.is_block:
+            return False
+        key = ops.add_rms_norm_qmatmul.key(dtypes.f32, first.weight.dtype)
+        winner = DispatchTable.of(self.device).trace(ops.add_rms_norm_qmatmul, key).winner
+        return winner is not None and winner.priority > Priority.REFERENCE
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
         """An embedding table, in the file's dtype."""

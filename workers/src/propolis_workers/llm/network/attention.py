@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.kv_cache import Cache
     from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.layers import RMSNorm
     from propolis_workers.llm.network.rotation import Rotations
 
 
@@ -48,6 +49,7 @@ class Attention:
         # Queries and keys that lie side by side, and are turned alike.
         joined = len(self.qkv.layers) == 1 and not (self.q_norm or self.k_norm)
         self.turns_together = joined and self.kind >= 0
+        self.joins_norm = weights.joins_norm(self.qkv)
         self.rules = Rules(
             scale=config.score_scale or None,
             window=config.window(layer),
@@ -59,21 +61,44 @@ class Attention:
 
     def __call__(self, x: Tensor, positions: Tensor, ropes: Rotations, cache: Cache) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
-        b, t, _ = x.shape
-        config = self.config
+        if len(self.qkv.layers) == 1:
+            return self._of_product(self.qkv.layers[0](x), positions, ropes, cache)
+        q, k, v = self._turned_apart(self.qkv(x), positions, ropes)
+        return self._attended(q, k, v, positions, cache)
+
+    def of_sum(
+        self,
+        norm: RMSNorm,
+        x: Tensor,
+        y: Tensor,
+        positions: Tensor,
+        ropes: Rotations,
+        cache: Cache,
+    ) -> tuple[Tensor, Tensor]:
+        """``x + y``, and the attention of its norm, where it ``joins_norm``."""
+        x, every = self.qkv.of_norm(norm, x, y)
+        return x, self._of_product(every, positions, ropes, cache)
+
+    def _of_product(
+        self, every: Tensor, positions: Tensor, ropes: Rotations, cache: Cache
+    ) -> Tensor:
         if self.turns_together:
-            q, k, v = self._turned_together(x, positions, ropes)
+            q, k, v = self._turned_together(every, positions, ropes)
         else:
-            q, k, v = self._turned_apart(x, positions, ropes)
+            q, k, v = self._turned_apart(self.qkv.parts_of(every), positions, ropes)
+        return self._attended(q, k, v, positions, cache)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        config = self.config
+        b, t, *_ = q.shape
         y = cache.attend(self.layer, q, k, v.unflatten(2, config.values_dim), positions, self.rules)
         return self.o(y.reshape(b, t, config.heads * config.values_dim))
 
     def _turned_together(
-        self, x: Tensor, positions: Tensor, ropes: Rotations
+        self, every: Tensor, positions: Tensor, ropes: Rotations
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         *_, values = self.qkv.widths
-        every = self.qkv.layers[0](x)
         width = every.shape[2] - values
         both = every.narrow(2, 0, width).unflatten(2, config.head_dim)
         both = ropes[self.kind](both, positions)
@@ -81,10 +106,10 @@ class Attention:
         return q, both.narrow(2, config.heads, config.kv_heads), every.narrow(2, width, values)
 
     def _turned_apart(
-        self, x: Tensor, positions: Tensor, ropes: Rotations
+        self, parts: list[Tensor], positions: Tensor, ropes: Rotations
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        q, k, v = self.qkv(x)
+        q, k, v = parts
         q = self.q_norm(q) if self.q_norm else q.unflatten(2, config.head_dim)
         k = self.k_norm(k) if self.k_norm else k.unflatten(2, config.head_dim)
         if self.kind >= 0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from propolis import ops
+from propolis_workers.llm.layers import RMSNorm
 from propolis_workers.llm.layers import sum_and_norm
 from propolis_workers.llm.network.attention import Attention
 from propolis_workers.llm.network.feed_forward import Gated
@@ -46,6 +48,12 @@ class Block:
         self.ffn_norm = self.norm(weights, layer, "ffn_norm")
         self.feed_forward = feed_forward(config, weights, layer)
         self.ffn_post_norm = self.norm(weights, layer, "ffn_post_norm")
+        # A sum, its norm and the first product as one op, where the device has it.  For one row:
+        # of more the product takes so long that what goes before it does not count.
+        self.joined_attention = _joined(self.attention, self.attention_norm)
+        self.joined_ffn = _joined(self.feed_forward, self.ffn_norm)
+        if config.parallel:
+            self.joined_attention = self.joined_ffn = None
 
     def __call__(
         self,
@@ -71,20 +79,29 @@ class Block:
         Returns:
             Two such tensors, whose sum is the result: who is next adds and normalises at once.
         """
-        x, inner = sum_and_norm(self.attention_norm, x, y)
-        y = self.attention(inner, positions, ropes, cache)
+        single = x.numel == x.shape[-1]
+        if single and y is not None and self.joined_attention is not None:
+            x, y = self.joined_attention(x, y, positions, ropes, cache)
+        else:
+            x, inner = sum_and_norm(self.attention_norm, x, y)
+            y = self.attention(inner, positions, ropes, cache)
         y = self._scaled(_through(self.attention_post_norm, y))
         if last_only:
             x, y = cache.wanted(x), cache.wanted(y)
+            single = x.numel == x.shape[-1]
         if self.config.parallel:
             if self.ffn_norm is not None:
                 inner = self.ffn_norm(x)
             elif last_only:
                 inner = cache.wanted(inner)
             x = ops.add(x, y)
+            y = self.feed_forward(inner)
+        elif single and self.joined_ffn is not None:
+            x, y = self.joined_ffn(x, y)
         else:
             x, inner = sum_and_norm(self.ffn_norm, x, y)
-        return x, self._scaled(_through(self.ffn_post_norm, self.feed_forward(inner)))
+            y = self.feed_forward(inner)
+        return x, self._scaled(_through(self.ffn_post_norm, y))
 
     def norm(self, weights: Layers, layer: int, name: str) -> Norm | None:
         """One of its norms, which the architecture may not have."""
@@ -111,6 +128,14 @@ def feed_forward(config: ModelConfig, weights: Layers, layer: int) -> Callable[[
     if config.has_experts(layer):
         return Mixture(config, weights, layer)
     return (Gated if config.gated else Plain)(config, weights, layer)
+
+
+def _joined(
+    part: Mixer | Callable[[Tensor], Tensor], norm: Norm | None
+) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    if isinstance(part, Attention | Gated) and part.joins_norm and isinstance(norm, RMSNorm):
+        return partial(part.of_sum, norm)
+    return None
 
 
 def _through(norm: Norm | None, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.layers import Layers
+    from propolis_workers.llm.layers import RMSNorm
 
 
 class Gated:
@@ -43,11 +44,17 @@ class Gated:
         )
         self.down = weights.linear(name + "down", width, config.width)
         self.gated = ACTIVATIONS[config.activation].gated
+        self.joins_norm = self.gated is ops.silu_mul and weights.joins_norm(self.gate_up)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(b, t, width) -> (b, t, width)."""
         gate, up = self.gate_up(x)
         return self.down(self.gated(gate, up))
+
+    def of_sum(self, norm: RMSNorm, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + y``, and the network of its norm, where it ``joins_norm``."""
+        x, inner = self.gate_up.of_norm(norm, x, y, gated=True)
+        return x, self.down(inner)
 
 
 class Plain:

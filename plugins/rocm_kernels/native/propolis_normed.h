@@ -1,0 +1,101 @@
+// A row that is a sum of two, normed and rounded as propolis_decode.h says: each block does it for itself.
+#pragma once
+
+#include "propolis_activations.h"
+#include "propolis_decode.h"
+
+constexpr int HELD_PACKS = 2;  // of a row, by a thread: what is beyond is read again
+
+struct NormedRow {
+    f32* total;
+    const f32* x;
+    const f32* residual;
+    const f32* weight;
+    f32 eps;
+
+    PROPOLIS_METHOD Pack<f32, 4> sum_at(int pack) const {
+        Pack<f32, 4> sum = load_pack<4>(x + pack * 4);
+        const Pack<f32, 4> other = load_pack<4>(residual + pack * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum.at[i] += other.at[i];
+        return sum;
+    }
+
+    // Of all threads of the block, whose number divides by eight; the first block writes `total`.
+    template <class Step>
+    PROPOLIS_METHOD void fill(const Rounded<Step>& to, int depth, int threads) const {
+        const int packs = depth / 4, me = (int)thread_x();
+        Pack<f32, 4> held[HELD_PACKS] = {}, factors[HELD_PACKS] = {};
+#pragma unroll
+        for (int e = 0; e < HELD_PACKS; ++e) {
+            const int pack = me + e * threads;
+            if (pack >= packs) continue;
+            held[e] = sum_at(pack);
+            factors[e] = load_pack<4>(weight + pack * 4);
+        }
+        f32 squares = 0;
+#pragma unroll
+        for (int e = 0; e < HELD_PACKS; ++e) {
+            if (me + e * threads < packs) squares += seen(held[e], me + e * threads);
+        }
+        for (int pack = me + HELD_PACKS * threads; pack < packs; pack += threads) {
+            squares += seen(sum_at(pack), pack);
+        }
+        const f32 scale = 1 / math::sqrt(sum_of_block(squares, threads) / (f32)depth + eps);
+        // Of all lanes together, as they shuffle: beyond the last pack too.
+#pragma unroll
+        for (int e = 0; e < HELD_PACKS; ++e) {
+            if (e * threads < packs) round(to, held[e], factors[e], scale, me + e * threads);
+        }
+        for (int first = HELD_PACKS * threads; first < packs; first += threads) {
+            const int pack = first + me, some = pack < packs ? pack : packs - 1;
+            round(to, sum_at(some), load_pack<4>(weight + some * 4), scale, pack);
+        }
+        __syncthreads();
+    }
+
+private:
+    // Written, and its squares.
+    PROPOLIS_METHOD f32 seen(const Pack<f32, 4>& sum, int pack) const {
+        f32 squares = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (block_x() == 0) total[pack * 4 + i] = sum.at[i];
+            squares += sum.at[i] * sum.at[i];
+        }
+        return squares;
+    }
+
+    PROPOLIS_FN f32 sum_of_block(f32 value, int threads) {
+        __shared__ f32 partial[THREADS / 32];
+        value = warp_reduce(value, [](f32 a, f32 b) { return a + b; });
+        if (lane_of_warp() == 0) partial[warp_of_block()] = value;
+        __syncthreads();
+        f32 sum = 0;
+        for (int warp = 0; warp < threads / PROPOLIS_WARP; ++warp) sum += partial[warp];
+        return sum;
+    }
+
+    template <class Step>
+    PROPOLIS_FN void round(const Rounded<Step>& to, Pack<f32, 4> sum, const Pack<f32, 4>& factor, f32 scale,
+                           int pack) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum.at[i] *= scale * factor.at[i];
+        to.round(sum, pack / 8, pack % 8);
+    }
+};
+
+// GATED: rows of weights are halves, and results silu of the first half's products times the second's.
+template <class Format, bool GATED>
+PROPOLIS_FN void product_of_normed(const NormedRow& x, f32* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
+                                   int lanes, int threads) {
+    PROPOLIS_DYNAMIC_SHARED(u32, shared);
+    constexpr int HALVES = GATED ? 2 : 1;
+    const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
+    products_of_one<HALVES>(
+        rounded, w, n / HALVES, row_bytes, lanes, threads, [&] { x.fill(rounded, (int)depth, threads); },
+        [&](i64 row, const f32(&sum)[HALVES]) {
+            if constexpr (GATED) out[row] = math::gated(sum[0], sum[0], sum[1]);
+            else out[row] = sum[0];
+        });
+}

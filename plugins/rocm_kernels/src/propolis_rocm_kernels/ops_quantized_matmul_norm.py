@@ -1,0 +1,87 @@
+"""Products of the norm of a sum of two rows, rounded to 16 bits, with weights in blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import cast
+
+from propolis import Priority
+from propolis import dtypes
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._implementation import implementation
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
+from propolis_rocm_kernels.ops_quantized_matmul_one import plan
+from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis_rocm_hip.device import RocmDevice
+
+MODULE: Final = Module("quantized_matmul_norm")
+
+MODULE.constant("THREADS", THREADS)
+
+_KERNELS: Final = {
+    (w, gated): MODULE.kernel(w.name + "_gated" * gated, "PPPPPfPqqqqq")
+    for w in sorted(dtypes.BLOCKS, key=str)
+    for gated in (False, True)
+}
+
+
+def add_rms_norm_qmatmul(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    gated: bool = False,
+) -> None:
+    """The sum of two rows, and the product of its norm."""
+    n, depth = w.shape
+    device = cast("RocmDevice", out.device)
+    made = plan(device, out.shape[-1], w)
+    values = map(pointer, (total, out, x, residual, weight))
+    sizes = n, depth, made.row_bytes, made.lanes, made.threads
+    launch = _KERNELS[w.dtype, gated]
+    launch(
+        device, made.blocks, *values, eps, w.ptr, *sizes, threads=made.threads, shared=made.shared
+    )
+
+
+def _takes(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    gated: bool = False,
+) -> str | None:
+    del eps, gated
+    if not w.shape[0]:
+        return "there are no rows of weights"
+    rows = ("x", x), ("residual", residual), ("weight", weight)
+    return next(filter(None, (refusal(name, row) for name, row in rows)), None)
+
+
+OPS: Final = [
+    implementation(
+        "add_rms_norm_qmatmul",
+        add_rms_norm_qmatmul,
+        {"x": (dtypes.f32,), "w": tuple(sorted(dtypes.BLOCKS, key=str))},
+        in_place=False,
+        variant="one-row",
+        priority=Priority.GENERIC + 10,
+        supports=_takes,
+        exact=False,
+        notes="one row of activations, rounded to 16 bits, 32 with a scale",
+    ),
+]
