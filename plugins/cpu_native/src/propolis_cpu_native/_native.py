@@ -12,6 +12,7 @@ import platform
 from contextlib import suppress
 from enum import IntEnum
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING
 from typing import Final
 
@@ -129,11 +130,46 @@ def matrix_instructions() -> str:
         return ""
 
 
+_LINE: Final = 64
+
+
+def _from_line(memory: np.ndarray) -> np.ndarray:
+    """The same from a multiple of 64 on."""
+    return memory[-memory.ctypes.data % _LINE :]
+
+
+class _Pieces:
+    """
+    Memory that weights lie in side by side.
+
+    A step of decoding reads all of them.  Numpy asks for large pages where an array has 4 MB; in
+    pages of 4 KB, which smaller arrays have, reading waits for addresses.
+    """
+
+    SIZE: Final = 16 << 20
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._free = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Bytes from a multiple of 64 on; a piece lives as long as what was taken of it."""
+        if nbytes >= self.SIZE:
+            return _from_line(np.empty(nbytes + _LINE, np.uint8))[:nbytes]
+        with self._lock:
+            free = _from_line(self._free)
+            if nbytes > free.size:
+                free = _from_line(np.empty(self.SIZE + _LINE, np.uint8))
+            self._free = free[nbytes:]
+        return free[:nbytes]
+
+
+_pieces: Final = _Pieces()
+
+
 def aligned(nbytes: int) -> np.ndarray:
-    """Bytes that begin at a multiple of 64, as vectors like them."""
-    memory = np.empty(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes]
+    """Bytes that begin at a multiple of 64, as vectors like them; for weights, which stay."""
+    return _pieces.take(nbytes)
 
 
 __all__ = [
