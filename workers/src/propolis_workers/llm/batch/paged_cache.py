@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from propolis import Device
+    from propolis import DType
     from propolis_workers.llm.batch.scheduler import Copy
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
 
 # Block 0 is nobody's: rows that only fill a step up are written there.
 NOBODYS: Final = 0
+
+
+class _Alike(NamedTuple):
+    """What keys or values of layers have in common that lie in one memory."""
+
+    local: bool
+    heads: int
+    dim: int
+    dtype: DType
 
 
 class PagedCache:
@@ -59,14 +69,24 @@ class PagedCache:
         self.size = size
         self.device = device
         self.local = [windows > 0 and config.window(layer) > 0 for layer in range(config.layers)]
+        # What is alike of all layers is one memory, so that a block of it is copied at once.
+        alike: dict[_Alike, list[tuple[int, int]]] = {}
+        for layer, local in enumerate(self.local):
+            for which, (heads, dim) in enumerate(config.kept(layer)):
+                kind = _Alike(local, heads, dim, config.kept_as(layer))
+                alike.setdefault(kind, []).append((layer, which))
+        self._memory: list[tuple[bool, Tensor]] = []
+        kept: dict[tuple[int, int], Tensor] = {}
+        for kind, places in alike.items():
+            rows = (windows if kind.local else blocks) * size
+            memory = device.empty((len(places) * kind.heads, rows, kind.dim), kind.dtype)
+            self._memory.append((kind.local, memory))
+            for number, place in enumerate(places):
+                own = memory.narrow(0, number * kind.heads, kind.heads)
+                kept[place] = own.permute(1, 0, 2)
         self.layers = [
-            tuple(
-                device.empty(
-                    (heads, (windows if local else blocks) * size, dim), config.kept_as(layer)
-                ).permute(1, 0, 2)
-                for heads, dim in config.kept(layer)
-            )
-            for layer, local in enumerate(self.local)
+            tuple(kept[layer, which] for which in range(len(config.kept(layer))))
+            for layer in range(config.layers)
         ]
         self.taps = config.conv_taps
         for pair, local in zip(self.layers, self.local, strict=True):
@@ -82,11 +102,11 @@ class PagedCache:
 
     def copy(self, copied: Copy) -> None:
         """Write the first tokens of one block into another, for the layers that it is of."""
-        for pair, local in zip(self.layers, self.local, strict=True):
-            for rows in pair if local is copied.local else ():
+        for local, memory in self._memory:
+            if local is copied.local:
                 ops.assign(
-                    rows.narrow(0, copied.target * self.size, copied.tokens),
-                    rows.narrow(0, copied.source * self.size, copied.tokens),
+                    memory.narrow(1, copied.target * self.size, copied.tokens),
+                    memory.narrow(1, copied.source * self.size, copied.tokens),
                 )
 
 
