@@ -78,8 +78,8 @@ class PagedCache:
         self._memory: list[tuple[bool, Tensor]] = []
         kept: dict[tuple[int, int], Tensor] = {}
         for kind, places in alike.items():
-            rows = (windows if kind.local else blocks) * size
-            memory = device.empty((len(places) * kind.heads, rows, kind.dim), kind.dtype)
+            tokens = (windows if kind.local else blocks) * size
+            memory = device.empty((len(places) * kind.heads, tokens, kind.dim), kind.dtype)
             self._memory.append((kind.local, memory))
             for number, place in enumerate(places):
                 own = memory.narrow(0, number * kind.heads, kind.heads)
