@@ -6,7 +6,7 @@ Each stream has a prompt of its own and decodes so many tokens; all begin at onc
 file, before ours and after.  One sequence is timed on the engine of one conversation too.
 
     python benches/gpu_streams.py [--shapes 1b,8b] [--streams 1,8,32,128] [--device rocm:0]
-        [--peer llama-batched-bench] [--json FILE]
+        [--kv-type f16] [--peer llama-batched-bench] [--json FILE]
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def measure(shape: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
         peers = []
         if asked.peer:
             peers.append(theirs(asked.peer, path, asked.streams, asked.prompt, asked.decoded))
-        llm = LLM.load(path, device=default_runtime().device(asked.device))
+        device = default_runtime().device(asked.device)
+        llm = LLM.load(path, device=device, kv_type=asked.kv_type)
         for streams in asked.streams:
             row: dict[str, Any] = {"model": shape, "streams": streams}
             row["ours"] = ours(llm, streams, asked.prompt, asked.decoded, asked.budget)
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--decoded", type=int, default=128)
     parser.add_argument("--budget", type=int, default=512, help="tokens of a step of ours")
     parser.add_argument("--device", default="rocm:0")
+    parser.add_argument("--kv-type", default="f32", help="what keys and values are kept in")
     parser.add_argument("--peer", metavar="PROGRAM")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

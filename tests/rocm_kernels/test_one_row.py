@@ -25,8 +25,7 @@ def runtime():
     return Runtime.start(Config(fallback="error", plugins=["rocm_hip", "rocm_kernels"]))
 
 
-@pytest.fixture
-def taken(monkeypatch):
+def counting(monkeypatch, kernels):
     """The blocks of each launch of these kernels."""
     found = []
 
@@ -37,9 +36,21 @@ def taken(monkeypatch):
 
         return count
 
-    for dtype, kernel in list(ops_quantized_matmul_one._KERNELS.items()):
-        monkeypatch.setitem(ops_quantized_matmul_one._KERNELS, dtype, counted(kernel))
+    for key, kernel in list(kernels.items()):
+        monkeypatch.setitem(kernels, key, counted(kernel))
     return found
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The blocks of each launch for one row."""
+    return counting(monkeypatch, ops_quantized_matmul_one._KERNELS)
+
+
+@pytest.fixture
+def normed(monkeypatch):
+    """The blocks of each launch that norms the row, too."""
+    return counting(monkeypatch, ops_quantized_matmul_norm._KERNELS)
 
 
 def product(device, x, dtype, rows):
@@ -141,38 +152,41 @@ def product_of_norm(device, dtype, rows, depth, *, gated):
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize(("rows", "depth"), [(1, 256), (37, 768), (70, 2304)])
-def test_products_of_a_norm(rocm, dtype, rows, depth) -> None:
+def test_products_of_a_norm(rocm, taken, normed, dtype, rows, depth) -> None:
     """A row is summed, normed and multiplied by one kernel, as exact as one row of qmatmul."""
-    total, out, sums, normed, w = product_of_norm(rocm, dtype, rows, depth, gated=False)
+    total, out, sums, row, w = product_of_norm(rocm, dtype, rows, depth, gated=False)
     np.testing.assert_array_equal(total, sums)
-    judge(out, normed.astype(np.float32), w)
+    judge(out, row.astype(np.float32), w)
+    assert (len(taken), len(normed)) == (0, 1)
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize(("rows", "depth"), [(2, 256), (74, 2304)])
-def test_gated_products_of_a_norm(rocm, dtype, rows, depth) -> None:
+def test_gated_products_of_a_norm(rocm, taken, normed, dtype, rows, depth) -> None:
     """The halves of the product are gated before they are written: as silu_mul of the product."""
-    total, out, sums, normed, w = product_of_norm(rocm, dtype, rows, depth, gated=True)
+    total, out, sums, row, w = product_of_norm(rocm, dtype, rows, depth, gated=True)
     np.testing.assert_array_equal(total, sums)
-    gate, up = np.split(w @ normed, 2)
-    largest = np.split(np.abs(w) @ np.abs(normed), 2)
+    gate, up = np.split(w @ row, 2)
+    largest = np.split(np.abs(w) @ np.abs(row), 2)
     allowed = 2.0**-13 * (1.1 * largest[0] * np.abs(up) + np.abs(gate) * largest[1]) + 1e-6
     assert (np.abs(out - gate / (1 + np.exp(-gate)) * up) <= allowed).all()
+    assert (len(taken), len(normed)) == (0, 1)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("depth", [4608, 9216])
-def test_long_rows_and_many(rocm, monkeypatch, depth, gated) -> None:
+def test_long_rows_and_many(rocm, monkeypatch, taken, normed, depth, gated) -> None:
     """Rows beyond what threads hold are read again; blocks go on to further rows of weights."""
     monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
     rows = 40 * rocm.compute_units + 2
-    total, out, sums, normed, w = product_of_norm(rocm, dtypes.q4_k, rows, depth, gated=gated)
+    total, out, sums, row, w = product_of_norm(rocm, dtypes.q4_k, rows, depth, gated=gated)
     np.testing.assert_array_equal(total, sums)
-    product = w @ normed
+    product = w @ row
     if gated:
         gate, up = np.split(product, 2)
         product = gate / (1 + np.exp(-gate)) * up
     np.testing.assert_allclose(out, product, rtol=1e-3, atol=2e-3)
+    assert (taken, normed) == ([], [rocm.compute_units])
 
 
 def test_who_multiplies_a_norm(rocm) -> None:

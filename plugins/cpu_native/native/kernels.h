@@ -28,7 +28,7 @@ struct Format {
     i64 tile;            // bytes of sixteen blocks, repacked
     void (*put)(u8* tile, int row, const u8* blocks, i64 count);
     void (*get)(u8* blocks, const u8* tile, int row, i64 count);
-    // Stepped [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
+    // Rows [m0, m1) of activations by rows [16 t0, 16 t1) of weights.
     void (*fast)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*exact)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*widen)(const u8* tile, i64 first, i64 count, bf16* to);
@@ -68,7 +68,7 @@ void layer_norm(Kind kind, void* out, const void* x, const void* weight, const v
                 i64 width, f32 eps, int threads);
 
 enum class Pairwise : int { ADD, SUB, MUL, SILU_MUL, GELU_ERF_MUL };
-// Stepped that lie `step` elements apart.
+// Rows that lie `step` elements apart.
 struct Stepped {
     void* at;
     i64 step;

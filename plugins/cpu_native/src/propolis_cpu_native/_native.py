@@ -138,6 +138,11 @@ def _from_line(memory: np.ndarray) -> np.ndarray:
     return memory[-memory.ctypes.data % _LINE :]
 
 
+def aligned(nbytes: int) -> np.ndarray:
+    """Bytes that begin at a multiple of 64, as vectors like them."""
+    return _from_line(np.empty(nbytes + _LINE, np.uint8))[:nbytes]
+
+
 class _Pieces:
     """
     Memory that weights lie in side by side.
@@ -155,11 +160,11 @@ class _Pieces:
     def take(self, nbytes: int) -> np.ndarray:
         """Bytes from a multiple of 64 on; a piece lives as long as what was taken of it."""
         if nbytes >= self.SIZE:
-            return _from_line(np.empty(nbytes + _LINE, np.uint8))[:nbytes]
+            return aligned(nbytes)
         with self._lock:
             free = _from_line(self._free)
             if nbytes > free.size:
-                free = _from_line(np.empty(self.SIZE + _LINE, np.uint8))
+                free = aligned(self.SIZE)
             self._free = free[nbytes:]
         return free[:nbytes]
 
@@ -167,8 +172,8 @@ class _Pieces:
 _pieces: Final = _Pieces()
 
 
-def aligned(nbytes: int) -> np.ndarray:
-    """Bytes that begin at a multiple of 64, as vectors like them; for weights, which stay."""
+def lasting(nbytes: int) -> np.ndarray:
+    """Such bytes for a weight, which stays, beside those of others."""
     return _pieces.take(nbytes)
 
 
@@ -178,6 +183,7 @@ __all__ = [
     "LEVEL",
     "Way",
     "aligned",
+    "lasting",
     "level",
     "levels",
     "matrix_instructions",

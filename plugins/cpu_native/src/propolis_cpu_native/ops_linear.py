@@ -14,7 +14,7 @@ from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
-from propolis_cpu_native._native import aligned
+from propolis_cpu_native._native import lasting
 from propolis_cpu_native._native import native
 
 
@@ -34,7 +34,7 @@ def _supports(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None
 def prepare(w: Tensor) -> Prepared:
     """Pack a weight: the same elements, as tiles of 32 by 16."""
     device, shape, dtype = w.device, w.shape, w.dtype
-    tiles = aligned(native().packed_bytes(*shape))
+    tiles = lasting(native().packed_bytes(*shape))
     native().pack_weight(tiles, np.ascontiguousarray(w.array), *shape, device.threads)
 
     def restore() -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 from typing import Final
 
 import numpy as np
@@ -17,8 +18,13 @@ from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import aligned
+from propolis_cpu_native._native import lasting
 from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
@@ -33,7 +39,7 @@ TILE: Final = 16
 
 def prepare(w: Tensor) -> Prepared:
     """Repack a weight: the same bits, sixteen rows together."""
-    tiles = _repacked(w)
+    tiles = _repacked(w, lasting)
     device, shape, dtype = w.device, w.shape, w.dtype
 
     def restore() -> Tensor:
@@ -44,10 +50,10 @@ def prepare(w: Tensor) -> Prepared:
     return Prepared(tiles, tiles.nbytes, "repacked, as small as in the file", restore)
 
 
-def _repacked(w: Tensor) -> np.ndarray:
+def _repacked(w: Tensor, memory: Callable[[int], np.ndarray]) -> np.ndarray:
     rows, width = w.shape
     blocks = width // w.dtype.block_size
-    tiles = aligned(-(-rows // TILE) * blocks * native().tile_bytes(w.dtype.name))
+    tiles = memory(-(-rows // TILE) * blocks * native().tile_bytes(w.dtype.name))
     raw = np.ascontiguousarray(w.array)
     native().repack(tiles, raw, w.dtype.name, rows, width, w.device.threads)
     return tiles
@@ -63,7 +69,7 @@ def _supports_matrix(x: Tensor, w: Tensor, /) -> str | None:
 def _multiply(out: Tensor, x: Tensor, w: Tensor, way: Way) -> None:
     tiles = w.prepared.get(prepare)
     if tiles is None:
-        tiles = _repacked(w)
+        tiles = _repacked(w, aligned)
     rows, width = w.shape
     native().qmatmul(
         out.array,

@@ -32,6 +32,9 @@ THREADS: Final = MODULE.constant("THREADS", 512)
 _UNIT: Final = 1024
 """Threads of a compute unit: each of its blocks rounds the one row for itself."""
 
+_SUMS: Final = THREADS // 32 * 4
+"""Bytes of LDS that a block takes to add up over its warps, at most."""
+
 _PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
 """Parts that a lane takes at a time (``propolis_steps.h``), where it is not one."""
 
@@ -81,7 +84,7 @@ def refusal(name: str, row: Tensor) -> str | None:
     if row.strides[-1] != 1 or row.layout.offset * row.dtype.block_bytes % PACK_BYTES:
         return f"elements of {name} lie where no {PACK_BYTES} bytes can be loaded at once"
     most = cast("RocmDevice", row.device).hardware.shared_bytes
-    if depth // PART * ROUNDED_BYTES > most:
+    if depth // PART * ROUNDED_BYTES + _SUMS > most:
         return f"{depth} elements of {name}, rounded, are more than the {most} bytes of LDS"
     return None
 
