@@ -67,6 +67,9 @@ def test_heads_of_a_product_are_turned_where_they_lie(device, interleaved):
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 1024, 1025, 3001])
 def test_the_largest(device, width):
     """Numpy's element and place: of ties the first, of NaN too, beside infinities."""
+    for op in (ops.argmax, ops.max):
+        winner = device.table.trace(op, op.key(dtypes.f32)).winner
+        assert winner.provenance.plugin == "cpu_native"
     rng = np.random.default_rng(width)
     rows = np.round(rng.normal(0, 1, (9, width)), 1).astype(np.float32)
     some = rng.integers(0, width, 6)

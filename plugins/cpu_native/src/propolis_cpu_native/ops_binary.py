@@ -31,14 +31,10 @@ def _in_rows(gate: Tensor, up: Tensor, /) -> str | None:
 
 
 def _run(op: str, out: Tensor, x: Tensor, y: Tensor) -> None:
-    n = out.numel
-    arrays = out.array, x.array, n, y.array, n
-    native().pairwise(_NUMBERS[op], *arrays, KINDS[out.dtype], 1, n, out.device.threads)
-
-
-def _run_rows(op: str, out: Tensor, x: Tensor, y: Tensor) -> None:
-    width = out.shape[-1]
-    arrays = out.array, x.array, row_step(x), y.array, row_step(y)
+    flat = x.is_contiguous and y.is_contiguous
+    width = out.numel if flat else out.shape[-1]
+    steps = (width, width) if flat else (row_step(x), row_step(y))
+    arrays = out.array, x.array, steps[0], y.array, steps[1]
     kind, rows = KINDS[out.dtype], out.numel // max(width, 1)
     native().pairwise(_NUMBERS[op], *arrays, kind, rows, width, out.device.threads)
 
@@ -68,24 +64,14 @@ def gelu_erf_mul(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
     _run("gelu_erf_mul", out, gate, up)
 
 
-def silu_mul_rows(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
-    """``silu(gate) * up`` of rows, as halves of one product are."""
-    _run_rows("silu_mul", out, gate, up)
-
-
-def gelu_erf_mul_rows(out: Tensor, gate: Tensor, up: Tensor, /) -> None:
-    """``gelu_erf(gate) * up`` of rows, as halves of one product are."""
-    _run_rows("gelu_erf_mul", out, gate, up)
-
-
 OPS: Final = [
     *(
         implementation(fn.__name__, fn, supports=_same_shape, in_place=True)
         for fn in (add, sub, mul)
     ),
-    *(implementation(fn.__name__, fn, in_place=True) for fn in (silu_mul, gelu_erf_mul)),
     *(
-        strided_implementation(op, fn, supports=_in_rows, in_place=True)
-        for op, fn in (("silu_mul", silu_mul_rows), ("gelu_erf_mul", gelu_erf_mul_rows))
+        build(fn.__name__, fn, in_place=True, supports=supports)
+        for fn in (silu_mul, gelu_erf_mul)
+        for build, supports in ((implementation, None), (strided_implementation, _in_rows))
     ),
 ]
