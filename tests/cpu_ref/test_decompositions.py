@@ -25,7 +25,7 @@ CALLS = {
     "silu_mul": ([X, Y], {}),
     "sqr": ([X], {}),
 }
-OTHERS = {"add_rms_norm_qmatmul", "qattention", "qattention_lse", "qmatmul"}
+OTHERS = {"add_rms_norm_qmatmul", "qattention", "qattention_lse", "qmatmul", "rope_kv_append"}
 
 
 def close(name: str, expected: Tensor, actual: Tensor) -> None:
@@ -95,6 +95,29 @@ def test_decomposed_product_of_a_norm(*, gated: bool) -> None:
         np.testing.assert_allclose(out.numpy(), product, rtol=1e-4, atol=1e-3)
     with pytest.raises(ShapeError, match="two halves"):
         spec(*given[:3], w.narrow(0, 0, 5), gated=True)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.bf16])
+def test_decomposed_keys_and_values(dtype: dtypes.DType, *, interleaved: bool) -> None:
+    """Keys are turned, values not, and both are where they belong; nothing else is written."""
+    rng = np.random.default_rng(3)
+    x = Tensor.from_numpy(rng.normal(size=(2, 3, 4, 8)).astype(np.float32))
+    tables = [Tensor.from_numpy(rng.normal(size=(9, 3)).astype(np.float32)) for _ in range(2)]
+    slots, at = (
+        Tensor.from_numpy(np.array(rows, np.int32))
+        for rows in ([[4, 0, 2], [1, 2, 3]], [[8, 0, 1], [2, 3, 4]])
+    )
+    keys = ops.rope(x.narrow(2, 0, 2), at, *tables, interleaved=interleaved).numpy()
+    rows = np.concatenate([keys, x.numpy()[:, :, 2:]], 2).astype(dtype.numpy)
+    expected = np.full((2, 5, 4, 8), 7, dtype.numpy)
+    for b, t in np.ndindex(2, 3):
+        expected[b, slots.numpy()[b, t]] = rows[b, t]
+    spec = ops.rope_kv_append
+    for run in (spec, spec.decomposition.fn):
+        cache = Tensor.from_numpy(np.full(expected.shape, 7, dtype.numpy))
+        run(cache, x, slots, at, *tables, interleaved=interleaved)
+        np.testing.assert_array_equal(cache.numpy(), expected)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f64, dtypes.f32])

@@ -25,10 +25,10 @@ OPS = [
     "cast",
     "embedding",
     "gather",
-    "kv_append",
     "qmatmul",
     "rms_norm",
     "rope",
+    "rope_kv_append",
     "silu_mul",
 ]
 
@@ -156,7 +156,7 @@ def test_every_launch_fails_once(decode, truth):
     served = [run for run in runs if run[0] == truth]
     refused = [run[0] for run in runs if run[0] != truth]
     assert all(fell == 0 for _, _, fell in served)  # no op loses its place for it
-    assert len(refused) == 4 + TOKENS - 2  # K and V, in the prompt and in a step; each replay
+    assert len(refused) == 2 + TOKENS - 2  # K beside V, in the prompt and in a step; each replay
     for kind, message in refused:
         assert kind in {"PluginError", "DeviceError"}
         assert "hipErrorLaunchOutOfResources (701)" in message

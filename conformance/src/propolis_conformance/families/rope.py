@@ -31,6 +31,24 @@ def _rope(
     return y
 
 
+def _rope_kv_append(
+    cache: Array,
+    x: Array,
+    slots: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    interleaved: bool = False,
+) -> Array:
+    y, heads = cache.copy(), x.shape[2] // 2
+    new = x.copy()
+    new[:, :, :heads] = _rope(x[:, :, :heads], positions, cos, sin, interleaved=interleaved)
+    for b, t in np.ndindex(slots.shape):
+        y[b, slots[b, t]] = new[b, t]
+    return y
+
+
 _TABLES = {"cos": T("r e", "f32"), "sin": T("r e", "f32")}
 _TURNS = {"positions": T("b t", domain="index:r"), **_TABLES}
 _WAYS: AttributeSets = ({}, {"interleaved": True})
@@ -39,5 +57,24 @@ OPS: Final = {
         _rope,
         # Whole rows are turned, or two elements of three.
         tuple(Recipe({"x": T(f"b t h e*{parts}"), **_TURNS}, _WAYS) for parts in (2, 3)),
-    )
+    ),
+    "rope_kv_append": OpInfo(
+        _rope_kv_append,
+        tuple(
+            Recipe(
+                {
+                    "cache": T(f"b p h*2 e*{parts}"),
+                    "x": T(f"b t h*2 e*{parts}", "f32"),
+                    "slots": T("b t", "i32", domain="distinct:p"),
+                    # As slots are, which may be the same tensor.
+                    "positions": T("b t", "i32", domain="distinct:p"),
+                    "cos": T("p e", "f32"),
+                    "sin": T("p e", "f32"),
+                },
+                _WAYS,
+                sizes={"p": 7, "t": 3},
+            )
+            for parts in (2, 3)
+        ),
+    ),
 }

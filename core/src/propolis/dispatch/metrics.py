@@ -39,6 +39,7 @@ LOOKED_INTO: Final[Mapping[str, Collection[int]]] = {
     "index_select": (1,),
     "kv_append": (0,),
     "rope": (3, 4),
+    "rope_kv_append": (0, 4, 5),
     "scatter": (0,),
     "scatter_add": (0,),
 }

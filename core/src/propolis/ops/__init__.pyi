@@ -88,6 +88,7 @@ from propolis.ops.reduce import prod as prod
 from propolis.ops.reduce import sum as sum
 from propolis.ops.reduce import var as var
 from propolis.ops.rope import rope as rope
+from propolis.ops.rope import rope_kv_append as rope_kv_append
 from propolis.ops.softmax import log_softmax as log_softmax
 from propolis.ops.softmax import softmax as softmax
 from propolis.ops.sort import argsort as argsort

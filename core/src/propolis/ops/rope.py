@@ -9,6 +9,9 @@ import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import FLOATS
+from propolis.errors import DTypeError
+from propolis.ops.cast import cast
+from propolis.ops.fill import kv_append
 from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
 from propolis.opspec.spec import Meta
@@ -94,3 +97,116 @@ def rope(
         sin=sin,
     )
     return x.shape, x.dtype
+
+
+def _turned_or_not(
+    f: Callable[..., Any],
+    cache: Array,
+    x: Array,
+    slots: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    interleaved: bool = False,
+) -> Array:
+    """Of keys as of ``rope``; of values, and of what was there, the numbers themselves."""
+    cache, x, cos, sin = np.abs(cache), np.abs(x), np.abs(cos), np.abs(sin)
+    turns = [f(cache, x, slots, positions, cos, s, interleaved=interleaved) for s in (sin, -sin)]
+    return np.asarray(np.maximum(*np.abs(turns)))
+
+
+@op(
+    {"cache": {dtypes.f32, dtypes.f16, dtypes.bf16}},
+    mutates=True,
+    tolerance=ROUNDED,
+    magnitude=_turned_or_not,
+)
+def rope_kv_append(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """
+    Write the new keys, rotated, and the new values of each sequence into its cache, in place.
+
+    ``rope`` of the first half of the heads, which are keys, and ``kv_append`` of all, rounded to
+    the cache's dtype: what a decoder's layer does between two products.
+
+    Args:
+        cache: (batch, capacity, 2 * heads, head_dim), any strides; heads of keys, then of values.
+        x: (batch, tokens, 2 * heads, head_dim), f32; computed in f32 or wider.
+        slots: (batch, tokens), i32, each in [0, capacity): where they go.
+        positions: (batch, tokens), i32, each in [0, rows of the tables).
+        cos: (rows, r/2), f32, with ``r <= head_dim``, as ``rope`` has it.
+        sin: same shape and dtype as ``cos``.
+        interleaved: pairs are neighbours; see ``rope``.
+
+    Raises:
+        DTypeError: the dtypes are not as above.
+        ShapeError: the shapes do not fit together.
+        OpError: a slot is outside the cache or a position outside the tables (CPU, and GPU in
+            debug mode).
+    """
+    same_dtype("rope_kv_append", cos=cos, sin=sin)
+    same_dtype("rope_kv_append", slots=slots, positions=positions)
+    if x.dtype is not dtypes.f32 or positions.dtype is not dtypes.i32:
+        msg = (
+            f"rope_kv_append: x is {x.dtype} and positions are {positions.dtype}; supported: f32 "
+            "and i32; ops.cast converts"
+        )
+        raise DTypeError(msg)
+    fits = (
+        len(cache.shape) == len(x.shape) == 4
+        and cache.shape[0] == x.shape[0]
+        and cache.shape[2:] == x.shape[2:]
+        and x.shape[2] % 2 == 0
+        and slots.shape == positions.shape == x.shape[:2]
+        and len(cos.shape) == 2
+        and cos.shape == sin.shape
+        and 2 * cos.shape[1] <= x.shape[3]
+    )
+    expect(
+        "rope_kv_append",
+        fits,
+        "cache is (batch, capacity, 2 * heads, dim), x (batch, tokens, 2 * heads, dim), slots and "
+        "positions (batch, tokens), cos and sin (rows, <= dim/2)",
+        cache=cache,
+        x=x,
+        slots=slots,
+        positions=positions,
+        cos=cos,
+        sin=sin,
+    )
+
+
+@rope_kv_append.decomposes(
+    lambda cache: {
+        rope: (dtypes.f32, dtypes.i32),
+        kv_append: (cache, dtypes.i32),
+        cast: (dtypes.f32,),
+    }
+)
+def _rope_kv_append(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    heads = x.shape[2] // 2
+    keys, values = (x.narrow(2, start, heads) for start in (0, heads))
+    keys = rope(keys, positions, cos, sin, interleaved=interleaved)
+    for start, new in ((0, keys), (heads, values)):
+        kept = new if cache.dtype is new.dtype else cast(new, cache.dtype)
+        kv_append(cache.narrow(2, start, heads), kept, slots)

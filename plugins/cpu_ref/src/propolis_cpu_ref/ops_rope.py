@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from propolis import OpImpl
+from propolis import Tensor
+from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis_cpu_ref._compute import ieee
 from propolis_cpu_ref._compute import scratch
@@ -14,10 +14,8 @@ from propolis_cpu_ref._compute import store
 from propolis_cpu_ref._compute import unit_stride
 from propolis_cpu_ref._compute import wide
 from propolis_cpu_ref._indices import check_range
-
-
-if TYPE_CHECKING:
-    from propolis import Tensor
+from propolis_cpu_ref.ops_cast import convert
+from propolis_cpu_ref.ops_fill import kv_append
 
 
 @ieee
@@ -54,4 +52,28 @@ def rope(
     store(out, y)
 
 
-OPS = [OpImpl(op="rope", fn=rope, dtypes={"x": FLOATS})]
+@ieee
+def rope_kv_append(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """Rotate the keys, and write them and the values; nothing is written if a place is outside."""
+    heads = x.shape[2] // 2
+    new = np.array(x.array)
+    keys = Tensor.from_numpy(new, x.device).narrow(2, 0, heads)
+    rope(keys, x.narrow(2, 0, heads), positions, cos, sin, interleaved=interleaved)
+    kept = convert(new, dtypes.f32, cache.dtype)
+    kv_append(cache, Tensor.from_numpy(kept, x.device), slots)
+
+
+OPS = [
+    OpImpl(op="rope", fn=rope, dtypes={"x": FLOATS}),
+    OpImpl(op="rope_kv_append", fn=rope_kv_append, dtypes={dtypes.f32, dtypes.f16, dtypes.bf16}),
+]

@@ -30,15 +30,24 @@ _ROPE: Final = {
     for d in dtypes.FLOATS
     for p in _POSITIONS
 }
+_KEPT: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
+_APPEND: Final = {
+    (interleaved, d): MODULE.kernel(
+        f"append_{'interleaved' if interleaved else 'half'}_{d.name}", "PPPPPPqqqqqqqqqqqqqi4"
+    )
+    for interleaved in (False, True)
+    for d in _KEPT
+}
 
 
 @lru_cache(maxsize=1024)
-def _plan(shape: Shape, strides: Shape, half: int, size: int) -> tuple[int, ...]:
-    """(whether packs are whole everywhere, blocks)."""
+def _plan(shape: Shape, strides: Shape, half: int, size: int, other: Shape) -> tuple[int, ...]:
+    """(whether packs are whole everywhere, blocks); ``other``: of what is written, strides too."""
     pack = pack_of(size, heavy=True)
     batch, tokens, heads, dim = shape
-    whole = (half, dim, *(s for s, n in zip(strides[:-1], shape, strict=False) if n > 1))
-    contiguous = strides[-1] == 1 and not any(n % pack for n in whole)
+    of_both = zip((*strides[:-1], *other[:-1]), (*shape[:-1], *shape[:-1]), strict=False)
+    whole = (half, dim, *(s for s, n in of_both if n > 1))
+    contiguous = strides[-1] == 1 and other[-1:] in ((), (1,)) and not any(n % pack for n in whole)
     each = pack if contiguous else 1
     units = half // each + -(-(dim - 2 * half) // (2 * each))
     return int(contiguous), blocks_for(batch * tokens * heads * units, 1)
@@ -62,7 +71,7 @@ def rope(
     rows, half = c.shape
     outer = shape[:-1]
     packed, heads, _, _ = strided_of(outer, (outer, strides[:-1]), (outer, (*at.strides, 0)))
-    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes)
+    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, ())
     _ROPE[interleaved, x.dtype, positions.dtype](
         out.device,
         blocks,
@@ -85,6 +94,61 @@ def rope(
     )
 
 
+def rope_kv_append(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """Keys, rotated, and values into a cache; slots outside of it are not written."""
+    layout, kept, c, s = x.layout, cache.layout, cos.layout, sin.layout
+    if layout.numel == 0:
+        return
+    shape, strides = layout.shape, layout.strides
+    rows, half = c.shape
+    outer = shape[:-1]
+    batch, slot, head, element = kept.strides
+    packed, heads, _, _ = strided_of(
+        outer,
+        (outer, strides[:-1]),
+        (outer, (batch, 0, head)),
+        (outer, (*slots.layout.strides, 0)),
+        (outer, (*positions.layout.strides, 0)),
+    )
+    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, kept.strides)
+    _APPEND[interleaved, cache.dtype](
+        cache.device,
+        blocks,
+        pointer(cache),
+        pointer(x),
+        pointer(slots),
+        pointer(positions),
+        pointer(cos),
+        pointer(sin),
+        heads,
+        shape[2],
+        shape[-1],
+        element,
+        strides[-1],
+        slot,
+        kept.shape[1],
+        rows,
+        half,
+        c.strides[0],
+        s.strides[0],
+        c.strides[1],
+        s.strides[1],
+        whole,
+        packed,
+    )
+
+
 OPS: Final = [
     implementation("rope", rope, {"x": dtypes.FLOATS, "positions": _POSITIONS}, in_place=False),
+    implementation("rope_kv_append", rope_kv_append, _KEPT, in_place=False),
 ]

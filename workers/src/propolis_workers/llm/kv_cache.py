@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
+    from propolis_workers.llm.network.rotation import Rotation
 
 
 class Cache(Protocol):
@@ -38,6 +39,17 @@ class Cache(Protocol):
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rules: Rules
     ) -> Tensor:
         """What new tokens of a layer read from all keys so far."""
+
+    def attend_turning(
+        self,
+        layer: int,
+        q: Tensor,
+        new: Tensor,
+        rotation: Rotation,
+        positions: Tensor,
+        rules: Rules,
+    ) -> Tensor:
+        """The same of keys beside their values, which are turned as they are kept."""
 
     def before(self, layer: int, x: Tensor, positions: Tensor, count: int) -> list[Tensor]:
         """Rows of the tokens before each new one, of a layer that reads nothing older."""
@@ -88,13 +100,13 @@ class KVCache:
         }
         self._places: dict[int, Tensor] = {}
         # Each head's tokens lie together; ops see (batch, rows, heads, dim), or pages.
-        memory = [
-            tuple(
-                device.empty((heads, batch * rows, dim), config.kept_as(layer)).permute(1, 0, 2)
-                for heads, dim in config.kept(layer)
-            )
-            for layer, rows in enumerate(self._rows)
-        ]
+        memory: list[tuple[Tensor, ...]] = []
+        self._both: dict[int, Tensor] = {}
+        for layer, rows in enumerate(self._rows):
+            both, parts = _room(config, device, layer, batch * rows)
+            memory.append(parts)
+            if both is not None:
+                self._both[layer] = both.unflatten(0, rows)
         self._layers = [
             tuple(kept.unflatten(0, rows) for kept in layer)
             for layer, rows in zip(memory, self._rows, strict=True)
@@ -144,12 +156,48 @@ class KVCache:
         Raises:
             ModelError: they are more tokens at once than a window's layer has room for.
         """
-        keys, values = self._layers[layer]
+        where = self._where(layer, positions)
+        for kept, new in zip(self._layers[layer], (k, v), strict=True):
+            ops.kv_append(kept, as_kept(new, kept), where)
+        return self._read(layer, q, rules)
+
+    def attend_turning(
+        self,
+        layer: int,
+        q: Tensor,
+        new: Tensor,
+        rotation: Rotation,
+        positions: Tensor,
+        rules: Rules,
+    ) -> Tensor:
+        """
+        As :meth:`attend`, of keys beside their values, which are turned as they are kept.
+
+        Args:
+            layer: its number; its keys and values are alike.
+            q: (batch, tokens, heads, head_dim), rotated.
+            new: (batch, tokens, 2 * kv_heads, head_dim), f32: keys, not rotated yet, and values.
+            rotation: the layer's.
+            positions: (batch, tokens), i32.
+            rules: how the layer weighs keys.
+
+        Returns:
+            (batch, tokens, heads, head_dim).
+
+        Raises:
+            ModelError: as :meth:`attend`.
+        """
+        rotation.append(self._both[layer], new, self._where(layer, positions), positions)
+        return self._read(layer, q, rules)
+
+    def _where(self, layer: int, positions: Tensor) -> Tensor:
+        rows = self._rows[layer]
+        return self._turned(rows, positions) if rows in self._rings else positions
+
+    def _read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
         ring = self._rings.get(self._rows[layer])
-        where = positions if ring is None else self._turned(self._rows[layer], positions)
-        ops.kv_append(keys, as_kept(k, keys), where)
-        ops.kv_append(values, as_kept(v, values), where)
         if ring is None:
+            keys, values = self._layers[layer]
             return attend(q, keys, values, self.lengths, rules)
         keys, values = self._pages[layer]
         return attend(q, keys, values, self.lengths, rules, block_table=ring.table)
@@ -198,3 +246,20 @@ def _ring(rows: int, capacity: int, batch: int, device: Device) -> _Ring:
     table = table + pages * np.arange(batch, dtype=np.int32)[:, None]
     count = np.array([[rows]], np.int32)
     return _Ring(Tensor.from_numpy(count, device), Tensor.from_numpy(table, device))
+
+
+def _room(
+    config: ModelConfig, device: Device, layer: int, rows: int
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """
+    Memory for what a layer keeps of so many tokens, each part (rows, heads, dim).
+
+    Before them all parts as one, side by side, where they are alike.
+    """
+    dtype, parts = config.kept_as(layer), config.kept(layer)
+    if len(set(parts)) > 1 or len(parts) < 2:
+        one = (device.empty((heads, rows, dim), dtype) for heads, dim in parts)
+        return None, tuple(kept.permute(1, 0, 2) for kept in one)
+    heads, dim = parts[0]
+    both = device.empty((len(parts) * heads, rows, dim), dtype).permute(1, 0, 2)
+    return both, tuple(both.narrow(1, i * heads, heads) for i in range(len(parts)))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from propolis import Device
     from propolis import DType
+    from propolis.opspec.spec import OpSpec
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.weights import Weights
 
@@ -253,12 +254,15 @@ class Layers:
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
     def joins_norm(self, layers: MergedLinear) -> bool:
-        """Whether a kernel does a sum, its norm and their product; the reference gains nothing."""
+        """Whether a kernel does a sum, its norm and their product."""
         first = layers.layers[0]
         if len(layers.layers) > 1 or first.bias is not None or not first.weight.dtype.is_block:
             return False
-        key = ops.add_rms_norm_qmatmul.key(dtypes.f32, first.weight.dtype)
-        winner = DispatchTable.of(self.device).trace(ops.add_rms_norm_qmatmul, key).winner
+        return self.has_kernel(ops.add_rms_norm_qmatmul, dtypes.f32, first.weight.dtype)
+
+    def has_kernel(self, op: OpSpec, *kinds: DType) -> bool:
+        """Whether somebody does an op, not the reference, which gains nothing by it."""
+        winner = DispatchTable.of(self.device).trace(op, op.key(*kinds)).winner
         return winner is not None and winner.priority > Priority.REFERENCE
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:

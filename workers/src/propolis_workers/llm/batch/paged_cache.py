@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.batch.scheduler import Copy
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
+    from propolis_workers.llm.network.rotation import Rotation
 
 # Block 0 is nobody's: rows that only fill a step up are written there.
 NOBODYS: Final = 0
@@ -77,13 +78,18 @@ class PagedCache:
                 alike.setdefault(kind, []).append((layer, which))
         self._memory: list[tuple[bool, Tensor]] = []
         kept: dict[tuple[int, int], Tensor] = {}
+        # Keys and values as one, heads side by side, of layers where these are alike.
+        self.both: dict[int, Tensor] = {}
         for kind, places in alike.items():
             tokens = (windows if kind.local else blocks) * size
             memory = device.empty((len(places) * kind.heads, tokens, kind.dim), kind.dtype)
             self._memory.append((kind.local, memory))
-            for number, place in enumerate(places):
+            for number, (layer, which) in enumerate(places):
                 own = memory.narrow(0, number * kind.heads, kind.heads)
-                kept[place] = own.permute(1, 0, 2)
+                kept[layer, which] = own.permute(1, 0, 2)
+                if which == 0 and (layer, 1) in places:
+                    both = memory.narrow(0, number * kind.heads, 2 * kind.heads)
+                    self.both[layer] = both.permute(1, 0, 2)
         self.layers = [
             tuple(kept[layer, which] for which in range(len(config.kept(layer))))
             for layer in range(config.layers)
@@ -311,9 +317,27 @@ class Step:
         rules: Rules,
     ) -> Tensor:
         """As :meth:`KVCache.attend`."""
-        places = self._places(layer)
+        slots = self._places(layer).slots
         for rows, new in zip(self._rows[layer], (k, v), strict=True):
-            ops.kv_append(rows, as_kept(new, rows), places.slots)
+            ops.kv_append(rows, as_kept(new, rows), slots)
+        return self._read(layer, q, rules)
+
+    def attend_turning(
+        self,
+        layer: int,
+        q: Tensor,
+        new: Tensor,
+        rotation: Rotation,
+        positions: Tensor,
+        rules: Rules,
+    ) -> Tensor:
+        """As :meth:`KVCache.attend_turning`."""
+        both = self._cache.both[layer].unsqueeze(0)
+        rotation.append(both, new, self._places(layer).slots, positions)
+        return self._read(layer, q, rules)
+
+    def _read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+        places = self._places(layer)
         keys, values = self._pages[layer]
         if not self._decodes:
             return attend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propolis import ops
 from propolis_workers.llm.network.attending import Rules
 
 
@@ -49,6 +50,14 @@ class Attention:
         # Queries and keys that lie side by side, and are turned alike.
         joined = len(self.qkv.layers) == 1 and not (self.q_norm or self.k_norm)
         self.turns_together = joined and self.kind >= 0
+        # Such keys are turned as they are kept, where a kernel does both.
+        kept = config.kept_as(layer)
+        self.turns_kept = (
+            self.turns_together
+            and config.head_dim == config.values_dim
+            and kept in ops.rope_kv_append.dtypes["cache"]
+            and weights.has_kernel(ops.rope_kv_append, kept)
+        )
         self.joins_norm = weights.joins_norm(self.qkv)
         self.rules = Rules(
             scale=config.score_scale or None,
@@ -82,6 +91,8 @@ class Attention:
     def _of_product(
         self, every: Tensor, positions: Tensor, ropes: Rotations, cache: Cache
     ) -> Tensor:
+        if self.turns_kept:
+            return self._turned_as_kept(every, positions, ropes, cache)
         if self.turns_together:
             q, k, v = self._turned_together(every, positions, ropes)
         else:
@@ -89,10 +100,24 @@ class Attention:
         return self._attended(q, k, v, positions, cache)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        config = self.config
-        b, t, *_ = q.shape
-        y = cache.attend(self.layer, q, k, v.unflatten(2, config.values_dim), positions, self.rules)
-        return self.o(y.reshape(b, t, config.heads * config.values_dim))
+        v = v.unflatten(2, self.config.values_dim)
+        return self._out(cache.attend(self.layer, q, k, v, positions, self.rules))
+
+    def _turned_as_kept(
+        self, every: Tensor, positions: Tensor, ropes: Rotations, cache: Cache
+    ) -> Tensor:
+        width, *others = self.qkv.widths
+        q, new = (
+            every.narrow(2, start, count).unflatten(2, self.config.head_dim)
+            for start, count in ((0, width), (width, sum(others)))
+        )
+        rotation = ropes[self.kind]
+        q = rotation(q, positions)
+        return self._out(cache.attend_turning(self.layer, q, new, rotation, positions, self.rules))
+
+    def _out(self, y: Tensor) -> Tensor:
+        b, t, heads, dim = y.shape
+        return self.o(y.reshape(b, t, heads * dim))
 
     def _turned_together(
         self, every: Tensor, positions: Tensor, ropes: Rotations

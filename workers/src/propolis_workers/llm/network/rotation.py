@@ -41,6 +41,11 @@ class Rotation:
         """(b, t, heads, head_dim) -> the same, rotated."""
         return ops.rope(x, positions, self.cos, self.sin, interleaved=self.interleaved)
 
+    def append(self, cache: Tensor, x: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Keys, which it turns, beside values into a cache, as ``ops.rope_kv_append`` has it."""
+        tables = self.cos, self.sin
+        ops.rope_kv_append(cache, x, slots, positions, *tables, interleaved=self.interleaved)
+
 
 Rotations = tuple[Rotation, ...]
 """A sequence's own, one of each of the config's ``ropes``."""
