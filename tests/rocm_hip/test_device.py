@@ -142,6 +142,48 @@ def test_a_copy_does_not_wait_and_does_not_look_back(simulate):
     assert simulate(code, HIPSIM_SLOW_COPIES="250000") == "False True True"
 
 
+def test_what_is_read_later(simulate):
+    """A copy to the host has what was there when it began, and waits for nothing queued since."""
+    code = """
+    import time
+    x = upload(np.arange(1000, dtype=np.float32))
+    found = x.numpy_later()
+    for value in (1, 2, 3):
+        x.assign(np.full(1000, value, np.float32))
+    start = time.perf_counter()
+    first = found()
+    early = time.perf_counter() - start
+    device.synchronize()
+    late = time.perf_counter() - start
+    print(np.array_equal(first, np.arange(1000)), x.numpy()[0], late - early > 0.3)
+    """
+    assert simulate(code, HIPSIM_SLOW_COPIES="200000") == "True 3.0 True"
+
+
+def test_what_nobody_reads(device):
+    """A copy that is let go leaves its room to the next; those that are kept have one each."""
+    x, later = upload(device, np.arange(12, dtype=np.int32)), []
+    for number in range(9):
+        x.assign(np.arange(12, dtype=np.int32) + number)
+        found = x.narrow(0, 2, 5).numpy_later()
+        later += [found] if number % 2 else []
+    for number, found in enumerate(later):
+        for _ in range(2):
+            assert found().tolist() == [2 * number + 1 + i for i in range(2, 7)]
+    del later, found
+    assert device.memory._returning.copy(x.ptr, 4)().tolist() == [8, 0, 0, 0]
+    assert len(device.memory._returning._rooms) <= 6
+
+
+def test_what_is_not_read_later(device):
+    """What is strided, in blocks or large is read at once, as on the CPU."""
+    x = upload(device, np.zeros((40, 60), np.float32))
+    blocks = Tensor.from_blocks(np.zeros(18, np.uint8), dtypes.q4_0, (1, 32), device)
+    assert x.numpy_later() is x.narrow(0, 0, 3).transpose(0, 1).numpy_later() is None
+    assert blocks.numpy_later() is Tensor.from_numpy(np.zeros(3)).numpy_later() is None
+    assert x.narrow(0, 0, 3).numpy_later()().shape == (3, 60)
+
+
 def test_a_slice_of_a_tensor(device):
     """Offsets count on both ways."""
     x = upload(device, np.zeros(10, np.float32))

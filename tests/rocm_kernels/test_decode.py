@@ -21,6 +21,7 @@ OPS = [
     "add_rms_norm",
     "add_rms_norm_qmatmul",
     "argmax",
+    "assign",
     "attention",
     "cast",
     "embedding",
@@ -133,14 +134,20 @@ def decode(simulate, model):
 
 @pytest.mark.slow
 def test_every_allocation_fails_once(decode, truth):
-    """Whichever it is, the error gives the sizes, and the next run is as if nothing had been."""
+    """
+    Whichever it is, the error gives the sizes, and the next run is as if nothing had been.
+
+    But for one: without its memory, no step is queued ahead of the one that is waited for.
+    """
     runs = decode("faults", "malloc", "error")
     assert len(runs) > 40
-    for (kind, message), after, _ in runs:
+    told = [run[0] for run in runs if run[0] != truth]
+    assert len(runs) - len(told) <= 1
+    for kind, message in told:
         assert kind == "OutOfMemoryError"
         assert message.startswith("rocm:0: ")
         assert "use a smaller model or context" in message
-        assert truth == after
+    assert [truth] * len(runs) == [after for _, after, _ in runs]
 
 
 @pytest.mark.slow
@@ -148,19 +155,19 @@ def test_every_launch_fails_once(decode, truth):
     """
     Whichever it is, it is repeated and the tokens are right, or an error says why there are none.
 
-    There are none where the call cannot be repeated: it writes into what it was given, or
-    it is a recorded step.
+    There are none where the call cannot be repeated, as it writes into what it was given.  A
+    recorded step that was queued ahead, and failed, is queued again when it is asked for.
     """
     runs = decode("faults", "launch", "allow")
     assert len(runs) > 40
     served = [run for run in runs if run[0] == truth]
     refused = [run[0] for run in runs if run[0] != truth]
     assert all(fell == 0 for _, _, fell in served)  # no op loses its place for it
-    assert len(refused) == 2 + TOKENS - 2  # K beside V, in the prompt and in a step; each replay
+    assert len(refused) == 3  # keys and values, in the prompt and in a step; the next step's token
     for kind, message in refused:
         assert kind in {"PluginError", "DeviceError"}
         assert "hipErrorLaunchOutOfResources (701)" in message
-        assert "kv_append: rocm_kernels " in message or "hipGraphLaunch" in message
+        assert "kv_append: rocm_kernels " in message or "assign: rocm_kernels " in message
     assert [truth] * len(runs) == [after for _, after, _ in runs]
 
 

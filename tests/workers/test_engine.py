@@ -13,6 +13,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import Handler
+from propolis.dispatch.capture import Graph
 from propolis.errors import ModelError
 from propolis.errors import OpError
 from propolis_workers.llm import LLM
@@ -247,6 +248,108 @@ def test_the_likeliest(llm):
         known = logits[:vocabulary]
         assert other.decode_likeliest(token, vocabulary) == (known.argmax(), known.max())
     assert one.position == other.position == 17
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """The CPU as a device with a queue: what is read later is what was there."""
+
+    def later(tensor):
+        found = tensor.numpy().copy()
+        return lambda: found
+
+    monkeypatch.setattr(Tensor, "numpy_later", later)
+    monkeypatch.setattr(Graph, "only_queues", lambda _: True)
+    replays = []
+    replay = Graph.replay
+    monkeypatch.setattr(Graph, "replay", lambda graph: replays.append(graph) or replay(graph))
+    return replays
+
+
+def test_a_step_ahead(llm, queue):
+    """The likeliest token's step is queued before it is asked for, once for each that is."""
+    plain, engine = llm.engine(12), llm.engine(12)
+    token = plain.prefill(IDS[:4]).argmax()
+    engine.prefill(IDS[:4])
+    for number in range(8):
+        logits = plain.decode(token)
+        del queue[:]
+        assert engine.decode_likeliest(token, 263) == (logits.argmax(), logits.max())
+        assert len(queue) == (number < 7)  # there is no room for the last one's
+        token = int(logits.argmax())
+    with pytest.raises(ModelError, match="12 of 12 are taken"):
+        engine.decode_likeliest(token, 263)
+
+
+def _others(engine, token):
+    return engine, (token + 1) % 263
+
+
+def _cut(engine, token):
+    engine.truncate(engine.position - 2)
+    return engine, token
+
+
+def _cut_and_appended(engine, token):
+    engine.truncate(engine.position - 3)
+    engine.logits_of(IDS[30:33])
+    return engine, token
+
+
+def _begun_again(engine, token):
+    count = engine.position
+    assert engine.begin(30)
+    engine.prefill(IDS[20 : 20 + count])
+    return engine, token
+
+
+def _with_logits(engine, token):
+    return engine, int(engine.decode(token).argmax())
+
+
+@pytest.mark.parametrize("change", [_others, _cut, _cut_and_appended, _begun_again, _with_logits])
+def test_what_comes_otherwise(llm, queue, change):
+    """A step that was queued ahead and not asked for leaves no trace, whatever comes instead."""
+    engines = llm.engine(40), llm.engine(40)
+    engines[1]._queues = False
+    tokens = [int(engine.prefill(IDS[:6]).argmax()) for engine in engines]
+    for number in range(12):
+        found = [
+            engine.decode_likeliest(token, 263)
+            for engine, token in zip(engines, tokens, strict=True)
+        ]
+        assert found[0] == found[1]
+        tokens = [token for token, _ in found]
+        if number % 3 == 2:
+            tokens = [change(*one)[1] for one in zip(engines, tokens, strict=True)]
+    assert engines[0].position == engines[1].position
+    assert queue
+
+
+def test_a_step_ahead_that_fails(llm, queue, monkeypatch):
+    """It is run again when it is asked for, and told of if it fails then too."""
+    engine, plain = llm.engine(12), llm.engine(12)
+    token = plain.prefill(IDS[:4]).argmax()
+    engine.prefill(IDS[:4])
+    failing = Graph.replay
+
+    def fails(_):
+        msg = "no"
+        raise OpError(msg)
+
+    for step in range(3):
+        if step:
+            monkeypatch.setattr(Graph, "replay", failing)
+        logits = plain.decode(token)
+        monkeypatch.setattr(Graph, "replay", fails)
+        if step:
+            with pytest.raises(OpError, match="no"):
+                engine.decode_likeliest(token, 263)
+            monkeypatch.setattr(Graph, "replay", failing)
+        assert engine.decode_likeliest(token, 263) == (logits.argmax(), logits.max())
+        engine._ahead = None
+        token = int(logits.argmax())
+    assert queue
 
 
 def test_full(llm):

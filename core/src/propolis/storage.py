@@ -23,6 +23,7 @@ from propolis.layout import Layout
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Mapping
 
 
@@ -68,6 +69,21 @@ class Memory(ABC):
     @abstractmethod
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
         """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
+
+    def copy_out_later(
+        self,
+        source: Storage,  # noqa: ARG002
+        offset: int,  # noqa: ARG002
+        nbytes: int,  # noqa: ARG002
+    ) -> Callable[[], np.ndarray] | None:
+        """
+        Queue a copy from byte ``offset`` of ``source`` to the host, behind what is queued now.
+
+        What is returned waits for the copy, and for nothing that is queued after it, and gives a
+        contiguous 1-D uint8 array.  None, the default, where ``copy_out`` does as well: where
+        memory has no queue, or the copy is large.
+        """
+        return None
 
     def available(self) -> int | None:
         """Bytes that can still be allocated, as far as is known; None, the default, where not."""

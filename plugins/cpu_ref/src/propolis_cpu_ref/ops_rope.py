@@ -66,7 +66,7 @@ def rope_kv_append(
 ) -> None:
     """Rotate the keys, and write them and the values; nothing is written if a place is outside."""
     heads = x.shape[2] // 2
-    new = np.array(x.array)
+    new = np.array(x.array, order="C")
     keys = Tensor.from_numpy(new, x.device).narrow(2, 0, heads)
     rope(keys, x.narrow(2, 0, heads), positions, cos, sin, interleaved=interleaved)
     kept = convert(new, dtypes.f32, cache.dtype)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from propolis import Memory
 from propolis_rocm_hip._release import release
 from propolis_rocm_hip.allocator import CachingAllocator
+from propolis_rocm_hip.staging import Returning
 from propolis_rocm_hip.staging import Staging
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from propolis import Storage
@@ -80,6 +83,7 @@ class RocmMemory(Memory):
         self._segments = Segments(context)
         self.pool = CachingAllocator(self._segments, direct=direct)
         self._staging = Staging(context)
+        self._returning = Returning(context)
 
     def allocate(self, nbytes: int) -> RocmStorage:
         """
@@ -122,6 +126,15 @@ class RocmMemory(Memory):
                 context.stream,
             )
         context.synchronize()
+
+    def copy_out_later(
+        self, source: Storage, offset: int, nbytes: int
+    ) -> Callable[[], np.ndarray] | None:
+        """Queue a copy to the host, and a mark behind it; None where it is much."""
+        context = self.context
+        with context.lock:
+            context.refuse_capture("a copy to the host")
+            return self._returning.copy(source.ptr + offset, nbytes)
 
     def synchronize(self) -> None:
         """Return once everything queued is done."""

@@ -1,5 +1,5 @@
 """
-Copies from the host that do not wait: through a ring of page-locked memory.
+Copies from the host, and small ones to it, that do not wait: through page-locked memory.
 
 The caller may change its array as soon as a copy returns, so the bytes are first put
 into the ring; the device reads them from there, in its own time.  A span of the ring is
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 RING: Final = 16 * 1024 * 1024
 """Bytes of the ring."""
+
+ROOM: Final = 4096
+"""Bytes that come back at once."""
 
 _CHUNK: Final = RING // 4
 _BATCH: Final = RING // 8
@@ -101,4 +104,55 @@ class Staging:
         self._used -= nbytes
 
 
-__all__ = ["RING", "Staging"]
+class Returning:
+    """
+    Copies to the host that somebody waits for later, each through a room of its own.
+
+    The context's lock is held by whoever calls :meth:`copy`.
+
+    Args:
+        context: the device's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._rooms: list[tuple[np.ndarray, Event]] = []
+        self._spare: list[int] = []
+
+    def copy(self, ptr: int, nbytes: int) -> Returned | None:
+        """Queue a copy of so many bytes at a device address; None where no room has so many."""
+        context = self._context
+        if not 0 < nbytes <= ROOM:
+            return None
+        if not self._spare:
+            self._rooms.append((pinned_empty(context, ROOM), Event(context)))
+            self._spare.append(len(self._rooms) - 1)
+        number = self._spare.pop()
+        room, event = self._rooms[number]
+        returned = Returned(self._spare, number, room[:nbytes], event)
+        context.call("hipMemcpyDtoHAsync", room.ctypes.data, ptr, nbytes, context.stream)
+        event.record()
+        return returned
+
+
+class Returned:
+    """
+    A copy on its way to the host; called, it waits for it and gives the bytes.
+
+    When it goes its room is the next copy's: that is queued behind this one, come or not.
+    """
+
+    def __init__(self, spare: list[int], number: int, room: np.ndarray, event: Event) -> None:
+        self._spare, self._number, self._room, self._event = spare, number, room, event
+
+    def __call__(self) -> np.ndarray:
+        """The bytes, as an array of their own."""
+        self._event.synchronize()
+        return self._room.copy()
+
+    def __del__(self) -> None:
+        # Its number alone: in a cycle, the event may be gone by now if nobody else had it.
+        self._spare.append(self._number)
+
+
+__all__ = ["RING", "ROOM", "Returned", "Returning", "Staging"]

@@ -8,12 +8,15 @@ The decode step is captured once and replayed for every token: what changes
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from propolis import Tensor
+from propolis import ops
 from propolis.dispatch.capture import capture
 from propolis.errors import ModelError
+from propolis.errors import PropolisError
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
@@ -21,12 +24,30 @@ from propolis_workers.llm.rows import Rows
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence
 
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.network.decoder import Decoder
 
 SHORTER = "give a smaller --context, or ask for fewer tokens"
+
+
+class _Ahead(NamedTuple):
+    """
+    A step that was queued before anybody asked for it: of the likeliest token.
+
+    Attributes:
+        token: what it appends.
+        position: where.
+        vocabulary: among how many tokens it looks for the likeliest.
+        found: gives that, once the step is done.
+    """
+
+    token: int
+    position: int
+    vocabulary: int
+    found: Callable[[], list[tuple[int, float]]]
 
 
 class Engine:
@@ -69,6 +90,8 @@ class Engine:
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
         self._steps: dict[int | None, tuple[Graph, Rows]] = {}
+        self._ahead: _Ahead | None = None
+        self._queues = self._id.numpy_later() is not None
 
     @property
     def nbytes(self) -> int:
@@ -125,6 +148,10 @@ class Engine:
         """
         Append one token, and leave the logits where they are.
 
+        Where the device has a queue, the step after it is queued before this one's token is waited
+        for: it is likely to be asked for next, and then the device has not been idle.  Where it is
+        not, nothing is lost but that step's time: what it appended is written over.
+
         Args:
             token: what is appended.
             vocabulary: how many of the logits are of tokens; what is beyond pads the embedding.
@@ -135,19 +162,51 @@ class Engine:
         Raises:
             ModelError: the sequence is full.
         """
-        return self._decoded(token, vocabulary).best([0])[0]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[:3] == (token, self.position, vocabulary):
+            found, self.position = ahead.found, self.position + 1
+        else:
+            rows = self._decoded(token, vocabulary)
+            later = rows.best_later([0])
+            if later is None:
+                return rows.best([0])[0]
+            found = later
+        following = self._queued_ahead(vocabulary)
+        (best,) = found()
+        if following is not None:
+            self._ahead = _Ahead(best[0], self.position, vocabulary, following)
+        return best
+
+    def _queued_ahead(self, vocabulary: int) -> Callable[[], list[tuple[int, float]]] | None:
+        """Queue the step of the token that the last one is about to find; None where it cannot."""
+        graph, rows = self._steps[vocabulary]
+        if self.position >= self.capacity or not (self._queues and graph.only_queues()):
+            return None
+        try:
+            self._place()
+            graph.replay()
+            return rows.best_later([0])
+        except PropolisError:  # whoever asks for this step next is told
+            return None
+
+    def _place(self) -> None:
+        """Say where the next token goes."""
+        self._at.assign(np.array([[self.position]], np.int32))
+        self._cache.expect(self.position, self.position + 1)
 
     def _decoded(self, token: int, vocabulary: int | None = None) -> Rows:
         """A step, captured when first wanted: with a search for the likeliest, or without."""
         self._check_room(1)
+        self._ahead = None
         self._id.assign(np.array([[token]], np.int64))
-        self._at.assign(np.array([[self.position]], np.int32))
-        self._cache.expect(self.position, self.position + 1)
+        self._place()
         step = self._steps.get(vocabulary)
         if step is None:
             with capture(self.model.device) as graph:  # it runs: this token's step is done
                 logits = self.model(self._id, self._at, self.rope, self._cache)
                 rows = Rows(logits, vocabulary)
+                if self._queues and vocabulary is not None:  # what the step after it appends
+                    ops.assign(self._id, rows.at)
             self._steps[vocabulary] = graph, rows
         else:
             graph, rows = step
@@ -168,7 +227,7 @@ class Engine:
         """
         if capacity > self._cache.capacity or not self.model.rope.alike(capacity, self.capacity):
             return False
-        self.capacity, self.position = capacity, 0
+        self.capacity, self.position, self._ahead = capacity, 0, None
         return True
 
     def keeps(self, length: int) -> bool:
@@ -195,10 +254,11 @@ class Engine:
                 f"tokens again"
             )
             raise ModelError(msg)
-        self.position = min(self.position, length)
+        self.position, self._ahead = min(self.position, length), None
 
     def _append(self, ids: Sequence[int], *, last_only: bool = True) -> Tensor:
         start, end = self.position, self.position + len(ids)
+        self._ahead = None
         device = self.model.device
         tokens = Tensor.from_numpy(np.array([ids], np.int64), device)
         positions = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], device)

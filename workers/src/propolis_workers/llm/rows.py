@@ -12,6 +12,7 @@ from propolis import ops
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -26,6 +27,9 @@ class Rows:
     Logits on a device, (1, rows, at least the vocabulary), and the likeliest token of each row.
 
     Made once for each captured step: a replay writes into the same tensors.
+
+    Attributes:
+        at: (1, rows), i64: the likeliest tokens, where they are looked for.
     """
 
     def __init__(self, logits: Tensor, vocabulary: int | None = None) -> None:
@@ -45,7 +49,7 @@ class Rows:
         # One tensor, as the host waits for each that it reads; f32 counts tokens to 2**24.
         self._likeliest = found = logits.device.empty((2, *known.shape[1:2]), dtypes.f32)
         # A NaN is larger than any number: where there is one, it is what is found.
-        at = ops.argmax(known, 2)
+        self.at = at = ops.argmax(known, 2)
         ops.cast.into(found.narrow(0, 0, 1), at, dtypes.f32)
         ops.gather.into(found.narrow(0, 1, 1).unsqueeze(2), known, at.unsqueeze(2), 2)
 
@@ -64,8 +68,21 @@ class Rows:
 
     def best(self, wanted: Sequence[int]) -> list[tuple[int, float]]:
         """The likeliest token of each wanted row, and its logit: copies nothing else."""
-        tokens, peaks = self._likeliest.numpy()
-        return [(int(tokens[row]), float(peaks[row])) for row in wanted]
+        return _pairs(self._likeliest.numpy(), wanted)
+
+    def best_later(self, wanted: Sequence[int]) -> Callable[[], list[tuple[int, float]]] | None:
+        """
+        The same, read later: what gives it waits for the steps until now, and for no further ones.
+
+        None where the device has no queue, so that nothing is gained.
+        """
+        found = self._likeliest.numpy_later()
+        return None if found is None else lambda: _pairs(found(), wanted)
+
+
+def _pairs(likeliest: Logits, wanted: Sequence[int]) -> list[tuple[int, float]]:
+    tokens, peaks = likeliest
+    return [(int(tokens[row]), float(peaks[row])) for row in wanted]
 
 
 __all__ = ["Rows"]
