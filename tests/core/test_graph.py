@@ -203,6 +203,7 @@ def test_the_device_joins_calls_that_only_queue_work(fakes, cpu):
     graph.replay()
     assert own.launches == 2
     assert w.numpy().tolist() == [42, 90]
+    assert not graph.is_one_launch()
 
 
 def test_calls_that_may_wait_are_not_joined(fakes):
@@ -213,6 +214,7 @@ def test_calls_that_may_wait_are_not_joined(fakes):
         ops.add(ops.add(on(device, [1]), on(device, [2])), on(device, [3]))
     graph.replay()
     assert (own.recorded, own.launches) == ([], 0)
+    assert not graph.is_one_launch()
 
 
 def test_a_device_may_decline_to_join(fakes):
@@ -225,6 +227,7 @@ def test_a_device_may_decline_to_join(fakes):
     x.assign(np.float32([5]))
     graph.replay()
     assert y.numpy().tolist() == [15]
+    assert not graph.is_one_launch()
 
 
 def test_joined_calls_are_taken_apart_when_another_serves(fakes):
@@ -235,9 +238,11 @@ def test_joined_calls_are_taken_apart_when_another_serves(fakes):
     x = on(device, [1])
     with capture(device) as graph:
         y = ops.add(ops.add(x, x), x)
+    assert graph.is_one_launch()
     mine = device.table._impls["add"][0]
     device.table.condemn(mine, x.dtype, "raised a test's error")
     x.assign(np.float32([5]))
+    assert not graph.is_one_launch()
     graph.replay()
     assert own.launches == 0
     assert y.numpy().tolist() == [15]

@@ -75,6 +75,7 @@ def steps(model, ids, number):
             "costs": costs,
             "calls": len(graph),
             "queued": len(graph._joined or ()),
+            "ahead": engine._ahead is not None,
             "placement": engine.model.device.table.placement.as_dict(),
             "lines": engine.model.device.table.placement.lines(),
         }

@@ -76,10 +76,15 @@ def test_placement(smollm):
 @pytest.mark.slow
 @pytest.mark.model
 def test_decode_steps(smollm):
-    """The first step is captured whole; the others are one launch, and allocate nothing."""
+    """
+    The first step is captured whole; the others are one launch, and allocate nothing.
+
+    Each is queued before the tokens of the one before it are waited for.
+    """
     captured, *replayed = smollm["costs"]
     assert captured[0] > smollm["calls"]
     assert smollm["queued"] == 1
+    assert smollm["ahead"]
     assert len(replayed) == len(smollm["ids"]) - 2
     for launches, device_allocations, pool_allocations in replayed:
         assert (launches, device_allocations, pool_allocations) == (1, 0, 0)

@@ -10,7 +10,9 @@ import pytest
 from tiny_model import Tiny
 
 from propolis import ProbeResult
+from propolis import Tensor
 from propolis.cli import main
+from propolis.dispatch.capture import Graph
 
 
 if TYPE_CHECKING:
@@ -41,6 +43,21 @@ def llm(tiny_gguf):
     from propolis_workers.llm import LLM
 
     return LLM.load(tiny_gguf)
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """The CPU as a device with a queue, whose reads have what was there; gives graphs replayed."""
+
+    def later(tensor):
+        found = tensor.numpy().copy()
+        return lambda: found
+
+    replays, replay = [], Graph.replay
+    monkeypatch.setattr(Tensor, "numpy_later", later)
+    monkeypatch.setattr(Graph, "is_one_launch", lambda _: True)
+    monkeypatch.setattr(Graph, "replay", lambda graph: replays.append(graph) or replay(graph))
+    return replays
 
 
 @pytest.fixture(autouse=True)

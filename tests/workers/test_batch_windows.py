@@ -38,6 +38,13 @@ def _small(monkeypatch):
     monkeypatch.setattr(engine_module, "BLOCK", 4)
 
 
+@pytest.fixture(autouse=True, params=["waits", "queues"])
+def _device(request):
+    """Steps are waited for, as on the CPU; or queued ahead, as on a device with a queue."""
+    if request.param == "queues":
+        request.getfixturevalue("queue")
+
+
 @pytest.fixture(scope="module", params=WINDOWED)
 def windowed(request, tmp_path_factory):
     """A model of each family with windows, and twelve requests, and how each goes alone."""

@@ -250,22 +250,6 @@ def test_the_likeliest(llm):
     assert one.position == other.position == 17
 
 
-@pytest.fixture
-def queue(monkeypatch):
-    """The CPU as a device with a queue: what is read later is what was there."""
-
-    def later(tensor):
-        found = tensor.numpy().copy()
-        return lambda: found
-
-    monkeypatch.setattr(Tensor, "numpy_later", later)
-    monkeypatch.setattr(Graph, "only_queues", lambda _: True)
-    replays = []
-    replay = Graph.replay
-    monkeypatch.setattr(Graph, "replay", lambda graph: replays.append(graph) or replay(graph))
-    return replays
-
-
 def test_a_step_ahead(llm, queue):
     """The likeliest token's step is queued before it is asked for, once for each that is."""
     plain, engine = llm.engine(12), llm.engine(12)

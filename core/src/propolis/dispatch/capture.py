@@ -125,6 +125,7 @@ class Graph:
         self._calls: list[CapturedCall] = []
         self._again: list[Callable[[], None]] = []
         self._joined: list[Callable[[], None]] | None = None
+        self._whole = False
         self._generation = 0
         self._ready = inner
 
@@ -147,6 +148,11 @@ class Graph:
         """Whether every call, as it last ran, queues work on the device and does nothing else."""
         return all(call.only_queues() for call in self._calls)
 
+    def is_one_launch(self) -> bool:
+        """Whether a replay is one launch, which queues work and does nothing else."""
+        current = self._joined is not None and self._generation == self._calls[0].table.generation
+        return current and self._whole
+
     def join(self, device: Device) -> None:
         """
         Let the device make one launch of each stretch of calls that only queue work.
@@ -162,6 +168,7 @@ class Graph:
             calls = list(stretch)
             joined = _one_launch(device, recorder, calls) if recorder and len(calls) > 1 else None
             steps += [call.again for call in calls] if joined is None else [joined]
+            self._whole = joined is not None and len(calls) == len(self._calls)
         self._generation = table.generation
         self._joined = steps
 

@@ -180,7 +180,7 @@ class Engine:
     def _queued_ahead(self, vocabulary: int) -> Callable[[], list[tuple[int, float]]] | None:
         """Queue the step of the token that the last one is about to find; None where it cannot."""
         graph, rows = self._steps[vocabulary]
-        if self.position >= self.capacity or not (self._queues and graph.only_queues()):
+        if self.position >= self.capacity or not (self._queues and graph.is_one_launch()):
             return None
         try:
             self._place()

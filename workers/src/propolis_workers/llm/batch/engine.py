@@ -9,12 +9,14 @@ each sequence has one token is captured once for each size of a ladder, and repl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Final
 from typing import NamedTuple
 
 import numpy as np
 
+from propolis import ops
 from propolis.dispatch.capture import capture
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
@@ -28,6 +30,8 @@ from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.paged_cache import Step
+from propolis_workers.llm.batch.scheduler import Part
+from propolis_workers.llm.batch.scheduler import Plan
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.grammar import Grammars
@@ -38,14 +42,13 @@ from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.answer import Finish
-    from propolis_workers.llm.batch.scheduler import Part
-    from propolis_workers.llm.batch.scheduler import Plan
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
 
@@ -141,6 +144,35 @@ class Draw(NamedTuple):
         return answer.draw(self.logits)
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """
+    A step that was queued before its tokens were known: of the likeliest ones.
+
+    Attributes:
+        sequences: whose, one token each, by row.
+        positions: of these tokens.
+        rows: what it gives.
+        found: the likeliest token of each row and its logit, once the step is done.
+        tokens: what it appends.
+    """
+
+    sequences: list[Sequence]
+    positions: list[int]
+    rows: Rows
+    found: Callable[[], list[tuple[int, float]]]
+    tokens: list[int] = field(default_factory=list)
+
+    def holds(self) -> dict[Part, list[int]]:
+        """The rows of those that go on as it was thought; others have ended meanwhile."""
+        each = zip(self.sequences, self.positions, self.tokens, strict=True)
+        return {
+            Part(own, 1): [row]
+            for row, (own, position, token) in enumerate(each)
+            if own.blocks and own.computed == position and own.tokens[position:] == [token]
+        }
+
+
 class BatchEngine:
     """
     Answers requests together, each as if it were alone.
@@ -219,6 +251,7 @@ class BatchEngine:
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
         self._decodes: dict[int, tuple[Step, Graph, Rows]] = {}
+        self._ahead: _Ahead | None = None
         self._failed = False
         self._grammars = Grammars(llm.tokenizer)
 
@@ -307,26 +340,38 @@ class BatchEngine:
         return drawn
 
     def _computed(self) -> list[Drawn]:
-        plan = self.scheduler.plan()
-        if not plan.parts:
-            return []
-        for copied in plan.copies:
-            self._cache.copy(copied)
-        rows, wanted = self._rows(plan)
+        ahead, self._ahead = self._ahead, None
+        wanted = {} if ahead is None else ahead.holds()
+        found = None
+        if ahead is not None and wanted:
+            plan, rows, found = Plan(list(wanted), []), ahead.rows, ahead.found
+        else:
+            plan = self.scheduler.plan()
+            if not plan.parts:
+                return []
+            for copied in plan.copies:
+                self._cache.copy(copied)
+            rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
         due = [part for part in plan.parts if part in wanted]
         every = [row for part in due for row in wanted[part]]
-        draws = self._draws(due, rows, every)
+        draws = self._draws(due, rows, every, found)
         drawn = []
         for part in due:
             drawn += self._follow(part, [next(draws) for _ in wanted[part]])
         return drawn
 
-    def _draws(self, due: list[Part], rows: Rows, every: list[int]) -> Iterator[Draw]:
+    def _draws(
+        self,
+        due: list[Part],
+        rows: Rows,
+        every: list[int],
+        found: Callable[[], list[tuple[int, float]]] | None,
+    ) -> Iterator[Draw]:
         """What each row's token is drawn from: the least that the host has to read."""
         answers = [self._answers[self._keys[part.sequence]] for part in due]
         if all(answer.greedy and top is None for _, answer, top in answers):
-            for token, logit in rows.best(every) if every else ():
+            for token, logit in self._likeliest(due, rows, every, found) if every else ():
                 yield Draw(None, token, logit)
             return
         among = [answer.among for _, answer, top in answers if top is None]
@@ -336,6 +381,54 @@ class BatchEngine:
             return
         for logits in rows.all(every):
             yield Draw(logits)
+
+    def _likeliest(
+        self,
+        due: list[Part],
+        rows: Rows,
+        every: list[int],
+        found: Callable[[], list[tuple[int, float]]] | None,
+    ) -> list[tuple[int, float]]:
+        """
+        The likeliest token of each row.
+
+        Where the device has a queue, the step of these tokens is queued before they are waited for:
+        so the device is not idle while the host reads them and tells of them.
+        """
+        sequences = [part.sequence for part in due]
+        size = 1 << (len(every) - 1).bit_length()
+        step, graph, known = self._decodes.get(size, (None, None, None))
+        whole = known is rows and every == list(range(len(due)))
+        if found is None and whole:
+            found = rows.best_later(every)
+        if found is None:
+            return rows.best(every)
+        if step is None or graph is None or not whole:
+            best = found()
+            return [best[row] for row in every]
+        if graph.is_one_launch() and all(len(one.tokens) + 1 < self.capacity for one in sequences):
+            self._ahead = self._queued_ahead(sequences, step, graph, rows)
+        best = found()
+        if self._ahead is not None:
+            self._ahead.tokens = [token for token, _ in best]
+        return best[: len(due)]
+
+    def _queued_ahead(
+        self, sequences: list[Sequence], step: Step, graph: Graph, rows: Rows
+    ) -> _Ahead | None:
+        """Queue the step after the last one, of the tokens that it is about to find."""
+        if self._speculate or not self.scheduler.goes_on(sequences):
+            return None
+        try:
+            step.set([_placed(own, [0]) for own in sequences])
+            ops.cast.into(step.ids, rows.at, step.ids.dtype)
+            graph.replay()
+            found = rows.best_later(range(len(sequences)))
+        except PropolisError:  # whoever asks for this step next is told
+            return None
+        if found is None:
+            return None
+        return _Ahead(sequences, [own.computed for own in sequences], rows, found)
 
     def _guess(self, sequence: Sequence) -> tuple[int, ...]:
         """What may follow, no more than there is room for."""
@@ -387,10 +480,7 @@ class BatchEngine:
         for part in plan.parts:
             own = part.sequence
             tokens = own.tokens[own.computed : own.computed + part.count]
-            new = [*tokens, *part.guess]
-            parts.append(
-                Placed(new, own.computed, own.blocks, own.full, own.local, own.behind),
-            )
+            parts.append(_placed(own, [*tokens, *part.guess]))
         if all(len(placed.tokens) == 1 for placed in parts):
             due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
             return self._decoded(parts), due
@@ -429,6 +519,10 @@ class BatchEngine:
     def _step(self, sequences: int, rows: int, *, wanted: int | None = None) -> Step:
         blocks = -(-self.capacity // BLOCK)
         return Step(self._cache, sequences, rows, blocks, wanted=wanted)
+
+
+def _placed(own: Sequence, tokens: list[int]) -> Placed:
+    return Placed(tokens, own.computed, own.blocks, own.full, own.local, own.behind)
 
 
 def _logprobs(logits: NDArray[np.floating], token: int, top: int) -> Logprobs:

@@ -182,6 +182,24 @@ class Scheduler:
         copies = [] if full else list(self._admit(budget, parts))
         return Plan(parts, copies)
 
+    def goes_on(self, sequences: list[Sequence]) -> bool:
+        """
+        Whether the next step is theirs alone, of one token each; then they have the blocks for it.
+
+        It is not where somebody waits, or where blocks would be taken from others.
+        """
+        if self.waiting or self.running != sequences:
+            return False
+        size, windows = self._blocks.size, self._blocks.windows
+        needed = [-(-(one.computed + 1) // size) for one in sequences]
+        counts = list(zip(needed, sequences, strict=True))
+        if sum(n - len(one.blocks) for n, one in counts) > self._blocks.available:
+            return False
+        more = sum(n - one.behind - len(one.local) for n, one in counts)
+        if windows is not None and more > windows.available:
+            return False
+        return all(self._grow(one, 1) for one in sequences)
+
     def done(self, plan: Plan) -> None:
         """Note that a step was computed; of guesses nothing counts yet."""
         for part in plan.parts:
