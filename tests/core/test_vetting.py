@@ -131,6 +131,27 @@ def test_a_child_that_dies(ask, code, reason):
     assert answer.reason.startswith(reason)
 
 
+@pytest.fixture(params=["told", "looks"])
+def told(request, monkeypatch):
+    """Linux says when a process ends; elsewhere, and in old kernels, somebody has to look."""
+    if request.param == "looks":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+
+@pytest.mark.usefixtures("told")
+def test_a_child_that_answers(ask):
+    """Its answer is what the probe said."""
+    answer = ask(
+        """
+        from propolis import ProbeResult
+        def propolis_probe():
+            return ProbeResult(ok=False, reason="not here")
+        """
+    )
+    assert (answer.ok, answer.reason) == (False, "not here")
+
+
+@pytest.mark.usefixtures("told")
 def test_a_child_that_hangs(ask):
     """It is killed in time, with everything it started; the reason names the setting."""
     started = time.monotonic()

@@ -338,6 +338,21 @@ def test_without_a_process(monkeypatch):
         template.render([user()])
 
 
+def test_begun_before_it_is_asked(monkeypatch):
+    """The process that was begun is the one that renders; where none can be, who asks is told."""
+    monkeypatch.setattr(chat_template, "_renderer", renderer := chat_template._Renderer())
+    chat_template.begin()
+    first = renderer._process
+    chat_template.begin()
+    assert ChatTemplate("{{ messages[0].content }}").render([user()]) == "Hi"
+    assert renderer._process is first is not None
+    renderer.stop()
+    monkeypatch.setattr(chat_template.sys, "executable", "/absent/python")
+    chat_template.begin()
+    with pytest.raises(ModelError, match="cannot be started"):
+        ChatTemplate("{{ messages[0].content }}")
+
+
 @pytest.mark.parametrize("alive", [False, True], ids=["killed before", "killed amid"])
 def test_a_process_that_somebody_kills(monkeypatch, alive):
     """The next text comes from another process; who asked meanwhile gets an error in words."""

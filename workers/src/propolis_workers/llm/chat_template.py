@@ -52,6 +52,12 @@ class _Renderer:
         self._numbers: dict[str, int] = {}
         self._owner = 0
 
+    def begin(self) -> None:
+        """See :func:`begin`."""
+        with self._lock, suppress(ModelError):  # whoever asks for a template is told
+            if not self._runs():
+                self._start()
+
     def compiled(self, source: str) -> dict[str, Any]:
         """What the process says of a template; raises as :class:`ChatTemplate`."""
         with self._lock:
@@ -154,6 +160,11 @@ _renderer: Final = _Renderer()
 atexit.register(_renderer.stop)
 
 
+def begin() -> None:
+    """Start the process that renders, for somebody who is going to ask: it is up meanwhile."""
+    _renderer.begin()
+
+
 class ChatTemplate:
     """
     Renders a conversation as the prompt that a model was trained on.
@@ -242,4 +253,4 @@ class ChatTemplate:
                 raise UsageError(msg)
 
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "begin"]

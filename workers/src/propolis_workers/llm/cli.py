@@ -100,6 +100,8 @@ def generate(
     answer = _answer_options(options)  # wrong ones are found before a model is loaded
     text = standard_input() if prompt == "-" else prompt
     tokens = min(options["max_tokens"], options["context"] or options["max_tokens"])
+    if not raw:
+        _begin_templates()
     model, _ = load(ctx, options, quiet=as_json, tokens=tokens)
     if raw:
         generation = model.complete(text, **answer)
@@ -138,6 +140,7 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
 
     answer = _answer_options(options)
     tokens = options["context"] or DEFAULT_CONTEXT
+    _begin_templates()
     model, runtime = load(ctx, options, quiet=False, tokens=tokens)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
     lines = Lines(runtime.config.chat_history)
@@ -145,6 +148,12 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     click.echo(err=True)
     if last is not None:
         _print_rates(last)
+
+
+def _begin_templates() -> None:
+    from propolis_workers.llm.chat_template import begin  # noqa: PLC0415  (not for --help)
+
+    begin()
 
 
 def _print_pieces(generation: Generation) -> None:
