@@ -308,6 +308,20 @@ BAD = [
     ("matmul", [(2, 2, 3), (4, 3, 5)], {}, ShapeError, "do not broadcast"),
     ("kv_append", [(2, 9, 3, 32, q4_0), (2, 5, 3, 32), (2, 5, i32)], {}, DTypeError, "x is f32"),
     (
+        "rope",
+        [(1, 2, 3, 8), (1, 2, i32), (9, 4, f16), (9, 4, f16)],
+        {},
+        DTypeError,
+        "cos and sin are f16; supported: f32",
+    ),
+    (
+        "rope_kv_append",
+        [(1, 9, 4, 8), (1, 2, 4, 8), (1, 2, i32), (1, 2, i32), (9, 4, f16), (9, 4, f16)],
+        {},
+        DTypeError,
+        "cos and sin are f16; supported: f32",
+    ),
+    (
         "rope_kv_append",
         [(1, 9, 3, 8), (1, 2, 3, 8), (1, 2, i32), (1, 2, i32), (9, 4), (9, 4)],
         {},

@@ -14,6 +14,7 @@ from propolis import dtypes
 from propolis.errors import DeviceError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import OutOfMemoryError
+from propolis.later import numpy_later
 from propolis_rocm_hip import hardware
 from propolis_rocm_hip import staging
 from propolis_rocm_hip.device import RocmProvider
@@ -146,8 +147,9 @@ def test_what_is_read_later(simulate):
     """A copy to the host has what was there when it began, and waits for nothing queued since."""
     code = """
     import time
+    from propolis.later import numpy_later
     x = upload(np.arange(1000, dtype=np.float32))
-    found = x.numpy_later()
+    found = numpy_later(x)
     for value in (1, 2, 3):
         x.assign(np.full(1000, value, np.float32))
     start = time.perf_counter()
@@ -165,7 +167,7 @@ def test_what_nobody_reads(device):
     x, later = upload(device, np.arange(12, dtype=np.int32)), []
     for number in range(9):
         x.assign(np.arange(12, dtype=np.int32) + number)
-        found = x.narrow(0, 2, 5).numpy_later()
+        found = numpy_later(x.narrow(0, 2, 5))
         later += [found] if number % 2 else []
     for number, found in enumerate(later):
         for _ in range(2):
@@ -179,9 +181,9 @@ def test_what_is_not_read_later(device):
     """What is strided, in blocks or large is read at once, as on the CPU."""
     x = upload(device, np.zeros((40, 60), np.float32))
     blocks = Tensor.from_blocks(np.zeros(18, np.uint8), dtypes.q4_0, (1, 32), device)
-    assert x.numpy_later() is x.narrow(0, 0, 3).transpose(0, 1).numpy_later() is None
-    assert blocks.numpy_later() is Tensor.from_numpy(np.zeros(3)).numpy_later() is None
-    assert x.narrow(0, 0, 3).numpy_later()().shape == (3, 60)
+    assert numpy_later(x) is numpy_later(x.narrow(0, 0, 3).transpose(0, 1)) is None
+    assert numpy_later(blocks) is numpy_later(Tensor.from_numpy(np.zeros(3))) is None
+    assert numpy_later(x.narrow(0, 0, 3))().shape == (3, 60)
 
 
 def test_a_slice_of_a_tensor(device):

@@ -10,9 +10,10 @@ import pytest
 from tiny_model import Tiny
 
 from propolis import ProbeResult
-from propolis import Tensor
 from propolis.cli import main
 from propolis.dispatch.capture import Graph
+from propolis_workers.llm import engine
+from propolis_workers.llm import rows
 
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def queue(monkeypatch):
         return lambda: found
 
     replays, replay = [], Graph.replay
-    monkeypatch.setattr(Tensor, "numpy_later", later)
+    for module in (engine, rows):
+        monkeypatch.setattr(module, "numpy_later", later)
     monkeypatch.setattr(Graph, "is_one_launch", lambda _: True)
     monkeypatch.setattr(Graph, "replay", lambda graph: replays.append(graph) or replay(graph))
     return replays

@@ -7,7 +7,6 @@ import pytest
 
 from propolis import Tensor
 from propolis import ops
-from propolis.dispatch.capture import Graph
 from propolis.errors import DeviceError
 from propolis.errors import ModelError
 from propolis.errors import PropolisError
@@ -479,78 +478,3 @@ def test_what_is_guessed(tokens, most, expected):
     from propolis_workers.llm.batch.lookup import guess
 
     assert guess(tokens, most) == expected
-
-
-# -- steps that are queued ahead ------------------------------------------------------
-
-
-def test_a_step_ahead(llm, queue):
-    """While all go on, each step is queued before the tokens of the one before it are read."""
-    wanted = [request([1, 2, 3], 9), request([4, 5, 6], 12)]
-    engine = BatchEngine(llm, context=96, most=2)
-    for key, one in enumerate(wanted):
-        engine.add(key, one)
-    finished, queued = {}, []
-    while engine.busy:
-        del queue[:]
-        for drawn in engine.step():
-            if drawn.finish is not None:
-                finished[drawn.key] = drawn.finish.ids
-        queued.append(engine._ahead is not None)
-        assert len(queue) <= 1
-    assert [finished[key] for key in range(2)] == [alone(llm, one).ids for one in wanted]
-    # Not by the prompts' step; nor by the one after an answer ended, which is of another size.
-    assert queued.count(True) >= len(queued) - 4
-
-
-def test_who_comes_meanwhile(llm, queue):
-    """A request that comes while a step is queued ahead waits for that step alone."""
-    engine = BatchEngine(llm, context=96, most=2)
-    engine.add(0, request([1, 2, 3], 40))
-    while engine._ahead is None:
-        engine.step()
-    engine.add(1, request([4, 5, 6], 4))
-    keys = [{drawn.key for drawn in engine.step()} for _ in range(2)]
-    assert keys == [{0}, {0, 1}]
-    assert queue
-
-
-@pytest.mark.parametrize("gone", [0, 1, 2])
-def test_who_goes_meanwhile(llm, queue, gone):
-    """Whoever is cancelled while a step is queued ahead takes nothing of it; the others do."""
-    wanted = [request([number + 1, 2, 3], 14) for number in range(3)]
-    engine = BatchEngine(llm, context=96, most=3)
-    for key, one in enumerate(wanted):
-        engine.add(key, one)
-    while engine._ahead is None:
-        engine.step()
-    assert engine.cancel(gone).stop_reason == "INTERRUPTED"
-    engine.add(3, request([9, 9], 3))
-    finished = {}
-    while engine.busy:
-        for drawn in engine.step():
-            assert drawn.key != gone
-            if drawn.finish is not None:
-                finished[drawn.key] = drawn.finish.ids
-    expected = {key: alone(llm, one).ids for key, one in enumerate(wanted) if key != gone}
-    assert finished == {**expected, 3: alone(llm, request([9, 9], 3)).ids}
-    assert engine.blocks.taken == 0
-    assert queue
-
-
-def test_a_step_ahead_that_fails(llm, queue, monkeypatch):
-    """Each fifth replay fails: those that were queued ahead are run again, for nobody to notice."""
-    replay, numbers, failed = Graph.replay, iter(range(1, 10_000)), []
-
-    def failing(graph):
-        if next(numbers) % 5 == 0:
-            failed.append(graph)
-            raise DeviceError("rocm:0: a launch failed")
-        replay(graph)
-
-    monkeypatch.setattr(Graph, "replay", failing)
-    wanted = [request([number + 1, 2, 3], 30) for number in range(3)]
-    found = answers(BatchEngine(llm, context=96, most=3), wanted)
-    assert [one.ids for one in found] == [alone(llm, one).ids for one in wanted]
-    assert len(failed) > 4
-    assert queue

@@ -163,6 +163,29 @@ def test_what_is_kept_shrinks_only_by_what_is_written(tmp_path, small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
+def test_steps_ahead(seed, tmp_path, small, monkeypatch, queue):
+    """Steps that are queued ahead of what is asked for, and cuts, leave a ring as it should be."""
+    rng = np.random.default_rng(seed)
+    model = model_of(["gemma3", "mistral", "gpt_oss", "phi3"][seed], tmp_path)
+    engine, whole = Engine(model, 300), unlimited(model, 300, monkeypatch)
+    whole._queues = False
+    token, size = 3, model.config.vocab_size
+    for number in range(160):
+        if number % 40 == 30:
+            length = engine.position - int(rng.integers(0, 6))
+            assert engine.keeps(length)
+            engine.truncate(length)
+            whole.truncate(length)
+        ours, theirs = (one.decode_likeliest(token, size) for one in (engine, whole))
+        assert ours[0] == theirs[0]
+        close(ours[1], theirs[1])
+        token = ours[0] if rng.random() < 0.7 else int(rng.integers(0, size))
+    assert engine._cache._rings
+    assert queue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_any_cuts(seed, tmp_path, small, monkeypatch):
     """Prompts, tokens and cuts in any order: the logits of the unlimited cache."""
     rng = np.random.default_rng(seed)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Any
@@ -177,17 +176,6 @@ class Device:
     def copy_out(self, target: np.ndarray, source: Storage, offset: int) -> None:
         """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
         self._wait(self.memory.copy_out, target, source, offset)
-
-    def copy_out_later(
-        self, source: Storage, offset: int, nbytes: int
-    ) -> Callable[[], np.ndarray] | None:
-        """As :meth:`Memory.copy_out_later`."""
-        wait = self.guarded(self.memory.copy_out_later, source, offset, nbytes)
-        if wait is None:
-            return None
-        launched = self.launched
-        named = wait if launched is None else partial(inflight.after(launched), wait)
-        return partial(self.guarded, named)
 
     def synchronize(self) -> None:
         """Return once all work queued on the device is done."""
@@ -448,21 +436,6 @@ class Tensor(dlpack.Exchanged):
         if self.dtype.is_block:
             return raw.reshape(*self.shape[:-1], self.dtype.nbytes(self.shape[-1]))
         return raw.view(self.dtype.numpy).reshape(self.shape)
-
-    def numpy_later(self) -> Callable[[], np.ndarray] | None:
-        """
-        Begin to copy the elements to the host, as they are once all that is queued now is done.
-
-        Returns:
-            What gives them, as :meth:`numpy` does: it waits for them alone, not for what is
-            queued meanwhile, as the next step.  None where nothing would be gained: on a device
-            without a queue, as the CPU, of a strided view or a block format, and where it is much.
-        """
-        if self.device.kind == "cpu" or not self.is_contiguous or self.dtype.is_block:
-            return None
-        start, shape, kind = self.dtype.nbytes(self.layout.offset), self.shape, self.dtype.numpy
-        wait = self.device.copy_out_later(self.storage, start, self.nbytes)
-        return None if wait is None else lambda: wait().view(kind).reshape(shape)
 
     def to(self, device: Device) -> Tensor:
         """This tensor on ``device``: itself when it is there, else a contiguous copy."""

@@ -42,6 +42,14 @@ def _rotations(
     return np.asarray(np.maximum(*np.abs(turns)))
 
 
+def _expect_tables(name: str, cos: Tensor, sin: Tensor) -> None:
+    """Check their dtype."""
+    same_dtype(name, cos=cos, sin=sin)
+    if cos.dtype is not dtypes.f32:
+        msg = f"{name}: cos and sin are {cos.dtype}; supported: f32; ops.cast converts"
+        raise DTypeError(msg)
+
+
 @op(
     {"x": FLOATS, "positions": {dtypes.i32, dtypes.i64}},
     tolerance=ROUNDED,
@@ -79,7 +87,7 @@ def rope(
         ShapeError: the shapes do not fit together.
         OpError: a position is outside the tables (CPU, and GPU in debug mode).
     """
-    same_dtype("rope", cos=cos, sin=sin)
+    _expect_tables("rope", cos, sin)
     fits = (
         len(x.shape) == 4
         and positions.shape == x.shape[:2]
@@ -154,7 +162,7 @@ def rope_kv_append(
         OpError: a slot is outside the cache or a position outside the tables (CPU, and GPU in
             debug mode).
     """
-    same_dtype("rope_kv_append", cos=cos, sin=sin)
+    _expect_tables("rope_kv_append", cos, sin)
     same_dtype("rope_kv_append", slots=slots, positions=positions)
     if x.dtype is not dtypes.f32 or positions.dtype is not dtypes.i32:
         msg = (

@@ -41,13 +41,26 @@ _APPEND: Final = {
 
 
 @lru_cache(maxsize=1024)
-def _plan(shape: Shape, strides: Shape, half: int, size: int, other: Shape) -> tuple[int, ...]:
-    """(whether packs are whole everywhere, blocks); ``other``: of what is written, strides too."""
+def _plan(
+    shape: Shape, strides: Shape, half: int, size: int, into: tuple[Shape, Shape] | None = None
+) -> tuple[int, ...]:
+    """
+    (Whether packs are whole everywhere, blocks).
+
+    Args:
+        shape: of what is turned.
+        strides: its own.
+        half: pairs that are turned.
+        size: bytes of an element.
+        into: shape and strides of what is written; None where that is fresh memory.
+    """
     pack = pack_of(size, heavy=True)
     batch, tokens, heads, dim = shape
-    of_both = zip((*strides[:-1], *other[:-1]), (*shape[:-1], *shape[:-1]), strict=False)
-    whole = (half, dim, *(s for s, n in of_both if n > 1))
-    contiguous = strides[-1] == 1 and other[-1:] in ((), (1,)) and not any(n % pack for n in whole)
+    whole = [half, dim]
+    for own, steps in ((shape, strides), *((into,) if into else ())):
+        whole += [s for s, n in zip(steps[:-1], own[:-1], strict=True) if n > 1]
+        whole += [0 if steps[-1] == 1 else 1]
+    contiguous = not any(n % pack for n in whole)
     each = pack if contiguous else 1
     units = half // each + -(-(dim - 2 * half) // (2 * each))
     return int(contiguous), blocks_for(batch * tokens * heads * units, 1)
@@ -71,7 +84,7 @@ def rope(
     rows, half = c.shape
     outer = shape[:-1]
     packed, heads, _, _ = strided_of(outer, (outer, strides[:-1]), (outer, (*at.strides, 0)))
-    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, ())
+    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes)
     _ROPE[interleaved, x.dtype, positions.dtype](
         out.device,
         blocks,
@@ -120,7 +133,8 @@ def rope_kv_append(
         (outer, (*slots.layout.strides, 0)),
         (outer, (*positions.layout.strides, 0)),
     )
-    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, kept.strides)
+    into = kept.shape, kept.strides
+    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, into)
     _APPEND[interleaved, cache.dtype](
         cache.device,
         blocks,

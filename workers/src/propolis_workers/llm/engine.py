@@ -15,8 +15,10 @@ import numpy as np
 from propolis import Tensor
 from propolis import ops
 from propolis.dispatch.capture import capture
+from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
 from propolis.errors import PropolisError
+from propolis.later import numpy_later
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
@@ -91,7 +93,7 @@ class Engine:
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
         self._steps: dict[int | None, tuple[Graph, Rows]] = {}
         self._ahead: _Ahead | None = None
-        self._queues = self._id.numpy_later() is not None
+        self._queues = numpy_later(self._id) is not None
 
     @property
     def nbytes(self) -> int:
@@ -186,6 +188,8 @@ class Engine:
             self._place()
             graph.replay()
             return rows.best_later([0])
+        except DeviceLostError:
+            raise
         except PropolisError:  # whoever asks for this step next is told
             return None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis import dtypes
 from propolis import ops
+from propolis.later import numpy_later
 
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Rows:
 
         None where the device has no queue, so that nothing is gained.
         """
-        found = self._likeliest.numpy_later()
+        found = numpy_later(self._likeliest)
         return None if found is None else lambda: _pairs(found(), wanted)
 
 

@@ -395,7 +395,6 @@ class BatchEngine:
         Where the device has a queue, the step of these tokens is queued before they are waited for:
         so the device is not idle while the host reads them and tells of them.
         """
-        sequences = [part.sequence for part in due]
         size = 1 << (len(every) - 1).bit_length()
         step, graph, known = self._decodes.get(size, (None, None, None))
         whole = known is rows and every == list(range(len(due)))
@@ -403,27 +402,36 @@ class BatchEngine:
             found = rows.best_later(every)
         if found is None:
             return rows.best(every)
-        if step is None or graph is None or not whole:
-            best = found()
-            return [best[row] for row in every]
-        if graph.is_one_launch() and all(len(one.tokens) + 1 < self.capacity for one in sequences):
-            self._ahead = self._queued_ahead(sequences, step, graph, rows)
-        best = found()
-        if self._ahead is not None:
-            self._ahead.tokens = [token for token, _ in best]
-        return best[: len(due)]
+        following = None
+        if whole and step is not None and graph is not None and self._goes_on(due):
+            following = self._queued_ahead([part.sequence for part in due], step, graph, rows)
+        every_row = found()
+        best = [every_row[row] for row in every]
+        if (
+            following is not None
+        ):  # not before: where waiting fails, what was queued counts for nothing
+            following.tokens = [token for token, _ in best]
+            self._ahead = following
+        return best
+
+    def _goes_on(self, due: list[Part]) -> bool:
+        """Whether somebody may go on after the next token, and all have room to."""
+        room = all(len(part.sequence.tokens) + 1 < self.capacity for part in due)
+        return room and any(self._answers[self._keys[part.sequence]][1].left > 1 for part in due)
 
     def _queued_ahead(
         self, sequences: list[Sequence], step: Step, graph: Graph, rows: Rows
     ) -> _Ahead | None:
         """Queue the step after the last one, of the tokens that it is about to find."""
-        if self._speculate or not self.scheduler.goes_on(sequences):
+        if self._speculate or not graph.is_one_launch() or not self.scheduler.goes_on(sequences):
             return None
         try:
             step.set([_placed(own, [0]) for own in sequences])
             ops.cast.into(step.ids, rows.at, step.ids.dtype)
             graph.replay()
             found = rows.best_later(range(len(sequences)))
+        except DeviceLostError:
+            raise
         except PropolisError:  # whoever asks for this step next is told
             return None
         if found is None:
