@@ -157,7 +157,7 @@ def test_what_is_read_later(simulate):
     early = time.perf_counter() - start
     device.synchronize()
     late = time.perf_counter() - start
-    print(np.array_equal(first, np.arange(1000)), x.numpy()[0], late - early > 0.3)
+    print(np.array_equal(first, np.arange(1000)), x.numpy()[0], late - early > 0.1)
     """
     assert simulate(code, HIPSIM_SLOW_COPIES="200000") == "True 3.0 True"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FEW, _MANY = 4, 16
 _ROUNDS = 4
-_WATCHED = ("allocate", "synchronize", "copy_in", "copy_out")
+_WATCHED = ("allocate", "synchronize", "copy_in", "copy_out", "copy_out_later")
 
 
 def check_capture(bench: Bench) -> None:

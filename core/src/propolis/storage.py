@@ -71,10 +71,7 @@ class Memory(ABC):
         """Copy from byte ``offset`` of ``source`` to a contiguous 1-D uint8 host array."""
 
     def copy_out_later(
-        self,
-        source: Storage,  # noqa: ARG002
-        offset: int,  # noqa: ARG002
-        nbytes: int,  # noqa: ARG002
+        self, source: Storage, offset: int, nbytes: int
     ) -> Callable[[], np.ndarray] | None:
         """
         Queue a copy from byte ``offset`` of ``source`` to the host, behind what is queued now.
@@ -83,6 +80,7 @@ class Memory(ABC):
         contiguous 1-D uint8 array.  None, the default, where ``copy_out`` does as well: where
         memory has no queue, or the copy is large.
         """
+        del source, offset, nbytes
         return None
 
     def available(self) -> int | None:

@@ -149,7 +149,7 @@ class Graph:
         return all(call.only_queues() for call in self._calls)
 
     def is_one_launch(self) -> bool:
-        """Whether a replay is one launch, which queues work and does nothing else."""
+        """Whether a replay is one launch, as things stand: nothing of it is done call by call."""
         current = self._joined is not None and self._generation == self._calls[0].table.generation
         return current and self._whole
 

@@ -9,7 +9,6 @@ each sequence has one token is captured once for each size of a ladder, and repl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Final
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
 from propolis_workers.llm.answer import expect_prompt
+from propolis_workers.llm.batch.ahead import Ahead
 from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.blocks import blocks_of_windows
 from propolis_workers.llm.batch.lookup import guess
@@ -144,35 +144,6 @@ class Draw(NamedTuple):
         return answer.draw(self.logits)
 
 
-@dataclass(slots=True)
-class _Ahead:
-    """
-    A step that was queued before its tokens were known: of the likeliest ones.
-
-    Attributes:
-        sequences: whose, one token each, by row.
-        positions: of these tokens.
-        rows: what it gives.
-        found: the likeliest token of each row and its logit, once the step is done.
-        tokens: what it appends.
-    """
-
-    sequences: list[Sequence]
-    positions: list[int]
-    rows: Rows
-    found: Callable[[], list[tuple[int, float]]]
-    tokens: list[int] = field(default_factory=list)
-
-    def holds(self) -> dict[Part, list[int]]:
-        """The rows of those that go on as it was thought; others have ended meanwhile."""
-        each = zip(self.sequences, self.positions, self.tokens, strict=True)
-        return {
-            Part(own, 1): [row]
-            for row, (own, position, token) in enumerate(each)
-            if own.blocks and own.computed == position and own.tokens[position:] == [token]
-        }
-
-
 class BatchEngine:
     """
     Answers requests together, each as if it were alone.
@@ -251,7 +222,7 @@ class BatchEngine:
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
         self._decodes: dict[int, tuple[Step, Graph, Rows]] = {}
-        self._ahead: _Ahead | None = None
+        self._ahead: Ahead | None = None
         self._failed = False
         self._grammars = Grammars(llm.tokenizer)
 
@@ -407,9 +378,8 @@ class BatchEngine:
             following = self._queued_ahead([part.sequence for part in due], step, graph, rows)
         every_row = found()
         best = [every_row[row] for row in every]
-        if (
-            following is not None
-        ):  # not before: where waiting fails, what was queued counts for nothing
+        if following is not None:
+            # Not before: where waiting fails, what was queued counts for nothing.
             following.tokens = [token for token, _ in best]
             self._ahead = following
         return best
@@ -421,7 +391,7 @@ class BatchEngine:
 
     def _queued_ahead(
         self, sequences: list[Sequence], step: Step, graph: Graph, rows: Rows
-    ) -> _Ahead | None:
+    ) -> Ahead | None:
         """Queue the step after the last one, of the tokens that it is about to find."""
         if self._speculate or not graph.is_one_launch() or not self.scheduler.goes_on(sequences):
             return None
@@ -436,7 +406,7 @@ class BatchEngine:
             return None
         if found is None:
             return None
-        return _Ahead(sequences, [own.computed for own in sequences], rows, found)
+        return Ahead(sequences, [own.computed for own in sequences], rows, found)
 
     def _guess(self, sequence: Sequence) -> tuple[int, ...]:
         """What may follow, no more than there is room for."""

@@ -50,6 +50,7 @@ class PagedCache:
     Attributes:
         size: tokens of a block.
         local: for each layer whether its blocks are those of windows.
+        both: for each layer whose keys and values are alike these as one, heads side by side.
         taps: tokens that a short convolution reads, its own included; 0 where no layer has one.
     """
 
@@ -78,7 +79,6 @@ class PagedCache:
                 alike.setdefault(kind, []).append((layer, which))
         self._memory: list[tuple[bool, Tensor]] = []
         kept: dict[tuple[int, int], Tensor] = {}
-        # Keys and values as one, heads side by side, of layers where these are alike.
         self.both: dict[int, Tensor] = {}
         for kind, places in alike.items():
             tokens = (windows if kind.local else blocks) * size

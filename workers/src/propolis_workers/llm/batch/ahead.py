@@ -1,0 +1,48 @@
+"""Steps of many sequences that are queued before the last one's tokens are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from propolis_workers.llm.batch.scheduler import Part
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis_workers.llm.batch.scheduler import Sequence
+    from propolis_workers.llm.rows import Rows
+
+
+@dataclass(slots=True)
+class Ahead:
+    """
+    A step that was queued before its tokens were known: of the likeliest ones.
+
+    Attributes:
+        sequences: whose, one token each, by row.
+        positions: of these tokens.
+        rows: what it gives.
+        found: the likeliest token of each row and its logit, once the step is done.
+        tokens: what it appends.
+    """
+
+    sequences: list[Sequence]
+    positions: list[int]
+    rows: Rows
+    found: Callable[[], list[tuple[int, float]]]
+    tokens: list[int] = field(default_factory=list)
+
+    def holds(self) -> dict[Part, list[int]]:
+        """The rows of those that go on as it was thought; others have ended meanwhile."""
+        each = zip(self.sequences, self.positions, self.tokens, strict=True)
+        return {
+            Part(own, 1): [row]
+            for row, (own, position, token) in enumerate(each)
+            if own.blocks and own.computed == position and own.tokens[position:] == [token]
+        }
+
+
+__all__ = ["Ahead"]
