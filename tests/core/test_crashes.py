@@ -236,9 +236,10 @@ def test_what_was_in_flight(running, text, expected):
     (running / "12-x.txt").write_text(introduced(1, 2) + '{"torn\n' + FATAL + text)
     (crash,) = crash_file.collect(running.parent)
     assert crash.pid == 12
-    assert [what["op"] for what, _ in crash.calls] == [op for op, _ in expected]
-    for (_, how), (_, start) in zip(crash.calls, expected, strict=True):
-        assert how.startswith(start)
+    assert [ended.what["op"] for ended in crash.calls] == [op for op, _ in expected]
+    for ended, (_, start) in zip(crash.calls, expected, strict=True):
+        assert ended.how.startswith(start)
+        assert ended.sure == start.startswith("ended")
 
 
 def test_a_crash_outside_of_ops_is_said_too(running):

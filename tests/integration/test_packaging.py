@@ -129,6 +129,7 @@ def test_the_container_runs_what_there_is():
     probe = json.loads(given("HEALTHCHECK")[0].partition("CMD ")[2])
     compile(probe[-1], "<health>", "exec")
     assert f":{given('EXPOSE')[0]}/health" in probe[-1]
+    assert "EXTRAS=cpu,serve,rocm" in given("ARG")  # what falls to the CPU is to be fast, too
     text = CONTAINER.read_text()
     assert "--device=/dev/kfd --device=/dev/dri" in text
     assert set(re.findall(r"PROPOLIS_\w+", text)) <= SETTINGS

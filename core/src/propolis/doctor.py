@@ -183,11 +183,17 @@ def _quarantine(config: Config) -> CheckResult:
     file = QuarantineFile(config.cache_dir)
     file.collect()
     out = [f"{e.label} of {e.source}: {e.reason}" for e in file.entries()]
+    serialised = [
+        f"each call on {kind} will be waited for, to find out which failed: {why}"
+        for kind, why in file.serial.kinds().items()
+    ]
+    if serialised and not out:
+        return CheckResult("warning", "; ".join(serialised), "run again what failed")
     if not out:
         return CheckResult("ok", "no implementation is kept out")
     return CheckResult(
         "warning",
-        f"kept out: {'; '.join(out)}",
+        "; ".join([f"kept out: {'; '.join(out)}", *serialised]),
         "tell the plugin's author; `propolis quarantine clear` lets them back",
     )
 

@@ -21,6 +21,7 @@ Every error Propolis raises on purpose.
         ├── DeviceNotFoundError
         ├── OutOfMemoryError
         └── DeviceLostError
+            └── KernelFaultError  one of the kernels that were launched is to blame
 
 A message names what was given, what is supported and what to do next, on one
 line.  Command lines print it and exit with the class's ``exit_code``.
@@ -109,6 +110,10 @@ class DeviceLostError(DeviceError):
     """The device failed for good; only a new process can use it again."""
 
 
+class KernelFaultError(DeviceLostError):
+    """A kernel failed, one of those that were launched, and the device with it."""
+
+
 __all__ = [
     "ArgumentTypeError",
     "ConfigError",
@@ -119,6 +124,7 @@ __all__ = [
     "DispatchError",
     "FallbackError",
     "FileFormatError",
+    "KernelFaultError",
     "ModelError",
     "NoImplementationError",
     "OpError",

@@ -130,8 +130,16 @@ OP_CRASHED: Final = Event(
 PROCESS_CRASHED: Final = Event(
     "process.crashed",
     "warning",
-    "an earlier process ended by a signal in native code, and no plugin's op was running",
+    "an earlier process ended by a signal in native code, and no plugin's op was running, or a "
+    "device had several to do",
     ("pid", "reason", "report"),
+)
+DEVICE_SERIALISED: Final = Event(
+    "device.serialised",
+    "warning",
+    "each call on a device is waited for, which takes longer: an earlier process ended and nobody "
+    "knows at which; for ten minutes, or until it is known",
+    ("device", "reason"),
 )
 QUARANTINE_CLEARED: Final = Event(
     "quarantine.cleared",

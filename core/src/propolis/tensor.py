@@ -72,8 +72,8 @@ class Dispatch(Protocol):
     def set_apart(self, spec: Any, key: Any, inputs: Sequence[Tensor]) -> Mapping[int, Tensor]:
         """Copies of inputs that a call writes over, by ``id``; none where it may do so."""
 
-    def rebind(self) -> None:
-        """Look again at who serves what."""
+    def lost(self) -> None:
+        """Learn that the device failed for good: each call is to meet the error."""
 
 
 class Device:
@@ -238,7 +238,7 @@ class Device:
     def _resolve_anew(self) -> None:
         """Let every op be resolved anew, so that each call meets the error."""
         if hasattr(self, "table"):  # it may be lost while it is being opened
-            self.table.rebind()
+            self.table.lost()
 
     def __repr__(self) -> str:
         return f"<Device {self.id} {self.properties.name} ({self.properties.arch})>"

@@ -13,6 +13,7 @@ from patience import patience
 from patience import until
 
 from propolis import Config
+from propolis.plugins.quarantine_file import QuarantineFile
 from propolis_workers.serve import engine as engines
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.service import Service
@@ -35,6 +36,25 @@ def rms_norm(out, x, weight, /, eps=1e-5):
 def propolis_ops(device):
     yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
 """
+# A kernel that never ends, as one that waits for what no other block writes.
+HANGS_LATER = '''
+from propolis_rocm_hip.modules import ModuleSource
+SOURCE = """
+extern "C" __global__ void stuck(volatile int* flag, int never) {
+    while (*flag != never) {}
+}
+"""
+MODULE = ModuleSource("stuck", {"stuck": "Pi"}, source=lambda: SOURCE)
+def rms_norm(out, x, weight, /, eps=1e-5):
+    kernel = out.device.modules.function(MODULE, "stuck")
+    kernel((1, 1, 1), (1, 1, 1), 0, out.ptr, 0x7FEDCBA9)
+@hookimpl
+def propolis_ops(device):
+    yield OpImpl(
+        op="rms_norm", fn=rms_norm, device="rocm", dtypes={dtypes.f32}, priority=900,
+        capture_safe=True,
+    )
+'''
 
 
 def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypatch):
@@ -73,6 +93,39 @@ def test_an_op_that_hangs_is_left_out(site, server, serving, tmp_path, monkeypat
     assert [one["plugin"] for one in broken.now()["quarantined"]] == ["endless"]
 
 
+@pytest.mark.slow
+def test_a_kernel_that_hangs_is_left_out(
+    site, server, hosting, hipsim, tiny_gguf, tmp_path, monkeypatch
+):
+    """
+    A kernel that never ends is found, though others were launched after it, and left out.
+
+    The first engine that hangs cannot know at which; the second waits for each call, and the
+    third answers without it.  Nobody else is taken out.
+    """
+    expected = server.chat().json()["choices"][0]["message"]
+    on_simulator(hipsim, tmp_path, monkeypatch)
+    config = Config(threads=1, device="rocm:0").model_dump(mode="json")
+    options = {"context": 96, "most": 4, "tokens": None}
+    whole = hosting(Service(tiny_gguf, Engine({**config, "model": str(tiny_gguf)}, options)))
+    until(lambda: whole.http.get("/v1/ready").status_code == 200, 240)
+    assert whole.chat().json()["choices"][0]["message"] == expected  # and kernels are compiled
+    site.plugin("endless", HANGS_LATER)
+    engine = Engine({**config, "model": str(tiny_gguf)}, options, stalls=patience(10))
+    broken = hosting(Service(tiny_gguf, engine))
+    for quarantined in ([], ["endless"]):
+        until(lambda: broken.http.get("/v1/ready").status_code == 200, 120)
+        got = broken.chat()
+        assert got.status_code == 503, got.text
+        assert "computed nothing for" in got.json()["error"]["message"]
+        entries = QuarantineFile(Config.load().cache_dir)
+        entries.collect()
+        assert [entry.source.plugin for entry in entries.entries()] == quarantined
+    until(lambda: broken.http.get("/v1/ready").status_code == 200, 120)
+    assert broken.chat().json()["choices"][0]["message"] == expected
+    assert broken.engine.status.restarts == 2
+
+
 def test_the_context_is_known_while_an_engine_starts_again(serving):
     """A request that is made tokens of just then is not refused for its length."""
     server = serving()
@@ -98,6 +151,15 @@ def test_an_engine_that_is_stopped(serving, monkeypatch):
     assert server.chat().status_code == 200
 
 
+def on_simulator(hipsim, tmp_path, monkeypatch):
+    """What is quarantined here stays here; kernels are compiled once, for all tests."""
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "propolis").mkdir()
+    (tmp_path / "propolis" / "kernels").symlink_to(KERNELS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ROCM_PATH", str(hipsim))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
@@ -115,12 +177,7 @@ def test_a_simulated_gpu_that_fails(
     """Many at once, on a device that fails amid them: right tokens, or an error in words."""
     texts = [f"number {n}" for n in range(8)]
     expected = {text: server.chat(text).json()["choices"][0]["message"] for text in texts}
-    # What is quarantined here stays here; kernels are compiled once, for all tests.
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "propolis").mkdir()
-    (tmp_path / "propolis" / "kernels").symlink_to(KERNELS)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("ROCM_PATH", str(hipsim))
+    on_simulator(hipsim, tmp_path, monkeypatch)
     for name, value in fault.items():
         monkeypatch.setenv(name, value)
     config = Config(threads=1, device="rocm:0").model_dump(mode="json")

@@ -30,6 +30,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json([asdict(entry) for entry in entries])
         return
+    for kind, why in file.serial.kinds().items():
+        click.echo(f"{kind}: each call will be waited for, to find out which failed: {why}")
     if not entries:
         click.echo("nothing is quarantined")
         return

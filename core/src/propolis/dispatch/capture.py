@@ -127,6 +127,7 @@ class Graph:
         self._joined: list[Callable[[], None]] | None = None
         self._whole = False
         self._generation = 0
+        self._serialised: Device | None = None
         self._ready = inner
 
     def replay(self) -> None:
@@ -141,6 +142,10 @@ class Graph:
             raise DispatchError(msg)
         if self._joined is not None and self._calls[0].table.generation != self._generation:
             self._joined = None  # somebody else serves an op now: ask for each call again
+        if self._serialised is not None and not self._calls[0].table.quarantine.serialises(
+            self._serialised
+        ):
+            self.join(self._serialised)
         for step in self._joined or self._again:
             step()
 
@@ -160,9 +165,12 @@ class Graph:
         Raises:
             DeviceLostError: the device failed for good.
         """
-        table, self._ready = Table.of(device), True
+        table, self._ready, self._serialised = Table.of(device), True, None
         if not self._calls or table.handlers(None):
             return  # what somebody looks at runs call by call
+        if table.quarantine.serialises(device):
+            self._serialised = device
+            return
         steps: list[Callable[[], None]] = []
         for recorder, stretch in groupby(self._calls, partial(_recorder, device)):
             calls = list(stretch)

@@ -164,7 +164,22 @@ class Ladder:
     def _named(self, impl: OpImpl) -> Calls:
         """Runs the implementation, in frames that are named after the calls."""
         name = self.table.quarantine.name(impl, self.key, self.table.device)
-        return Calls(impl.fn, name, *self.spec.taken)
+        fn = impl.fn
+        if self.table.quarantine.serialises(self.table.device):
+            fn = self._awaited(fn)
+        return Calls(fn, name, *self.spec.taken)
+
+    def _awaited(self, fn: Callable[..., None]) -> Callable[..., None]:
+        """Run a function and what it launches, while the quarantine asks for that."""
+        quarantine, device = self.table.quarantine, self.table.device
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            fn(*args, **kwargs)
+            if quarantine.serialises(device):
+                device.guarded(device.memory.synchronize)
+                device.launched = None
+
+        return run
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Run a call on the first rung that takes it."""
@@ -282,6 +297,7 @@ class Ladder:
             PluginError: the implementation is at fault, and its inputs may be overwritten.
         """
         if isinstance(exc, DeviceLostError):
+            self.table.quarantine.blame(impl, self.key, self.table.device, exc)
             self.table.device.lost(exc)
         if not is_fault(exc) or is_reference(impl):
             raise self._shown(impl, exc)

@@ -19,6 +19,7 @@ for each head size says so with ``OpImpl.variant``, and loses one.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from dataclasses import field
 from itertools import count
@@ -30,10 +31,12 @@ from propolis import events
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import DeviceNotFoundError
+from propolis.errors import KernelFaultError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.errors import PropolisError
 from propolis.records import ESSENTIAL
+from propolis.wording import describe
 
 
 if TYPE_CHECKING:
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
 
 GRAPHS: Final = "graph"
 """The ``op`` of the entry that keeps a device from making one launch of many calls."""
+
+SERIALISED_FOR: Final = 600.0
+"""Seconds of a process for which calls are waited for one by one."""
 
 _numbers = count(1)
 
@@ -96,11 +102,22 @@ class Quarantine:
         keep: remembers a new entry beyond this process; None where nobody does.
         introduce: told what a number in the name of a frame means, before the frame is;
             None where nobody would read it.
+        serialised: why each call on a kind of device is waited for before the next, by kind: an
+            earlier process ended, and nobody knows at which.
+        suspect: told of a kind of device, and why, that the next process shall do so.
+        settle: told of a kind for which it is over.
+        waited: kinds whose calls were waited for, while none of their devices was lost.
     """
 
     entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
     keep: Callable[[Entry], None] | None = None
     introduce: Callable[[int, Entry], None] | None = None
+    serialised: dict[str, str] = field(default_factory=dict)
+    suspect: Callable[[str, str], None] | None = None
+    settle: Callable[[str], None] | None = None
+    waited: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set, repr=False)
+    _until: float = field(default_factory=lambda: time.monotonic() + SERIALISED_FOR)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict, repr=False)
 
     def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
@@ -157,6 +174,42 @@ class Quarantine:
         _log(entry, device, repeated=False)
         if lasting and self.keep is not None:
             self.keep(entry)
+
+    def serialises(self, device: Device) -> bool:
+        """Whether each call on the device is waited for, as things stand."""
+        why = self.serialised.get(device.kind)
+        if why is None:
+            return False
+        if time.monotonic() > self._until:
+            self.settled(device.kind)
+            return False
+        if device.kind not in self._told:
+            self._told.add(device.kind)
+            self.waited.add(device.kind)
+            events.DEVICE_SERIALISED.emit(device=device.id, reason=why)
+        return True
+
+    def settled(self, kind: str) -> None:
+        """Wait for no call of a kind of device any more, here and in later processes."""
+        self.waited.discard(kind)
+        if self.serialised.pop(kind, None) is not None and self.settle is not None:
+            self.settle(kind)
+
+    def blame(self, impl: OpImpl, key: Key, device: Device, error: DeviceLostError) -> None:
+        """Take out who made a device fail, if it is known: the one call that was waited for."""
+        if isinstance(error, KernelFaultError) and self.serialises(device):
+            self.add(impl, key, device, f"raised {describe(error)}")
+            device.launched = None
+            self.settled(device.kind)
+
+    def lost(self, device: Device) -> None:
+        """Have the next process find out who made a device fail, where that may be found out."""
+        self.waited.discard(device.kind)
+        error, launched, suspect = device.failure, device.launched, self.suspect
+        if not isinstance(error, KernelFaultError) or launched is None or suspect is None:
+            return
+        if device.kind not in self.serialised:
+            suspect(device.kind, f"a process lost {device.id}: {error}")
 
     def repeated(self, impl: OpImpl, key: Key, device: Device, reason: str) -> None:
         """Log that a call succeeded when it was repeated; nobody is taken out."""

@@ -311,6 +311,11 @@ class DispatchTable(Table):
         self.rebind()
         self.weights.replace(impl, key)
 
+    def lost(self) -> None:
+        """Resolve every op anew, so that each call meets the error; have who it was found out."""
+        self.quarantine.lost(self.device)
+        self.rebind()
+
     def rebind(self) -> None:
         """Begin a new generation: every key is resolved again when it is next called."""
         self.generation += 1

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import NamedTuple
 
 from propolis import inflight
 from propolis.files import replace_text
@@ -48,6 +49,21 @@ _FRAME: Final = re.compile(r'^  File ".*", line \S+ in (.*)$', re.MULTILINE)
 _PATIENCE: Final = 1.0  # seconds; another start reads a few files in milliseconds
 
 
+class Ended(NamedTuple):
+    """
+    A call that a process ended at, or may have.
+
+    Attributes:
+        what: what :func:`introduce` was told.
+        how: it ended the process.
+        sure: it ran when the signal came, rather than before it.
+    """
+
+    what: Mapping[str, Any]
+    how: str
+    sure: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Crash:
     """
@@ -55,14 +71,13 @@ class Crash:
 
     Attributes:
         pid: its number.
-        calls: what it was running: what :func:`introduce` was told, and how it ended
-            the process.
+        calls: what it was running.
         reason: how it ended.
         report: where the stack can be read.
     """
 
     pid: int
-    calls: tuple[tuple[Mapping[str, Any], str], ...]
+    calls: tuple[Ended, ...]
     reason: str
     report: Path
 
@@ -220,7 +235,7 @@ def _crash(name: str, text: str, report: Path) -> Crash:
     threads = [stacks[a:b] for a, b in pairwise([*starts, len(stacks)])]
     # None is current where a thread of the library's own got the signal.
     current = [thread for thread in threads if thread.startswith("Current")]
-    calls: dict[int, tuple[Mapping[str, Any], str]] = {}
+    calls: dict[int, Ended] = {}
     for thread in current or threads:
         frames = filter(None, map(inflight.read, _FRAME.findall(thread)))
         frame = next(frames, None)
@@ -230,7 +245,8 @@ def _crash(name: str, text: str, report: Path) -> Crash:
                 how = f"was launched last when a wait for the device ended the process ({signal})"
             elif not current:
                 how = f"was running when a thread that is not Python's ended the process ({signal})"
-            calls[frame.number] = introduced[frame.number], f"{how}: {frame.shapes}"
+            sure = bool(current) and not frame.waiting
+            calls[frame.number] = Ended(introduced[frame.number], f"{how}: {frame.shapes}", sure)
     pid = name.partition("-")[0]
     return Crash(
         int(pid) if pid.isdigit() else 0,

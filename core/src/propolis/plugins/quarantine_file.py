@@ -7,6 +7,7 @@ Python, the driver and the hardware are those it was made under.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 from functools import cache
@@ -18,6 +19,7 @@ from propolis.dispatch.quarantine import Entry
 from propolis.dispatch.quarantine import Quarantine
 from propolis.errors import ConfigError
 from propolis.plugins import crash_file
+from propolis.plugins.serial_file import SerialFile
 from propolis.plugins.vetting import fingerprint
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
@@ -40,6 +42,7 @@ class QuarantineFile:
 
     def __init__(self, cache_dir: Path) -> None:
         self.path = cache_dir / "quarantine.json"
+        self.serial = SerialFile(cache_dir)
 
     def entries(self) -> list[Entry]:
         """All entries, whether they still hold or not."""
@@ -49,15 +52,24 @@ class QuarantineFile:
         """
         Take out what earlier processes crashed at, and log each crash.
 
+        Where nobody knows at what, the next process that uses the device shall find out.
+
         Returns:
             The new entries, each with the key that it holds for.
         """
         found = []
         for crash in crash_file.collect(self.path.parent):
             report = str(crash.report)
-            entries = list(_crashed(crash))
+            entries, reason = [], crash.reason
+            for entry, key, sure in _crashed(crash):
+                if sure:
+                    entries.append((entry, key))
+                    self.serial.remove(entry.kind)
+                else:
+                    reason = f"{entry.label} of {entry.source} {entry.reason}"
+                    self.serial.add(entry.kind, f"process {crash.pid}: {reason}")
             if not entries:
-                events.PROCESS_CRASHED.emit(pid=crash.pid, reason=crash.reason, report=report)
+                events.PROCESS_CRASHED.emit(pid=crash.pid, reason=reason, report=report)
             for entry, _ in entries:
                 events.OP_CRASHED.emit(
                     pid=crash.pid,
@@ -95,16 +107,24 @@ class QuarantineFile:
             if entry.source.plugin in by_name:
                 self._add((entry, keys(entry.source.plugin)))
 
+        serialised = self.serial.kinds()
+
         def introduce(number: int, entry: Entry) -> None:
             if entry.source.plugin in by_name and entry.source.plugin not in ESSENTIAL:
                 what = _as_dict(entry, keys(entry.source.plugin))
+                what["serialised"] = entry.kind in serialised
                 crash_file.introduce(self.path.parent, number, what)
 
-        return Quarantine(found, keep, introduce)
+        quarantine = Quarantine(
+            found, keep, introduce, serialised, self.serial.add, self.serial.remove
+        )
+        if serialised:
+            atexit.register(_settle, quarantine)
+        return quarantine
 
     def clear(self, plugin: str | None = None, op: str | None = None) -> list[Entry]:
         """
-        Forget the entries of a plugin, of an op, of both, or all.
+        Forget the entries of a plugin, of an op, of both, or all, and what is looked for.
 
         Returns:
             Those that were forgotten.
@@ -118,6 +138,9 @@ class QuarantineFile:
             if plugin in (None, entry.source.plugin) and op in (None, entry.op)
         ]
         kept = [_as_dict(e, k) for e, k in self._read() if e not in gone]
+        if plugin is None and op is None:
+            for kind in self.serial.kinds():
+                self.serial.remove(kind)
         try:
             if gone:
                 replace_json(self.path, kept)
@@ -148,11 +171,23 @@ def _entry(item: dict[str, Any]) -> Entry:
     return Entry(source=source, dtypes=dtypes, **texts)
 
 
-def _crashed(crash: Crash) -> Iterator[tuple[Entry, str]]:
-    """The entries for what a process was running, each with the key that it holds for."""
-    for what, how in crash.calls:
+def _crashed(crash: Crash) -> Iterator[tuple[Entry, str, bool]]:
+    """
+    The entries for what a process was running, each with the key that it holds for.
+
+    And whether it is at fault: what a device does later is not known to be, except that a process
+    which waits for each call, and is ended by something else all the same, has no better guess.
+    """
+    for what, how, sure in crash.calls:
         with contextlib.suppress(KeyError, TypeError):  # another version's
-            yield _entry({**what, "reason": how}), what["key"]
+            entry = _entry({**what, "reason": how})
+            yield entry, what["key"], sure or entry.kind == "cpu" or what.get("serialised", False)
+
+
+def _settle(quarantine: Quarantine) -> None:
+    """Look no further where a process waited for each call and ended as it should."""
+    for kind in list(quarantine.waited):
+        quarantine.settled(kind)
 
 
 def _as_dict(entry: Entry, key: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Final
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import DeviceNotFoundError
+from propolis.errors import KernelFaultError
 from propolis.errors import OutOfMemoryError
 
 
@@ -36,6 +37,7 @@ _CLASSES: Final[dict[int, type[DeviceError]]] = {
     100: DeviceNotFoundError,
     101: DeviceNotFoundError,
     **dict.fromkeys(STICKY, DeviceLostError),
+    **dict.fromkeys((700, 702, 710, 719), KernelFaultError),
 }
 
 _DOCTOR: Final = "`propolis doctor` finds out why"
@@ -45,7 +47,7 @@ _CODE_OBJECT: Final = (
 )
 _KERNEL_FAULT: Final = (
     "a kernel failed, and everything queued after it: start the process again; "
-    "AMD_SERIALIZE_KERNEL=3 makes the failing call itself report it"
+    "it waits for each call, so as to find out which it is"
 )
 _CAPTURE: Final = "an implementation that says it is capture-safe is not: report it to its author"
 
