@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import numpy as np
@@ -21,6 +22,7 @@ from propolis.errors import DeviceLostError
 from propolis.errors import KernelFaultError
 from propolis.plugins import crash_file
 from propolis.plugins import quarantine_file
+from propolis.plugins.quarantine_file import QuarantineFile
 from propolis.plugins.serial_file import SerialFile
 from propolis.runtime import Runtime
 from propolis_conformance.testing import FakeDevice
@@ -50,10 +52,16 @@ def told(monkeypatch):
     def listen(device):
         quarantine = device.table.quarantine
         quarantine.suspect = lambda kind, why: said.append(("suspect", kind, why))
-        quarantine.settle = lambda kind: said.append(("settled", kind))
+        quarantine.settle = lambda kind, found: said.append(("settled", kind, found))
         return said
 
     return listen
+
+
+@pytest.fixture
+def running():
+    """The folder of this test's crash files."""
+    return Config.load().cache_dir / crash_file.FOLDER
 
 
 def on(device):
@@ -90,13 +98,57 @@ def test_each_call_is_waited_for(failing, told):
     (entry,) = device.table.quarantine.entries.values()
     assert (entry.op, entry.source.plugin) == ("sub", "bad")
     assert entry.reason == "raised KernelFaultError: fake:0: a kernel failed"
-    assert said == [("settled", "fake")]
+    assert said == [("settled", "fake", True)]
     assert [line["event"] for line in logs] == [
         "device.serialised",
         "device.lost",
         "op.quarantined",
     ]
     assert logs[0]["reason"] == "process 3 ended"
+
+
+def test_a_step_of_many_calls(failing, told, monkeypatch):
+    """A launch of a graph is one, too: what fails in it is looked for by the next process."""
+
+    def record(_self, _calls):
+        return lambda: None  # it is queued
+
+    monkeypatch.setattr(Device, "record", record)
+    device = failing(FAULT, capture_safe=True)
+    said, x = told(device), on(device)
+    with capture(device) as graph:
+        y = ops.add(ops.add(x, x), x)
+    y.numpy()
+    graph.replay()
+    assert device.launched.__code__.co_name.startswith("graph")
+    device.memory.lost = FAULT
+    with pytest.raises(KernelFaultError):
+        y.numpy()
+    assert [one[:2] for one in said] == [("suspect", "fake")]
+
+
+def test_calls_of_other_threads(failing, told):
+    """No call is launched while another's is waited for."""
+    device = failing(FAULT)
+    told(device)
+    device.table.quarantine.serialised["fake"] = "process 3 ended"
+    x, ended = on(device), threading.Event()
+    with device.table.quarantine.alone:
+        other = threading.Thread(target=lambda: (ops.add(x, x), ended.set()))
+        other.start()
+        assert not ended.wait(0.2)
+    other.join()
+    assert ended.is_set()
+
+
+def test_when_the_time_is_over(running):
+    """A process says that it waits no more: then who was running need not be at fault."""
+    left_behind(running, serialised=True, frame="mul#1 out 4")
+    file = running / "12-x.txt"
+    file.write_text('{"number": 0, "what": {}}\n' + file.read_text())
+    crash_file.note_hung(running.parent, 12)
+    ((_, _, sure),) = next(iter(crash_file.collect(running.parent))).calls
+    assert not sure
 
 
 @pytest.mark.parametrize("serialised", [True, False])
@@ -110,7 +162,7 @@ def test_a_device_that_goes_is_nobodys_fault(failing, told, serialised):
         ops.sub(x, x).numpy()
     assert device.table.quarantine.entries == {}
     assert said == []
-    assert device.table.quarantine.waited == set()
+    assert device.table.quarantine.waited == {}
 
 
 def test_graphs_meanwhile(failing, monkeypatch):
@@ -134,7 +186,7 @@ def test_graphs_meanwhile(failing, monkeypatch):
     graph.replay()
     assert launches == []
     assert not graph.is_one_launch()
-    monkeypatch.setattr(quarantines.time, "monotonic", lambda: quarantine._until + 1)
+    monkeypatch.setattr(quarantines.time, "monotonic", lambda: quarantine._until["fake"] + 1)
     waits = device.memory.waits
     for _ in range(2):
         graph.replay()
@@ -151,22 +203,25 @@ def test_a_process_that_ends_as_it_should(failing, told):
     quarantine.serialised["fake"] = "process 3 ended"
     quarantine_file._settle(quarantine)
     assert said == []
-    ops.add(on(device), on(device))
+    x = on(device)
+    ops.add(x, x)
     quarantine_file._settle(quarantine)
-    assert said == [("settled", "fake")]
+    assert said == []  # too few to know
+    for _ in range(quarantine_file._ENOUGH):
+        ops.add(x, x)
+    quarantine_file._settle(quarantine)
+    assert said == [("settled", "fake", False)]
 
 
 # -- what processes leave ---------------------------------------------------------------
 
 
-def left_behind(folder, *, serialised):
+def left_behind(folder, *, serialised, frame="after mul#1 out 4"):
     """The file of a process that ended while it waited for a device."""
     source = {"plugin": "bad", "distribution": "dist-bad", "version": "1.0"}
     texts = {"op": "mul", "variant": "", "kind": "gpu", "arch": "g1", "reason": "", "key": "k"}
     what = {"source": source, "dtypes": ["f32"], **texts, "serialised": serialised}
-    stack = (
-        'Current thread 0x01 (most recent call first):\n  File "x", line 1 in after mul#1 out 4\n'
-    )
+    stack = f'Current thread 0x01 (most recent call first):\n  File "x", line 1 in {frame}\n'
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"number": 1, "what": what}) + f"\nFatal Python error: Aborted\n\n{stack}"
     (folder / "12-x.txt").write_text(text)
@@ -191,15 +246,37 @@ def test_a_wait_that_ended_a_process(cli):
     assert SerialFile(cache).kinds() == {}
 
 
-def test_a_wait_that_ended_a_process_that_waits_for_each(cli):
-    """Where it ends otherwise all the same, the best guess is taken out, and it is over."""
+def test_a_wait_that_ended_a_process_after_nobody_was_found(cli):
+    """Where each call was waited for in vain, as a graph's do not fail alone: the best guess."""
     cache = Config.load().cache_dir
     SerialFile(cache).add("gpu", "process 3 ended")
-    left_behind(cache / crash_file.FOLDER, serialised=True)
+    SerialFile(cache).tried("gpu")
+    left_behind(cache / crash_file.FOLDER, serialised=False)
     Runtime.start(Config.load())
     (entry,) = json.loads(cli("quarantine", "list", "--json").out)
     assert (entry["op"], entry["kind"]) == ("mul", "gpu")
     assert SerialFile(cache).kinds() == {}
+
+
+@pytest.mark.parametrize("serialised", [False, True])
+def test_a_process_that_hung(serialised):
+    """Who ran when it was ended may have waited for others; not where each is waited for."""
+    cache = Config.load().cache_dir
+    left_behind(cache / crash_file.FOLDER, serialised=serialised, frame="mul#1 out 4")
+    crash_file.note_hung(cache, 12)
+    quarantine = QuarantineFile(cache)
+    entries = quarantine.collect()
+    assert [entry.op for entry, _ in entries] == ["mul"] * serialised
+    assert ("gpu" in quarantine.serial.kinds()) == (not serialised)
+    assert list((cache / crash_file.FOLDER).iterdir()) == []
+
+
+def test_a_process_that_crashed_at_a_call():
+    """Nobody asks for a second crash, where a call itself ended it."""
+    cache = Config.load().cache_dir
+    left_behind(cache / crash_file.FOLDER, serialised=False, frame="mul#1 out 4")
+    ((entry, _),) = QuarantineFile(cache).collect()
+    assert entry.reason == "ended the process (Aborted): out 4"
 
 
 def test_the_file(tmp_path, monkeypatch):
@@ -210,6 +287,11 @@ def test_the_file(tmp_path, monkeypatch):
     assert SerialFile(tmp_path).kinds() == {"rocm": "why", "fake": "also"}
     file.remove("fake")
     assert file.kinds() == {"rocm": "why"}
+    assert not file.was_tried("rocm")
+    file.tried("rocm")
+    assert (file.kinds(), file.was_tried("rocm")) == ({}, True)
+    assert not file.was_tried("fake")
+    file.add("rocm", "why")
     now = time.time()
     monkeypatch.setattr("propolis.plugins.serial_file.time.time", lambda: now + 90000)
     assert file.kinds() == {}

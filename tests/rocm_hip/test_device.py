@@ -228,7 +228,7 @@ def test_direct_allocations(simulate):
     """
     assert simulate(code, HIPSIM_ALIGNMENT="16") == "no error"
     said = simulate(code, HIPSIM_ALIGNMENT="16", PROPOLIS_DIRECT_ALLOCATIONS="1")
-    assert said.startswith("DeviceLostError: rocm:0: hipStreamSynchronize: hipErrorIllegalAddress")
+    assert said.startswith("KernelFaultError: rocm:0: hipStreamSynchronize: hipErrorIllegalAddress")
 
 
 def test_pinned_memory(device):

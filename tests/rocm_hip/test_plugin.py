@@ -7,8 +7,8 @@ import pytest
 from patience import patience
 
 from propolis.errors import DeviceError
-from propolis.errors import DeviceLostError
 from propolis.errors import DeviceNotFoundError
+from propolis.errors import KernelFaultError
 from propolis.errors import OutOfMemoryError
 from propolis_rocm_hip import errors
 from propolis_rocm_hip import plugin
@@ -175,8 +175,8 @@ def test_without_rocm_every_command_works(tmp_path, library):
         (2, OutOfMemoryError),
         (100, DeviceNotFoundError),
         (209, DeviceError),
-        (700, DeviceLostError),
-        (719, DeviceLostError),
+        (700, KernelFaultError),
+        (719, KernelFaultError),
         (901, DeviceError),
         (12345, DeviceError),
     ],

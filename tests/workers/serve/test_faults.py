@@ -36,6 +36,19 @@ def rms_norm(out, x, weight, /, eps=1e-5):
 def propolis_ops(device):
     yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
 """
+# What compiles for longer than an engine may hang, and then fails: the reference takes over.
+COMPILES = """
+import time
+from propolis.preparing import preparing
+def rms_norm(out, x, weight, /, eps=1e-5):
+    with preparing("a kernel"):
+        time.sleep({seconds})
+    raise RuntimeError("it does not compile")
+@hookimpl
+def propolis_ops(device):
+    yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={{dtypes.f32}}, priority=100)
+"""
+
 # A kernel that never ends, as one that waits for what no other block writes.
 HANGS_LATER = '''
 from propolis_rocm_hip.modules import ModuleSource
@@ -76,6 +89,17 @@ def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypa
         'quarantined{kind="llm",op="rms_norm",plugin="deadly"} 1.0'
         in broken.http.get("/metrics").text
     )
+
+
+def test_what_compiles_does_not_hang(site, server, serving, tmp_path, monkeypatch):
+    """However long it takes beside the time that is set, the engine is let be, and answers."""
+    expected = server.chat().json()["choices"][0]["message"]
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    stalls = patience(2)
+    site.plugin("slow", COMPILES.format(seconds=stalls + 4))
+    slow = serving(stalls=stalls)
+    assert slow.chat().json()["choices"][0]["message"] == expected
+    assert slow.engine.status.restarts == 0
 
 
 def test_an_op_that_hangs_is_left_out(site, server, serving, tmp_path, monkeypatch):

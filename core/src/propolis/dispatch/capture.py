@@ -19,10 +19,12 @@ calls that only queue work becomes one of them, and a replay launches it at once
 from __future__ import annotations
 
 from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from threading import get_ident
 from typing import TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from propolis.dispatch.fallback import Mirrored
 from propolis.dispatch.quarantine import GRAPHS
 from propolis.dispatch.temporaries import Temporaries
 from propolis.errors import DispatchError
+from propolis.errors import OutOfMemoryError
 from propolis.opspec.spec import catalogue
 from propolis.released import storage_of
 
@@ -145,7 +148,8 @@ class Graph:
         if self._serialised is not None and not self._calls[0].table.quarantine.serialises(
             self._serialised
         ):
-            self.join(self._serialised)
+            with suppress(OutOfMemoryError):  # then call by call, as until now
+                self.join(self._serialised)
         for step in self._joined or self._again:
             step()
 
@@ -236,7 +240,15 @@ def _one_launch(
     # Named as well while it is made: that asks the driver for much.
     again = [captured.again for captured in calls]
     joined = device.guarded(inflight.named(recorder, name), again)
-    return None if joined is None else partial(device.guarded, inflight.named(joined, name))
+    if joined is None:
+        return None
+    launch = inflight.named(joined, name)
+
+    def run() -> None:
+        device.launched = cast("inflight.Launch", launch)  # whose name alone is asked for
+        device.guarded(launch)
+
+    return run
 
 
 class CapturedCall:

@@ -174,10 +174,15 @@ class Ladder:
         quarantine, device = self.table.quarantine, self.table.device
 
         def run(*args: Any, **kwargs: Any) -> None:
-            fn(*args, **kwargs)
-            if quarantine.serialises(device):
+            if not quarantine.serialises(device):
+                fn(*args, **kwargs)
+                return
+            with quarantine.alone:
+                fn(*args, **kwargs)
                 device.guarded(device.memory.synchronize)
                 device.launched = None
+                if device.kind in quarantine.waited:
+                    quarantine.waited[device.kind] += 1
 
         return run
 
@@ -297,8 +302,8 @@ class Ladder:
             PluginError: the implementation is at fault, and its inputs may be overwritten.
         """
         if isinstance(exc, DeviceLostError):
-            self.table.quarantine.blame(impl, self.key, self.table.device, exc)
             self.table.device.lost(exc)
+            self.table.quarantine.blame(impl, self.key, self.table.device, exc)
         if not is_fault(exc) or is_reference(impl):
             raise self._shown(impl, exc)
         if not started or call.can_repeat:

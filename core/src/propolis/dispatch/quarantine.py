@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 from dataclasses import field
 from itertools import count
+from threading import RLock
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -52,7 +53,7 @@ GRAPHS: Final = "graph"
 """The ``op`` of the entry that keeps a device from making one launch of many calls."""
 
 SERIALISED_FOR: Final = 600.0
-"""Seconds of a process for which calls are waited for one by one."""
+"""Seconds of a process, from its first call on, for which calls are waited for one by one."""
 
 _numbers = count(1)
 
@@ -105,8 +106,9 @@ class Quarantine:
         serialised: why each call on a kind of device is waited for before the next, by kind: an
             earlier process ended, and nobody knows at which.
         suspect: told of a kind of device, and why, that the next process shall do so.
-        settle: told of a kind for which it is over.
-        waited: kinds whose calls were waited for, while none of their devices was lost.
+        settle: told of a kind for which it is over, and whether it was found out.
+        waited: how many calls were waited for, by kind, while no device of it was lost.
+        alone: held while one is: other threads' calls are not to be taken for it.
     """
 
     entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
@@ -114,10 +116,10 @@ class Quarantine:
     introduce: Callable[[int, Entry], None] | None = None
     serialised: dict[str, str] = field(default_factory=dict)
     suspect: Callable[[str, str], None] | None = None
-    settle: Callable[[str], None] | None = None
-    waited: set[str] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set, repr=False)
-    _until: float = field(default_factory=lambda: time.monotonic() + SERIALISED_FOR)
+    settle: Callable[[str, bool], None] | None = None
+    waited: dict[str, int] = field(default_factory=dict)
+    alone: RLock = field(default_factory=RLock, repr=False)
+    _until: dict[str, float] = field(default_factory=dict, repr=False)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict, repr=False)
 
     def reason(self, impl: OpImpl, key: Key, device: Device) -> str | None:
@@ -180,33 +182,33 @@ class Quarantine:
         why = self.serialised.get(device.kind)
         if why is None:
             return False
-        if time.monotonic() > self._until:
+        until = self._until.get(device.kind)
+        if until is None:
+            self._until[device.kind] = time.monotonic() + SERIALISED_FOR
+            self.waited[device.kind] = 0
+            events.DEVICE_SERIALISED.emit(device=device.id, reason=why)
+        elif time.monotonic() > until:
             self.settled(device.kind)
             return False
-        if device.kind not in self._told:
-            self._told.add(device.kind)
-            self.waited.add(device.kind)
-            events.DEVICE_SERIALISED.emit(device=device.id, reason=why)
         return True
 
-    def settled(self, kind: str) -> None:
+    def settled(self, kind: str, *, found: bool = False) -> None:
         """Wait for no call of a kind of device any more, here and in later processes."""
-        self.waited.discard(kind)
+        self.waited.pop(kind, None)
         if self.serialised.pop(kind, None) is not None and self.settle is not None:
-            self.settle(kind)
+            self.settle(kind, found)
 
     def blame(self, impl: OpImpl, key: Key, device: Device, error: DeviceLostError) -> None:
         """Take out who made a device fail, if it is known: the one call that was waited for."""
         if isinstance(error, KernelFaultError) and self.serialises(device):
             self.add(impl, key, device, f"raised {describe(error)}")
-            device.launched = None
-            self.settled(device.kind)
+            self.settled(device.kind, found=True)
 
     def lost(self, device: Device) -> None:
         """Have the next process find out who made a device fail, where that may be found out."""
-        self.waited.discard(device.kind)
-        error, launched, suspect = device.failure, device.launched, self.suspect
-        if not isinstance(error, KernelFaultError) or launched is None or suspect is None:
+        self.waited.pop(device.kind, None)
+        error, suspect = device.failure, self.suspect
+        if not isinstance(error, KernelFaultError) or suspect is None:
             return
         if device.kind not in self.serialised:
             suspect(device.kind, f"a process lost {device.id}: {error}")

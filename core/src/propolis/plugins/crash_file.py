@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 
 
 FOLDER: Final = "running"
+HUNG: Final = "{pid}.hung"
+"""In that folder: a process that somebody else ended, as it did nothing."""
+
 REPORT: Final = "crash.txt"
 """In the cache folder: the files of the crashes that were found last, as they were."""
 
 _FATAL: Final = "Fatal Python error: "
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 _FRAME: Final = re.compile(r'^  File ".*", line \S+ in (.*)$', re.MULTILINE)
+_SETTLED: Final = 0  # the number of no implementation
 _PATIENCE: Final = 1.0  # seconds; another start reads a few files in milliseconds
 
 
@@ -162,6 +166,14 @@ def introduce(cache_dir: Path, number: int, what: Mapping[str, Any]) -> None:
         _write(_running.fd, line)
 
 
+def settled() -> None:
+    """Say that this process waits for no call any more."""
+    if _running is not None and _running.path is not None:
+        line = json.dumps({"number": _SETTLED, "what": {}}).encode() + b"\n"
+        _running.lines.append(line)
+        _write(_running.fd, line)
+
+
 def _write(fd: int, data: bytes) -> None:
     with contextlib.suppress(OSError):  # a full disk
         os.write(fd, data)
@@ -170,19 +182,19 @@ def _write(fd: int, data: bytes) -> None:
 def collect(cache_dir: Path) -> list[Crash]:
     """The crashes since somebody last asked; forgets them, save for the report."""
     folder = cache_dir / FOLDER
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, str, bool]] = []
     with contextlib.suppress(OSError), _alone(folder):
         for path in sorted(folder.glob("[0-9]*-*.txt")):
             with contextlib.suppress(OSError):
                 text = _left_by_the_dead(path)
                 if text is not None and _FATAL in text:
-                    found.append((path.name, text))
+                    found.append((path.name, text, _was_hung(path)))
     if not found:
         return []
     report = cache_dir / REPORT
     with contextlib.suppress(OSError):
-        replace_text(report, "\n".join(text for _, text in found))
-    return [_crash(name, text, report) for name, text in found]
+        replace_text(report, "\n".join(text for _, text, _ in found))
+    return [_crash(name, text, report, hung=hung) for name, text, hung in found]
 
 
 @contextlib.contextmanager
@@ -227,9 +239,27 @@ def _left_by_the_dead(path: Path) -> str | None:
         return text
 
 
-def _crash(name: str, text: str, report: Path) -> Crash:
+def note_hung(cache_dir: Path, pid: int) -> None:
+    """
+    Say that a process is about to be ended by a signal for doing nothing.
+
+    What it is in then need not be at fault: a launch, too, may wait for one before it.
+    """
+    with contextlib.suppress(OSError):
+        (cache_dir / FOLDER / HUNG.format(pid=pid)).touch()
+
+
+def _was_hung(path: Path) -> bool:
+    note = path.with_name(HUNG.format(pid=path.name.partition("-")[0]))
+    was = note.exists()
+    note.unlink(missing_ok=True)
+    return was
+
+
+def _crash(name: str, text: str, report: Path, *, hung: bool = False) -> Crash:
     head, _, tail = text.partition(_FATAL)
     introduced = _introduced(head)
+    serialised = _SETTLED not in introduced
     signal, _, stacks = tail.partition("\n")
     starts = [match.start() for match in _THREAD.finditer(stacks)]
     threads = [stacks[a:b] for a, b in pairwise([*starts, len(stacks)])]
@@ -245,7 +275,10 @@ def _crash(name: str, text: str, report: Path) -> Crash:
                 how = f"was launched last when a wait for the device ended the process ({signal})"
             elif not current:
                 how = f"was running when a thread that is not Python's ended the process ({signal})"
-            sure = bool(current) and not frame.waiting
+            elif hung:
+                how = f"was running when a process that did nothing was ended ({signal})"
+            alone = serialised and bool(introduced[frame.number].get("serialised"))
+            sure = not frame.waiting and (alone or (bool(current) and not hung))
             calls[frame.number] = Ended(introduced[frame.number], f"{how}: {frame.shapes}", sure)
     pid = name.partition("-")[0]
     return Crash(
@@ -265,4 +298,4 @@ def _introduced(text: str) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-__all__ = ["Crash", "collect", "introduce"]
+__all__ = ["Crash", "Ended", "collect", "introduce", "note_hung", "settled"]

@@ -13,6 +13,7 @@ import dataclasses
 from functools import cache
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis import events
 from propolis.dispatch.quarantine import Entry
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
     from propolis.plugins.crash_file import Crash
     from propolis.plugins.loader import PluginReport
+
+
+_ENOUGH: Final = 200
+"""Calls that a process waited for, of which one would have failed again, as far as can be told."""
 
 
 class QuarantineFile:
@@ -62,7 +67,8 @@ class QuarantineFile:
             report = str(crash.report)
             entries, reason = [], crash.reason
             for entry, key, sure in _crashed(crash):
-                if sure:
+                # Where that was of no use, what was launched last is the best guess there is.
+                if sure or self.serial.was_tried(entry.kind):
                     entries.append((entry, key))
                     self.serial.remove(entry.kind)
                 else:
@@ -115,9 +121,11 @@ class QuarantineFile:
                 what["serialised"] = entry.kind in serialised
                 crash_file.introduce(self.path.parent, number, what)
 
-        quarantine = Quarantine(
-            found, keep, introduce, serialised, self.serial.add, self.serial.remove
-        )
+        def settle(kind: str, found: bool) -> None:
+            (self.serial.remove if found else self.serial.tried)(kind)
+            crash_file.settled()
+
+        quarantine = Quarantine(found, keep, introduce, serialised, self.serial.add, settle)
         if serialised:
             atexit.register(_settle, quarantine)
         return quarantine
@@ -139,8 +147,7 @@ class QuarantineFile:
         ]
         kept = [_as_dict(e, k) for e, k in self._read() if e not in gone]
         if plugin is None and op is None:
-            for kind in self.serial.kinds():
-                self.serial.remove(kind)
+            self.serial.path.unlink(missing_ok=True)
         try:
             if gone:
                 replace_json(self.path, kept)
@@ -176,18 +183,19 @@ def _crashed(crash: Crash) -> Iterator[tuple[Entry, str, bool]]:
     The entries for what a process was running, each with the key that it holds for.
 
     And whether it is at fault: what a device does later is not known to be, except that a process
-    which waits for each call, and is ended by something else all the same, has no better guess.
+    which waits for each call is in one that it waits for.
     """
     for what, how, sure in crash.calls:
         with contextlib.suppress(KeyError, TypeError):  # another version's
             entry = _entry({**what, "reason": how})
-            yield entry, what["key"], sure or entry.kind == "cpu" or what.get("serialised", False)
+            yield entry, what["key"], sure or entry.kind == "cpu"
 
 
 def _settle(quarantine: Quarantine) -> None:
     """Look no further where a process waited for each call and ended as it should."""
-    for kind in list(quarantine.waited):
-        quarantine.settled(kind)
+    for kind, calls in list(quarantine.waited.items()):
+        if calls >= _ENOUGH:
+            quarantine.settled(kind)
 
 
 def _as_dict(entry: Entry, key: str) -> dict[str, Any]:

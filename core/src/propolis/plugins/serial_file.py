@@ -32,29 +32,40 @@ class SerialFile:
 
     def kinds(self) -> dict[str, str]:
         """Why, by kind of device."""
-        now = time.time()
-        return {kind: why for kind, (why, when) in self._read().items() if when > now - _HOLDS}
+        return {kind: why for kind, (why, wanted) in self._read().items() if wanted}
+
+    def was_tried(self, kind: str) -> bool:
+        """Whether a process has waited for each call of the kind, in vain."""
+        return not self._read().get(kind, ("", True))[1]
 
     def add(self, kind: str, why: str) -> None:
         """Let the next process wait for each call of this kind of device."""
-        self._write({**self._read(), kind: (why, time.time())})
+        self._write({**self._read(), kind: (why, True)})
+
+    def tried(self, kind: str) -> None:
+        """Let later processes make calls as always: one that waited for each found nobody."""
+        known = self._read()
+        if kind in known:
+            self._write({**known, kind: (known[kind][0], False)})
 
     def remove(self, kind: str) -> None:
-        """Let later processes make calls as always."""
+        """Forget a kind."""
         known = self._read()
         if known.pop(kind, None) is not None:
             self._write(known)
 
-    def _write(self, known: dict[str, tuple[str, float]]) -> None:
+    def _write(self, known: dict[str, tuple[str, bool]]) -> None:
+        now = time.time()
         with contextlib.suppress(OSError):  # a read-only home: nobody looks for it
-            replace_json(self.path, known)
+            replace_json(self.path, {kind: [*told, now] for kind, told in known.items()})
 
-    def _read(self) -> dict[str, tuple[str, float]]:
-        found = read_json(self.path)
+    def _read(self) -> dict[str, tuple[str, bool]]:
+        found, now = read_json(self.path), time.time()
         try:
             return {
-                str(kind): (str(why), float(when))
-                for kind, (why, when) in (found if isinstance(found, dict) else {}).items()
+                str(kind): (str(why), bool(wanted))
+                for kind, (why, wanted, when) in (found if isinstance(found, dict) else {}).items()
+                if float(when) > now - _HOLDS
             }
         except (TypeError, ValueError):
             return {}

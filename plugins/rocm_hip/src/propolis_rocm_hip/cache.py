@@ -22,6 +22,7 @@ from typing import Any
 from typing import Final
 
 from propolis.files import replacing
+from propolis.preparing import preparing
 from propolis_rocm_hip import events
 
 
@@ -206,7 +207,8 @@ class CodeCache:
             yield
             return
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with preparing("what another process compiles"):
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 

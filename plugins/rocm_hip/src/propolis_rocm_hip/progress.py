@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING
 from typing import Final
 
+from propolis.preparing import preparing
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,8 @@ def told(working: Callable[[float], None], done: Callable[[float], None]) -> Ite
     watcher = threading.Thread(target=tell, name="rocm-progress", daemon=True)
     watcher.start()
     try:
-        yield
+        with preparing("what a vendor's library compiles or measures"):
+            yield
     finally:
         ended.set()
         watcher.join()

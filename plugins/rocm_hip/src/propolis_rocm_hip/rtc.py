@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import DeviceError
+from propolis.preparing import preparing
 from propolis_rocm_hip import _ffi
 from propolis_rocm_hip.cache import Key
 
@@ -126,7 +127,8 @@ def compile_program(program: Program, timeout: float = TIMEOUT) -> bytes:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.curdir for p in sys.path)},
         ) as child:
             try:
-                child.communicate(request, timeout=timeout)
+                with preparing(what):
+                    child.communicate(request, timeout=timeout)
             except subprocess.TimeoutExpired:
                 msg = f"{what}: no answer in {timeout:g} s: the compiler hangs"
                 raise CompileError(msg) from None

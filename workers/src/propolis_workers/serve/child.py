@@ -22,6 +22,7 @@ from typing import Protocol
 
 from propolis.errors import DeviceLostError
 from propolis.errors import PropolisError
+from propolis.preparing import prepared
 from propolis_workers.serve import messages
 
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 # Seconds between two lines about loading.
 _PROGRESS = 0.2
+# Seconds between two that tell of what is compiled, and for which one piece of that is waited.
+_PREPARING = 0.5
+_LONGEST = 1800.0
 
 Told = dict[str, Any]
 
@@ -72,6 +76,7 @@ class Child:
         self._wire = wire
         self._file: BinaryIO = wire.makefile("rb")
         self._left = False
+        self._telling = threading.Lock()
         wire.set_inheritable(False)  # what it starts must not keep the wire open
 
     def run(self) -> None:
@@ -90,6 +95,7 @@ class Child:
         seconds = round(time.monotonic() - started, 3)
         self._say({"is": "ready", **ready, "seconds": seconds})
         threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
             while self._take(worker):
                 worker.step(
@@ -146,8 +152,18 @@ class Child:
             self._heard.put(json.loads(said))
         self._heard.put(None)
 
+    def _watch(self) -> None:
+        """Tell of what takes long before a step can go on: else it would count as hung."""
+        with contextlib.suppress(OSError):  # the server is gone
+            while True:
+                time.sleep(_PREPARING)
+                found = prepared()
+                if found is not None and time.monotonic() - found.since < _LONGEST:
+                    self._say({"is": "preparing", "what": found.what})
+
     def _say(self, message: Mapping[str, Any]) -> None:
-        self._wire.sendall(messages.line(message))
+        with self._telling:
+            self._wire.sendall(messages.line(message))
 
 
 def _worker(kind: str) -> Worker:

@@ -25,6 +25,8 @@ from typing import Final
 from typing import Literal
 from typing import TypeVar
 
+from propolis import Config
+from propolis.plugins.crash_file import note_hung
 from propolis_workers import events
 from propolis_workers.serve import TOKENS
 from propolis_workers.serve import messages
@@ -347,6 +349,7 @@ class Engine:
         self._why = (
             f"the engine computed nothing for {self._stalls:g} s, though it had to: it was ended"
         )
+        note_hung(Config(**self._config).cache_dir, process.pid)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGABRT)
         with contextlib.suppress(TimeoutError):
@@ -370,6 +373,8 @@ class Engine:
                 events.ENGINE_READY.emit(
                     kind=self._kind, device=message["device"], seconds=message["seconds"]
                 )
+        elif what == "preparing":
+            pass  # it was heard, and so is no engine that hangs
         elif what == "lost":
             self._why = str(message["error"])
         else:
