@@ -15,6 +15,7 @@ from propolis import ops
 from propolis_rocm_kernels import _attention
 from propolis_rocm_kernels import ops_attention
 from propolis_rocm_kernels import ops_attention_matrix
+from propolis_rocm_kernels import ops_attention_quantized
 from propolis_rocm_kernels.ops_attention import supports
 
 
@@ -273,6 +274,43 @@ def test_keys_and_values_in_blocks(rocm, runtime, dtype, dims, tokens) -> None:
     actual = call(rocm, q, kept, ops.qattention_lse)
     for a, e in zip(actual, expected, strict=True):
         assert np.abs(a - e).max() <= TOLERANCE[dtype] * max(1, np.abs(e).max())
+
+
+@pytest.mark.parametrize("kept", [dtypes.f16, dtypes.bf16], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (32, 96), (128, 128), (256, 192)])
+@pytest.mark.parametrize("tokens", [1, 70])
+@pytest.mark.parametrize("pages", [False, True])
+def test_keys_and_values_in_16_bits(rocm, runtime, kept, dims, tokens, pages) -> None:
+    """Queries in f32 are multiplied with them as they are: what f64 gives, to f32's precision."""
+    dim, value_dim = dims
+    q = normal(2, tokens, 4, dim).astype(np.float32)
+    rows = [normal(38, 16, 2, n, seed=n).astype(kept.numpy) for n in (dim, value_dim)]
+    table = np.random.default_rng(1).permutation(38).reshape(2, 19).astype(np.int32)
+    said = {"causal": True, "window": (200, 0), "softcap": 5.0}
+    if pages:
+        given = [Tensor.from_numpy(x, rocm) for x in rows]
+        said_there = {**said, "block_table": Tensor.from_numpy(table, rocm)}
+    else:
+        given = [Tensor.from_numpy(x[table].reshape(2, 304, 2, -1), rocm) for x in rows]
+        said_there = said
+    wide = [Tensor.from_numpy(x[table].reshape(2, 304, 2, -1).astype(np.float64)) for x in rows]
+    on = Tensor.from_numpy(i32(300, 177), rocm)
+    actual = ops.qattention_lse(Tensor.from_numpy(q, rocm), *given, on, **said_there)
+    expected = ops.attention_lse(
+        Tensor.from_numpy(q.astype(np.float64)), *wide, Tensor.from_numpy(i32(300, 177)), **said
+    )
+    for a, e in zip(actual, expected, strict=True):
+        assert np.abs(a.numpy() - e.numpy()).max() <= 1e-5 * max(1, np.abs(e.numpy()).max())
+    assert {"qattention_lse"} == set(rocm.table.placement.as_dict()["ops"]) & {
+        "qattention_lse",
+        "attention_lse",
+    }
+
+
+def test_rows_that_no_pack_holds_are_left_to_others(rocm) -> None:
+    """Keys in 16 bits at odd places are declined, with a reason."""
+    q, k = (rocm.empty((1, 2, 1, 7), d) for d in (dtypes.f32, dtypes.f16))
+    assert "16 bytes" in ops_attention_quantized._supports(q, k, k)
 
 
 def test_blocks_are_appended_and_copied(rocm) -> None:

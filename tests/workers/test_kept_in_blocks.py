@@ -192,7 +192,7 @@ def test_heads_that_are_no_whole_blocks(name, tmp_path):
     )
     with pytest.raises(UsageError, match=message):
         LLM.load(path, kv_type="q8_0")
-    with pytest.raises(UsageError, match="keys and values in q4_0; supported: f32, f16, bf16, q8_"):
+    with pytest.raises(UsageError, match="keys and values in q4_0; supported: auto, f32, f16"):
         LLM.load(path, kv_type="q4_0")
 
 

@@ -75,4 +75,6 @@ def _allowed(spec: OpSpec) -> list[list[DType]]:
 
 
 def _usual(spec: OpSpec) -> tuple[DType, ...]:
-    return tuple(dtypes.f32 if dtypes.f32 in k else k[0] for k in _allowed(spec))
+    """F32 where it may be, else blocks, which stand beside it in most files."""
+    blocks = ((next((d for d in k if d.is_block), k[0]), k) for k in _allowed(spec))
+    return tuple(dtypes.f32 if dtypes.f32 in k else other for other, k in blocks)

@@ -1,5 +1,5 @@
-// Attention of keys and values in blocks, as a quantised cache holds them: the kernels of
-// attention.hip, for which blocks become numbers as they are fetched.
+// Attention of keys and values in blocks, or of fewer bits than queries, as a cache keeps them: the
+// kernels of attention.hip, for which they become numbers as they are fetched.
 #include "propolis_attention_decode.h"
 #include "propolis_attention_prefill.h"
 #include "propolis_blocks.h"
@@ -24,26 +24,29 @@ PROPOLIS_FN void load_kept(const InBlocks<Format>* row, i64 element, f32 (&run)[
     dequantized<Format>(w, run);
 }
 
-#define DECODE(T, name, lanes, heads, format, Format)                                        \
-    PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_quantized_##name##lanes##_##T##_##format(   \
-        ATTENTION_ARGUMENTS(T, InBlocks<Format>)) {                                          \
-        decode<lanes, 2, heads, true>(ATTENTION(T, InBlocks<Format>), shape);                \
+// Of queries of T, and what is kept: its name and its type.
+#define DECODE(T, name, lanes, heads, kept, K)                                               \
+    PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_quantized_##name##lanes##_##T##_##kept(     \
+        ATTENTION_ARGUMENTS(T, K)) {                                                         \
+        decode<lanes, 2, heads, true>(ATTENTION(T, K), shape);                               \
     }
-#define PREFILL(T, columns, format, Format)                                                  \
-    PROPOLIS_KERNEL attention_quantized_prefill##columns##_##T##_##format(                   \
-        ATTENTION_ARGUMENTS(T, InBlocks<Format>)) {                                          \
-        prefill<columns>(ATTENTION(T, InBlocks<Format>), shape);                             \
+#define PREFILL(T, columns, kept, K)                                                         \
+    PROPOLIS_KERNEL attention_quantized_prefill##columns##_##T##_##kept(                     \
+        ATTENTION_ARGUMENTS(T, K)) {                                                         \
+        prefill<columns>(ATTENTION(T, K), shape);                                            \
     }
-#define KERNELS(T, format, Format)                                                           \
-    DECODE(T, decode, 8, 1, format, Format)                                                  \
-    DECODE(T, decode, 16, 1, format, Format)                                                 \
-    DECODE(T, decode, 32, 1, format, Format)                                                 \
-    DECODE(T, grouped, 8, GROUP, format, Format)                                             \
-    DECODE(T, grouped, 16, GROUP, format, Format)                                            \
-    DECODE(T, grouped, 32, GROUP, format, Format)                                            \
-    PREFILL(T, 1, format, Format)                                                            \
-    PREFILL(T, 2, format, Format)                                                            \
-    PREFILL(T, 4, format, Format)
-KERNELS(f32, q8_0, Q8_0)
-KERNELS(f16, q8_0, Q8_0)
-KERNELS(bf16, q8_0, Q8_0)
+#define KERNELS(T, kept, K)                                                                  \
+    DECODE(T, decode, 8, 1, kept, K)                                                         \
+    DECODE(T, decode, 16, 1, kept, K)                                                        \
+    DECODE(T, decode, 32, 1, kept, K)                                                        \
+    DECODE(T, grouped, 8, GROUP, kept, K)                                                    \
+    DECODE(T, grouped, 16, GROUP, kept, K)                                                   \
+    DECODE(T, grouped, 32, GROUP, kept, K)                                                   \
+    PREFILL(T, 1, kept, K)                                                                   \
+    PREFILL(T, 2, kept, K)                                                                   \
+    PREFILL(T, 4, kept, K)
+KERNELS(f32, q8_0, InBlocks<Q8_0>)
+KERNELS(f16, q8_0, InBlocks<Q8_0>)
+KERNELS(bf16, q8_0, InBlocks<Q8_0>)
+KERNELS(f32, f16, f16)
+KERNELS(f32, bf16, bf16)

@@ -201,8 +201,8 @@ OPS["attention"] = OpInfo(_attention, _RECIPES)
 # Lengths, ragged sequences in pages, and tiles: what is seen by whom is the same as above.
 OPS["attention_lse"] = OpInfo(_attention_lse, _RECIPES, brief=(0, 8, 10, 11))
 
-# Keys and values in blocks are the numbers that they stand for.  Sizes of heads are counted in
-# blocks of 32.
+# Keys and values in blocks, or of fewer bits than queries, are the numbers that they stand for.
+# Sizes of heads are counted in blocks of 32, where there are any.
 _IN_BLOCKS = {"d": 2, "e": 3}
 _BLOCKS = {
     "k": T("b s h d", "=k", domain="cache"),
@@ -248,6 +248,14 @@ _QUANTIZED = (
         {**_IN_BLOCKS, "g": 2, "n": 3, "p": 7, "t": 19},
     ),
     _recipe({**_Q, **_BLOCKS, **_LENGTHS}, _RULES[:5], {**_PREFILL, "d": 4, "e": 2}),
+    # As many elements as kernels load at once also where they are no blocks.
+    _recipe({**_Q, **_BLOCKS, **_LENGTHS}, _RULES[:4], {"t": 1, "s": 150, "d": 8, "e": 8, "h": 2}),
+    _recipe({**_Q, **_BLOCKS, **_LENGTHS}, _RULES[:5], {**_PREFILL, "d": 8, "e": 8}),
+    _recipe(
+        {"q": T("1 t h*2 d"), **_BLOCKS, **_LENGTHS, "q_start": T("b+1", "i32", "starts:t")},
+        _RULES[:2],
+        {**_PREFILL, "t": 150, "b": 3, "d": 8, "e": 8},
+    ),
     # NaN and infinities in what is compared; in blocks, scales of rows that nobody wrote have them.
     Recipe(
         {"q": T("b t h*2 d"), "k": T("b s h d", "=k"), "v": T("b s h e", "=k")},

@@ -17,6 +17,7 @@ from propolis import dtypes
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.ops.cast import cast
 from propolis.ops.quantized import dequantize
 from propolis.opspec.docstrings import parameter_docs
 from propolis.opspec.infer import expect
@@ -220,7 +221,25 @@ def attention_lse(
 
 
 # What keys and values may be kept in, beside the dtype of queries.
-_KEPT = frozenset({dtypes.q8_0})
+_KEPT = frozenset({dtypes.q8_0, dtypes.f16, dtypes.bf16})
+
+
+def _read_as(x: Tensor, dtype: DType) -> Tensor:
+    """What is kept, in the dtype of queries."""
+    if x.dtype is dtype:
+        return x
+    return dequantize(x, dtype) if x.dtype.is_block else cast(x, dtype)
+
+
+def _parts(which: Any) -> Any:
+    """What either op is decomposed into."""
+
+    def parts(q: DType, k: DType) -> dict[Any, tuple[DType, ...]]:
+        if k is q:
+            return {which: (q,)}
+        return {dequantize if k.is_block else cast: (k,), which: (q,)}
+
+    return parts
 
 
 @op({"q": FLOATS, "k": _KEPT}, tolerance=RELATIVE, magnitude=_attention_terms, shared=_SHARED)
@@ -241,14 +260,15 @@ def qattention(
     block_table: Tensor | None = None,
 ) -> Meta:
     """
-    ``attention`` of keys and values in a GGUF block format, as a quantised cache holds them.
+    ``attention`` of keys and values in a GGUF block format or in 16 bits, as a cache keeps them.
 
-    They are the numbers that ``dequantize`` gives, and everything else is as in ``attention``.
-    An implementation that rounds them, or queries, any further is not exact and says so.
+    They are the numbers that ``dequantize`` or ``cast`` gives, and everything else is as in
+    ``attention``.  An implementation that rounds them, or queries, any further is not exact and
+    says so.
 
     Args:
-        k: (batch, capacity, kv_heads, head_dim), q8_0 along head_dim, so that it is a multiple
-            of 32; any other strides.
+        k: (batch, capacity, kv_heads, head_dim), f16 or bf16 of any strides; or q8_0 along
+            head_dim, so that it is a multiple of 32, of any other strides.
         v: (batch, capacity, kv_heads, value_dim), likewise.
 
     Returns:
@@ -264,7 +284,7 @@ def qattention(
 
 # In dtypes narrower than f32 keys and values are rounded to that of the queries, as what qmatmul
 # is decomposed into rounds weights.
-@qattention.decomposes(lambda q, k: {dequantize: (k,), attention: (q,)})
+@qattention.decomposes(_parts(attention))
 def _qattention(
     out: Tensor,
     q: Tensor,
@@ -285,8 +305,8 @@ def _qattention(
     attention.into(
         out,
         q,
-        dequantize(k, q.dtype),
-        dequantize(v, q.dtype),
+        _read_as(k, q.dtype),
+        _read_as(v, q.dtype),
         kv_len,
         scale=scale,
         causal=causal,
@@ -322,7 +342,7 @@ def qattention_lse(
     block_table: Tensor | None = None,
 ) -> tuple[Meta, Meta]:
     """
-    ``attention_lse`` of keys and values in a GGUF block format, as ``qattention`` takes them.
+    ``attention_lse`` of keys and values as ``qattention`` takes them.
 
     Returns:
         The results of ``attention_lse``.
@@ -338,7 +358,7 @@ def qattention_lse(
     return out, _lse(q)
 
 
-@qattention_lse.decomposes(lambda q, k: {dequantize: (k,), attention_lse: (q,)})
+@qattention_lse.decomposes(_parts(attention_lse))
 def _qattention_lse(
     out: Tensor,
     lse: Tensor,
@@ -360,8 +380,8 @@ def _qattention_lse(
     attention_lse.into(
         (out, lse),
         q,
-        dequantize(k, q.dtype),
-        dequantize(v, q.dtype),
+        _read_as(k, q.dtype),
+        _read_as(v, q.dtype),
         kv_len,
         scale=scale,
         causal=causal,
@@ -392,7 +412,7 @@ def _infer(
     q_start: Tensor | None,
     block_table: Tensor | None,
 ) -> Meta:
-    if k.dtype.is_block:
+    if name.startswith("q"):  # whose dtypes were looked at
         same_dtype(name, k=k, v=v)
     else:
         same_dtype(name, q=q, k=k, v=v)

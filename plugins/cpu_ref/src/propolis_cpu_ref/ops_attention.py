@@ -103,7 +103,7 @@ def qattention(
     q_start: Tensor | None = None,
     block_table: Tensor | None = None,
 ) -> None:
-    """The same, of keys and values in blocks."""
+    """The same, of keys and values in blocks or in 16 bits."""
     y = scratch(out)
     rules = _rules(q, y, scale, window, softcap, alibi, causal=causal)
     parts = (q, k, v, kv_len, bias, q_start, block_table, rules.left)
@@ -272,7 +272,7 @@ def _runs(pages: np.ndarray) -> list[slice]:
     return [slice(int(run[0]), int(run[0]) + len(run)) if len(run) else slice(0, 0) for run in runs]
 
 
-_KEPT = {"q": FLOATS, "k": {dtypes.q8_0}}
+_KEPT = {"q": FLOATS, "k": {dtypes.q8_0, dtypes.f16, dtypes.bf16}}
 OPS = [
     OpImpl(op="attention", fn=attention, dtypes=FLOATS),
     OpImpl(op="attention_lse", fn=attention_lse, dtypes=FLOATS),

@@ -1,4 +1,4 @@
-"""Attention of keys and values in blocks: decoding, and many queries at once."""
+"""Attention of keys and values in blocks or 16 bits: decoding, and many queries at once."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ for _name in ("SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 _QUERIES: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
-_KEPT: Final = (dtypes.q8_0,)
+_BLOCKS: Final = (dtypes.q8_0,)
+_HALVES: Final = (dtypes.f16, dtypes.bf16)
+_PAIRS: Final = (
+    *((d, block) for d in _QUERIES for block in _BLOCKS),
+    *((dtypes.f32, half) for half in _HALVES),
+)
 _DECODE: Final = {
-    (d, block, n, heads): MODULE.kernel(f"{name}{n}_{d.name}_{block.name}", ARGUMENTS)
-    for d in _QUERIES
-    for block in _KEPT
+    (d, kept, n, heads): MODULE.kernel(f"{name}{n}_{d.name}_{kept.name}", ARGUMENTS)
+    for d, kept in _PAIRS
     for n in (8, 16, 32)
     for heads, name in ((1, "decode"), (GROUP, "grouped"))
 }
 _PREFILL: Final = {
-    (d, block, n): MODULE.kernel(f"prefill{n}_{d.name}_{block.name}", ARGUMENTS)
-    for d in _QUERIES
-    for block in _KEPT
+    (d, kept, n): MODULE.kernel(f"prefill{n}_{d.name}_{kept.name}", ARGUMENTS)
+    for d, kept in _PAIRS
     for n in (1, 2, 4)
 }
 
@@ -65,10 +68,15 @@ def _choose(
 
 def _supports(q: Tensor, k: Tensor, v: Tensor, /, *rest: Any, **others: Any) -> str | None:
     """None, or why not: heads that no block holds whole, or too much."""
+    if not k.dtype.is_block and not all(map(rows_in_packs, (k, v))):
+        return "rows begin where no 16 bytes can be loaded at once"
     return too_wide(q, v) or supports(q, k, v, *rest, **others)
 
 
 OPS: Final = [
-    implementation(name, fn, {"q": _QUERIES, "k": _KEPT}, in_place=False, supports=_supports)
+    implementation(
+        name, fn, {"q": queries, "k": kept}, in_place=False, supports=_supports, variant=variant
+    )
+    for queries, kept, variant in ((_QUERIES, _BLOCKS, ""), ((dtypes.f32,), _HALVES, "halves"))
     for name, fn in zip(("qattention", "qattention_lse"), functions(_choose), strict=True)
 ]

@@ -54,10 +54,10 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens in all."),
         click.option(
             "--kv-type",
-            type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
-            default="f32",
+            type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
+            default="auto",
             show_default=True,
-            help="What keys and values are kept in.",
+            help="What keys and values are kept in; auto: f16 on GPUs, f32 on CPUs.",
         ),
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
         click.option("-t", "--temperature", type=float, default=0.0, show_default=True),
@@ -186,7 +186,7 @@ def load(
 
     names = ("model", "device", "fallback", "threads", "metrics", "chat_history")
     own = {name: options.pop(name, None) for name in names}
-    kept = options.pop("kv_type", "f32")
+    kept = options.pop("kv_type", "auto")
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
     if placement:

@@ -260,10 +260,14 @@ class Layers:
             return False
         return self.has_kernel(ops.add_rms_norm_qmatmul, dtypes.f32, first.weight.dtype)
 
+    @property
+    def exact(self) -> bool:
+        """Whether inputs are computed with as they are."""
+        return DispatchTable.of(self.device).rules.exact
+
     def has_kernel(self, op: OpSpec, *kinds: DType) -> bool:
         """Whether somebody does an op, not the reference, which gains nothing by it."""
-        winner = DispatchTable.of(self.device).trace(op, op.key(*kinds)).winner
-        return winner is not None and winner.priority > Priority.REFERENCE
+        return has_kernel(self.device, op, *kinds)
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
         """An embedding table, in the file's dtype."""
@@ -385,6 +389,12 @@ class Layers:
         raw, dtype = read_weight(self._source, name, shape)
         self._progress(raw.nbytes)
         return raw, dtype
+
+
+def has_kernel(device: Device, op: OpSpec, *kinds: DType) -> bool:
+    """Whether somebody does an op on a device, not the reference, which gains nothing by it."""
+    winner = DispatchTable.of(device).trace(op, op.key(*kinds)).winner
+    return winner is not None and winner.priority > Priority.REFERENCE
 
 
 def _as_f32(tensor: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from propolis import default_runtime
 from propolis import dtypes
+from propolis import ops
+from propolis.dispatch import DispatchTable
 from propolis.dtypes import parse_dtype
 from propolis.errors import UsageError
 from propolis_workers import events
@@ -27,6 +29,7 @@ from propolis_workers.llm.default_model import located
 from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.layers import has_kernel
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import build
@@ -101,7 +104,7 @@ class LLM:
         device: Device | str | None = None,
         progress: Callable[[int, int], None] | None = None,
         tokens: int = 1,
-        kv_type: str | DType = "f32",
+        kv_type: str | DType = "auto",
     ) -> LLM:
         """
         Read a model and put its weights on a device.
@@ -116,8 +119,9 @@ class LLM:
             tokens: what a sequence on it will have at least: that they fit is checked with
                 the weights, before these are read.
             kv_type: what keys and values are kept in: f32; f16 or bf16, at half of the memory; or
-                q8_0, at 34 bytes for 32 numbers; attention is computed in f32 of numbers that were
-                rounded to it.
+                q8_0, at 34 bytes for 32 numbers; sums are in f32 of numbers rounded so.  ``"auto"``
+                is f16 where a device other than the CPU has kernels for it and numerics are not
+                exact, and f32 elsewhere.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -129,7 +133,7 @@ class LLM:
         runtime = runtime or default_runtime()
         device = runtime.device(device)
         path = located(os.fspath(path), runtime.config) if path else find_model(runtime.config)
-        kept = _kv_dtype(kv_type)
+        kept = kept_dtype(kv_type, device)
         source, config, tokenizer = open_model(path)
         config = replace(config, kv_dtype=kept)
         _expect_whole_blocks(path.name, config)
@@ -242,13 +246,29 @@ class LLM:
         return engine if engine.begin(capacity) else None
 
 
-def _kv_dtype(name: str | DType) -> DType:
+def kept_dtype(name: str | DType, device: Device) -> DType:
+    """
+    What keys and values are kept in on a device; see :meth:`LLM.load`.
+
+    Raises:
+        UsageError: they cannot be kept so.
+    """
+    if name == "auto":
+        return dtypes.f16 if _gains_by_halves(device) else dtypes.f32
     dtype = parse_dtype(name)
     if dtype not in KV_DTYPES:
-        supported = ", ".join(one.name for one in KV_DTYPES)
+        supported = ", ".join(["auto", *(one.name for one in KV_DTYPES)])
         msg = f"keys and values in {dtype}; supported: {supported}"
         raise UsageError(msg)
     return dtype
+
+
+def _gains_by_halves(device: Device) -> bool:
+    """Whether keys and values in 16 bits are read faster, and rounding them is allowed."""
+    if device.kind == "cpu" or DispatchTable.of(device).rules.exact:
+        return False
+    wanted = (ops.attention, dtypes.f16), (ops.qattention, dtypes.f32, dtypes.f16)
+    return all(has_kernel(device, op, *kinds) for op, *kinds in wanted)
 
 
 def _expect_whole_blocks(name: str, config: ModelConfig) -> None:

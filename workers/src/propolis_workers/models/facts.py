@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -17,6 +18,7 @@ from propolis_workers.llm.models import names_in
 from propolis_workers.llm.models import read_config
 from propolis_workers.llm.prompts import open_tokenizer
 from propolis_workers.llm.prompts import open_weights
+from propolis_workers.llm.session import kept_dtype
 from propolis_workers.weights import GGUFFile
 
 
@@ -206,8 +208,9 @@ def _needs(
         try:
             device = runtime.device(properties.id)
             weights = weight_bytes(source, embedding, output, device)
+            kept = replace(config, kv_dtype=kept_dtype("auto", device))
             contexts = {
-                tokens: weights + sequence_bytes(config, tokens, device.threads)
+                tokens: weights + sequence_bytes(kept, tokens, device.threads)
                 for tokens in sorted({min(DEFAULT_CONTEXT, longest), longest})
             }
             free = device.guarded(device.memory.available)

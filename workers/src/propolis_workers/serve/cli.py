@@ -114,10 +114,10 @@ _FILES = 65536
 )
 @click.option(
     "--kv-type",
-    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
-    default="f32",
+    type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
+    default="auto",
     show_default=True,
-    help="What keys and values are kept in.",
+    help="What keys and values are kept in; auto: f16 on GPUs, f32 on CPUs.",
 )
 @click.option(
     "--step-tokens",

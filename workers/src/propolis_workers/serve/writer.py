@@ -59,7 +59,7 @@ class Writer:
         """
         runtime = Runtime.start(Config(**config))
         told = dict(options)
-        kept = told.pop("kv_type", "f32")
+        kept = told.pop("kv_type", "auto")
         llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], kv_type=kept)
         self._engine = engine = BatchEngine(llm, **told)
         self._model = llm.model

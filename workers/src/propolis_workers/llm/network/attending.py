@@ -23,12 +23,15 @@ class Rules:
         window: keys that a query sees, its own included; 0 for all.
         cap: of scores (soft); 0 for none.
         sinks: (heads,) f32: the score of one more key that has no value; None for none.
+        as_kept: tokens, up to which queries are multiplied with keys as these are kept, of whatever
+            dtype; those of more are rounded to that of the keys, where it is no block format.
     """
 
     scale: float | None = None
     window: int = 0
     cap: float = 0.0
     sinks: Tensor | None = None
+    as_kept: int = 0
 
 
 def as_kept(x: Tensor, other: Tensor) -> Tensor:
@@ -55,17 +58,18 @@ def attend(
     Returns:
         Shape of ``q``, with the width of the values' heads last.
     """
-    wide, in_blocks = q, keys.dtype.is_block
-    if not in_blocks:  # queries are multiplied with blocks as they are
+    wide, narrower = q, keys.dtype is not q.dtype
+    mixed = narrower and (keys.dtype.is_block or q.shape[1] <= rules.as_kept)
+    if not mixed:
         q = as_kept(q, keys)
     said: dict[str, Any] = {"causal": True, "scale": rules.scale, "softcap": rules.cap, **places}
     if rules.window:
         said["window"] = (rules.window - 1, 0)
     if rules.sinks is None:
-        attention = ops.qattention if in_blocks else ops.attention
+        attention = ops.qattention if mixed else ops.attention
         return as_kept(attention(q, keys, values, lengths, **said), wide)
     # A share of 1 / (1 + exp(sink - lse)) is left for the keys that are there.
-    attention_lse = ops.qattention_lse if in_blocks else ops.attention_lse
+    attention_lse = ops.qattention_lse if mixed else ops.attention_lse
     y, lse = attention_lse(q, keys, values, lengths, **said)
     y = as_kept(y, wide)
     heads = rules.sinks.unsqueeze(1).broadcast_to(*lse.shape)

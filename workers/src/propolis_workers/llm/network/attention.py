@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propolis import dtypes
 from propolis import ops
 from propolis_workers.llm.network.attending import Rules
 
@@ -12,11 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis import Tensor
+    from propolis.dtypes import DType
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.kv_cache import Cache
     from propolis_workers.llm.layers import Layers
     from propolis_workers.llm.layers import RMSNorm
     from propolis_workers.llm.network.rotation import Rotations
+
+# Tokens of a step that decodes; with more, products of 16 bits are worth rounding queries.
+_FEW = 4
+_ANY = 1 << 31
+# Elements of a head: what kernels load at once, and hold.
+_RUN, _WIDEST = 8, 256
+
+
+def _as_kept(weights: Layers, config: ModelConfig, kept: DType) -> int:
+    """See :attr:`Rules.as_kept`."""
+    widths = config.head_dim, config.values_dim
+    if kept not in ops.qattention.dtypes["k"] or any(n % _RUN or n > _WIDEST for n in widths):
+        return 0
+    if not weights.has_kernel(ops.qattention, dtypes.f32, kept):
+        return 0
+    return _ANY if weights.exact else _FEW
 
 
 class Attention:
@@ -66,6 +84,7 @@ class Attention:
             sinks=weights.vector(name + "sinks", config.heads, "")
             if weights.has(name + "sinks", "")
             else None,
+            as_kept=_as_kept(weights, config, kept),
         )
 
     def __call__(self, x: Tensor, positions: Tensor, ropes: Rotations, cache: Cache) -> Tensor:
