@@ -12,7 +12,7 @@ from tiny_model import Tiny
 from propolis import ProbeResult
 from propolis.cli import main
 from propolis.dispatch.capture import Graph
-from propolis_workers.llm import engine
+from propolis_workers.llm import chunks
 from propolis_workers.llm import rows
 
 
@@ -55,7 +55,7 @@ def queue(monkeypatch):
         return lambda: found
 
     replays, replay = [], Graph.replay
-    for module in (engine, rows):
+    for module in (chunks, rows):
         monkeypatch.setattr(module, "numpy_later", later)
     monkeypatch.setattr(Graph, "is_one_launch", lambda _: True)
     monkeypatch.setattr(Graph, "replay", lambda graph: replays.append(graph) or replay(graph))

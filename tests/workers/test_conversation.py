@@ -7,6 +7,7 @@ import pytest
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm import SamplingParams
+from propolis_workers.llm.chunks import Pieces
 from propolis_workers.llm.conversation import Conversation
 
 
@@ -286,10 +287,13 @@ def test_interrupted(llm, monkeypatch, error):
     check_goes_on(llm, talk)
 
 
+def short_pieces(_, tokens):
+    """Of 8 tokens, and the rest."""
+    return [min(8, tokens - at) for at in range(0, tokens, 8)]
+
+
 def test_interrupted_within_a_step(llm, monkeypatch):
     """So is one that is interrupted while a step is captured, or a prompt is half run."""
-    from propolis_workers.llm import engine
-
     talk = Conversation(llm)
     norm = llm.model.norm
     for calls in (1, 2, 4):
@@ -302,7 +306,7 @@ def test_interrupted_within_a_step(llm, monkeypatch):
                 return norm.of_sum(x, y)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "CHUNK", 8)
+            patch.setattr(Pieces, "of", short_pieces)
             patch.setattr(llm.model, "norm", Failing())
             with pytest.raises(KeyboardInterrupt):
                 list(talk.say("b", max_tokens=20))

@@ -17,6 +17,7 @@ from propolis.dispatch.capture import Graph
 from propolis.errors import ModelError
 from propolis.errors import OpError
 from propolis_workers.llm import LLM
+from propolis_workers.llm import chunks
 from propolis_workers.llm import engine as engine_module
 
 
@@ -62,7 +63,7 @@ def test_stored_dtypes(tiny, tmp_path, name):
 def test_chunks(llm, monkeypatch, chunk):
     """A prompt gives the same logits in chunks of any size as in one pass."""
     truth = llm.engine().logits_of(IDS)[-1]
-    monkeypatch.setattr(engine_module, "CHUNK", chunk)
+    monkeypatch.setattr(chunks, "CHUNK", chunk)
     engine = llm.engine()
     np.testing.assert_allclose(engine.prefill(IDS), truth, rtol=1e-4, atol=1e-5)
     assert len(IDS) == engine.position

@@ -18,6 +18,7 @@ from propolis import default_runtime
 from propolis import dtypes
 from propolis.errors import ModelError
 from propolis_workers.llm import LLM
+from propolis_workers.llm import chunks
 from propolis_workers.llm import engine as engine_module
 from propolis_workers.llm import kv_cache
 from propolis_workers.llm import memory
@@ -42,7 +43,7 @@ LONG = [int(i) for i in RNG.integers(0, 90, 300)]
 @pytest.fixture
 def small(monkeypatch):
     """Rings of a few pages: chunks of 8 tokens, pages of 4."""
-    for module in (memory, kv_cache, engine_module):
+    for module in (memory, kv_cache, chunks, engine_module):
         monkeypatch.setattr(module, "CHUNK", 8)
     for module in (memory, kv_cache):
         monkeypatch.setattr(module, "PAGE", 4)

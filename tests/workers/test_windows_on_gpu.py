@@ -25,10 +25,10 @@ import json, sys
 from propolis import Runtime
 from propolis.dispatch import DispatchTable
 from propolis.runtime import set_default_runtime
-from propolis_workers.llm import LLM, SamplingParams, engine, kv_cache, memory
+from propolis_workers.llm import LLM, SamplingParams, chunks, engine, kv_cache, memory
 from propolis_workers.llm.batch import engine as batch
 
-for module in (engine, kv_cache, memory):
+for module in (chunks, engine, kv_cache, memory):
     module.CHUNK = 8
 for module in (kv_cache, memory):
     module.PAGE = batch.BLOCK = 4

@@ -2,11 +2,14 @@
 Run a model over a sequence: prompts in chunks, then one token at a time.
 
 The decode step is captured once and replayed for every token: what changes
-(token id, position, length) is data in tensors.
+(token id, position, length) is data in tensors.  So is the step of a whole chunk of a prompt, where
+the device has a queue that its calls would fill too slowly.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import NamedTuple
 
@@ -14,11 +17,15 @@ import numpy as np
 
 from propolis import Tensor
 from propolis import ops
+from propolis.dispatch import DispatchTable
 from propolis.dispatch.capture import capture
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
-from propolis.later import numpy_later
+from propolis_workers.llm.chunks import CAPTURED
+from propolis_workers.llm.chunks import has_queue
+from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
@@ -52,6 +59,23 @@ class _Ahead(NamedTuple):
     found: Callable[[], list[tuple[int, float]]]
 
 
+class _Chunk(NamedTuple):
+    """
+    The captured step of a whole chunk of a prompt.
+
+    Attributes:
+        graph: it.
+        ids: (1, its size), i64: what is appended.
+        positions: (1, its size), i32.
+        logits: after the last token.
+    """
+
+    graph: Graph
+    ids: Tensor
+    positions: Tensor
+    logits: Tensor
+
+
 class Engine:
     """
     One sequence on one model.
@@ -82,18 +106,23 @@ class Engine:
         self.model = model
         self.capacity = limit if capacity is None else min(capacity, limit)
         self.position = 0
-        model.device.expect_room(
-            sequence_bytes(model.config, self.capacity, model.device.threads),
+        device = model.device
+        self._queues = has_queue(device)
+        needed = sequence_bytes(model.config, self.capacity, device.threads)
+        device.expect_room(
+            needed,
             f"a context of {self.capacity} tokens",
             SHORTER,
         )
+        self._pieces = pieces_of(model.config, device, self.capacity, needed)
         self._cache = KVCache(model.config, model.device, self.capacity)
         self.rope = model.rope.reserve(self.capacity)
-        self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), model.device)
-        self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), model.device)
+        self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), device)
+        self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), device)
         self._steps: dict[int | None, tuple[Graph, Rows]] = {}
         self._ahead: _Ahead | None = None
-        self._queues = numpy_later(self._id) is not None
+        self._chunks: dict[int, _Chunk] = {}  # by size
+        self._came: Counter[int] = Counter()
 
     @property
     def nbytes(self) -> int:
@@ -117,8 +146,10 @@ class Engine:
             msg = "the prompt is empty: give at least one token"
             raise ModelError(msg)
         self._check_room(len(ids))
-        for start in range(0, len(ids), CHUNK):
-            logits = self._append(ids[start : start + CHUNK])
+        start = 0
+        for size in self._pieces.of(len(ids)):
+            logits = self._append(ids[start : start + size])
+            start += size
         return np.array(logits.numpy()[0, -1])
 
     def logits_of(self, ids: Sequence[int]) -> np.ndarray:
@@ -263,12 +294,40 @@ class Engine:
     def _append(self, ids: Sequence[int], *, last_only: bool = True) -> Tensor:
         start, end = self.position, self.position + len(ids)
         self._ahead = None
-        device = self.model.device
-        tokens = Tensor.from_numpy(np.array([ids], np.int64), device)
-        positions = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], device)
         self._cache.expect(start, end)
-        logits = self.model(tokens, positions, self.rope, self._cache, last_only=last_only)
+        given = np.array([ids], np.int64), np.arange(start, end, dtype=np.int32)[None]
+        logits = self._whole_chunk(*given) if last_only else None
+        if logits is None:
+            tokens, positions = (Tensor.from_numpy(one, self.model.device) for one in given)
+            logits = self.model(tokens, positions, self.rope, self._cache, last_only=last_only)
         self.position = end
+        return logits
+
+    def _whole_chunk(self, ids: np.ndarray, positions: np.ndarray) -> Tensor | None:
+        """The logits of a step that was captured, or is as it comes again; else None."""
+        size = ids.size
+        table = DispatchTable.of(self.model.device)
+        if size not in self._pieces.sizes or table.handlers(get_ident()):
+            return None  # who looks at calls is to see them
+        self._came[size] += 1
+        if size in self._chunks:
+            graph, *told, logits = self._chunks[size]
+            for tensor, given in zip(told, (ids, positions), strict=True):
+                tensor.assign(given)
+            graph.replay()
+            return logits
+        if not self._pieces.captured or self._came[size] < CAPTURED:
+            return None
+        device = self.model.device
+        first, second = (Tensor.from_numpy(given, device) for given in (ids, positions))
+        try:
+            with capture(device) as graph:
+                logits = self.model(first, second, self.rope, self._cache, last_only=True)
+        except OutOfMemoryError:
+            self._pieces = self._pieces._replace(captured=False)
+            self._cache.expect(self.position, self.position + size)
+            return None
+        self._chunks[size] = _Chunk(graph, first, second, logits)
         return logits
 
     def _check_room(self, tokens: int) -> None:

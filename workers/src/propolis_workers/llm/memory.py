@@ -87,7 +87,9 @@ def rows_of(window: int, capacity: int) -> int:
     return min(pages * PAGE, capacity) if window else capacity
 
 
-def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
+def sequence_bytes(
+    config: ModelConfig, capacity: int, threads: int = 1, *, rows: int = CHUNK
+) -> int:
     """
     Bytes that a sequence takes beside the weights.
 
@@ -98,9 +100,15 @@ def sequence_bytes(config: ModelConfig, capacity: int, threads: int = 1) -> int:
         config: the model's numbers.
         capacity: tokens that the sequence may have.
         threads: that compute attention at once.
+        rows: tokens that are computed at once; those of captured steps count by themselves.
     """
     cached = _cached(config, lambda layer: rows_of(config.window(layer), capacity))
-    return cached + _F32 * _passing(config, capacity, CHUNK, 1, threads)
+    return cached + passing_bytes(config, capacity, rows, threads)
+
+
+def passing_bytes(config: ModelConfig, capacity: int, rows: int, threads: int = 1) -> int:
+    """Bytes of what is computed of so many tokens in between; as :func:`sequence_bytes`."""
+    return _F32 * _passing(config, capacity, rows, 1, threads)
 
 
 def batch_bytes(
@@ -125,7 +133,7 @@ def batch_bytes(
         threads: that compute attention at once.
         windows: tokens that layers with a window hold for all of them; all tokens when None.
         guesses: tokens that may be guessed for each, whose logits a step has too.
-        budget: tokens of a step.
+        budget: tokens of a step; those of captured ones count by themselves.
     """
     windows = tokens if windows is None else windows
     rows = max(CHUNK, budget) + 2 * sequences  # each size of a ladder has what passes to itself
@@ -161,4 +169,12 @@ def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads
     return rope + rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size + scores
 
 
-__all__ = ["CHUNK", "PAGE", "batch_bytes", "rows_of", "sequence_bytes", "weight_bytes"]
+__all__ = [
+    "CHUNK",
+    "PAGE",
+    "batch_bytes",
+    "passing_bytes",
+    "rows_of",
+    "sequence_bytes",
+    "weight_bytes",
+]

@@ -3,7 +3,8 @@ Many answers at once on one model.
 
 Call :meth:`BatchEngine.step` for as long as there is something to do: each step computes what
 the scheduler planned and draws the next token of every sequence that is due. A step in which
-each sequence has one token is captured once for each size of a ladder, and replayed.
+each sequence has one token is captured once for each size of a ladder, and replayed; one that
+computes a part of a prompt is when another like it comes next, where the device has a queue.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from propolis import ops
 from propolis.dispatch.capture import capture
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
@@ -34,6 +36,8 @@ from propolis_workers.llm.batch.scheduler import Part
 from propolis_workers.llm.batch.scheduler import Plan
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
+from propolis_workers.llm.chunks import CAPTURED
+from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import batch_bytes
@@ -144,6 +148,23 @@ class Draw(NamedTuple):
         return answer.draw(self.logits)
 
 
+class _Prompts(NamedTuple):
+    """
+    A captured step that computes a part of a prompt, and what it was made for.
+
+    Attributes:
+        key: sequences, rows, and rows whose logits are wanted.
+        step: says what it computes.
+        graph: computes it.
+        rows: the logits.
+    """
+
+    key: tuple[int, int, int]
+    step: Step
+    graph: Graph
+    rows: Rows
+
+
 class BatchEngine:
     """
     Answers requests together, each as if it were alone.
@@ -195,23 +216,28 @@ class BatchEngine:
         window = max(model.config.windows, default=0)
         windows = blocks_of_windows(window, count, BLOCK, context, most, budget)
         held, beside = ((n + 1) * BLOCK for n in (count, windows or count))
+        needed = batch_bytes(
+            model.config,
+            held,
+            context,
+            most,
+            model.device.threads,
+            windows=beside,
+            guesses=speculate,
+            budget=budget,
+        )
         model.device.expect_room(
-            batch_bytes(
-                model.config,
-                held,
-                context,
-                most,
-                model.device.threads,
-                windows=beside,
-                guesses=speculate,
-                budget=budget,
-            ),
+            needed,
             f"a cache of {count * BLOCK} tokens",
             "give a smaller --context or --cache-tokens",
         )
+        # Of a step that delays nobody's next token, beside those of the budget.
+        self._pieces = pieces_of(
+            model.config, model.device, context, needed, budget, sequences=most
+        )
         self.blocks = Blocks(count, BLOCK, first=1, window=window, windows=windows)
         guesses = self._guess if speculate else None
-        self.scheduler = Scheduler(self.blocks, most, budget, guesses)
+        self.scheduler = Scheduler(self.blocks, most, budget, guesses, alone=self._pieces.sizes)
         self._speculate = speculate
         self.guessed = self.taken = 0
         self.capacity = min(context, count * BLOCK)
@@ -223,6 +249,9 @@ class BatchEngine:
         self._keys: dict[Sequence, object] = {}
         self._decodes: dict[int, tuple[Step, Graph, Rows]] = {}
         self._ahead: Ahead | None = None
+        self._prompts: dict[int, _Prompts] = {}  # by rows
+        self._came: dict[int, tuple[tuple[int, int, int], int]] = {}  # and how often in a row
+        self._captured = set(self._pieces.sizes) if self._pieces.captured else set()
         self._failed = False
         self._grammars = Grammars(llm.tokenizer)
 
@@ -469,10 +498,43 @@ class BatchEngine:
             if part.completes:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
-        step = self._step(len(parts), rows, wanted=max(len(ends), 1))
+        return self._mixed(parts, rows, ends or [0]), due
+
+    def _mixed(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
+        """Of a step that has prompts too; those of a long prompt are alike, and are captured."""
+        key = len(parts), rows, len(ends)
+        known = self._prompts.get(rows)
+        if known is not None and known.key == key:
+            known.step.set(parts)
+            known.step.want(ends)
+            known.graph.replay()
+            return known.rows
+        step = self._step(len(parts), rows, wanted=len(ends))
         step.set(parts)
-        step.want(ends or [0])
-        return self._computed_rows(step), due
+        step.want(ends)
+        if rows not in self._captured:
+            return self._computed_rows(step)
+        before, times = self._came.get(rows, (key, 0))
+        times = times + 1 if before == key else 1
+        self._came[rows] = key, times
+        if times < CAPTURED:
+            return self._computed_rows(step)
+        if known is not None:
+            known.graph.close()
+            del self._prompts[rows]
+        found = self._captured_rows(step, rows, key)
+        return self._computed_rows(step) if found is None else found
+
+    def _captured_rows(self, step: Step, rows: int, key: tuple[int, int, int]) -> Rows | None:
+        """As :meth:`_computed_rows`, to be replayed; None where there is no memory for that."""
+        try:
+            with capture(self._model.device) as graph:
+                found = self._computed_rows(step)
+        except OutOfMemoryError:
+            self._captured.discard(rows)
+            return None
+        self._prompts[rows] = _Prompts(key, step, graph, found)
+        return found
 
     def _decoded(self, parts: list[Placed]) -> Rows:
         """Of a step in which each sequence has one token."""

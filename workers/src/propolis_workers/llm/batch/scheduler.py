@@ -124,6 +124,8 @@ class Scheduler:
         most: int,
         budget: int,
         guess: Callable[[Sequence], tuple[int, ...]] | None = None,
+        *,
+        alone: tuple[int, ...] = (),
     ) -> None:
         """
         Begin with nobody.
@@ -133,6 +135,8 @@ class Scheduler:
             most: sequences that run at once.
             budget: tokens of a step.
             guess: what may follow the last token of a sequence; None for no guesses.
+            alone: tokens of a step in which nobody waits for his next token, the most first; of one
+                prompt in one of these sizes, if it has so many. The budget where there are none.
         """
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -141,6 +145,7 @@ class Scheduler:
         self._most = most
         self._budget = budget
         self._guess = guess
+        self._alone = alone or (budget,)
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -169,10 +174,12 @@ class Scheduler:
                 budget -= 1
         if self._guess is not None and not prompts and not self.waiting:
             parts = [self._guessed(part, budget // max(len(parts), 1)) for part in parts]
+        if not parts:
+            budget = self._alone[0]
         for sequence in prompts:
             if budget <= 0:
                 break
-            count = min(budget, sequence.left)
+            count = self._count(sequence, budget)
             if sequence in self.running and self._grow(sequence, count):
                 parts.append(Part(sequence, count))
                 budget -= count
@@ -256,10 +263,17 @@ class Scheduler:
                 self._leave_behind(sequence)
             if sequence.cached is None:
                 sequence.cached = sequence.computed
-            count = min(budget, sequence.left)
+            count = self._count(sequence, budget)
             if self._grow(sequence, count):
                 parts.append(Part(sequence, count))
                 budget -= count
+
+    def _count(self, sequence: Sequence, budget: int) -> int:
+        """How much of a prompt a step has; of one that has it alone, what comes again alike."""
+        count = min(budget, sequence.left)
+        if self.running == [sequence] and not self.waiting:
+            count = next((size for size in self._alone if size <= count), count)
+        return count
 
     def _has_room(self, sequence: Sequence, match: Match) -> bool:
         """Whether there is room for a whole prompt, its first token, and the next of all others."""

@@ -1,0 +1,108 @@
+"""
+In which pieces a prompt is computed.
+
+A device with a queue is the faster the more tokens it has at once, and a step whose shapes come
+again is captured: so its pieces are a few sizes, as large as its memory has room for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import NamedTuple
+
+import numpy as np
+
+from propolis import Tensor
+from propolis.later import numpy_later
+from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import passing_bytes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from propolis import Device
+    from propolis_workers.llm.config import ModelConfig
+
+WIDEST: Final = 2048
+"""Tokens at once, beyond which hardly any device is faster."""
+
+CAPTURED: Final = 4
+"""How often a step must have come to be captured, which takes as long as several of them."""
+
+_SHARE: Final = 8  # of the memory that is free, what they may take
+
+
+class Pieces(NamedTuple):
+    """
+    Of how many tokens the pieces of a prompt are.
+
+    Attributes:
+        sizes: the most first: each half of the one before.
+        captured: whether the step of each is captured when it comes again.
+    """
+
+    sizes: tuple[int, ...]
+    captured: bool
+
+    def of(self, tokens: int) -> Iterator[int]:
+        """
+        Whole pieces of so many tokens, the largest first, and the rest.
+
+        >>> list(Pieces((1024, 512), captured=True).of(3000))
+        [1024, 1024, 512, 440]
+        """
+        for size in self.sizes:
+            while tokens >= size:
+                yield size
+                tokens -= size
+        if tokens:
+            yield tokens
+
+
+def has_queue(device: Device) -> bool:
+    """Whether calls are launched now and run later, so that many small ones wait for the host."""
+    return numpy_later(Tensor.from_numpy(np.zeros(1, np.int32), device)) is not None
+
+
+def pieces_of(
+    config: ModelConfig,
+    device: Device,
+    capacity: int,
+    needed: int,
+    least: int | None = None,
+    *,
+    sequences: int = 1,
+) -> Pieces:
+    """
+    The pieces that a device has room for.
+
+    Args:
+        config: the model's numbers.
+        device: where it runs.
+        capacity: tokens that a sequence may have.
+        needed: bytes that are taken without any that is captured, or wider than ``least``.
+        least: tokens of a piece, at least; as many as anywhere when None.
+        sequences: whose prompts share a piece, at most.
+    """
+    least = CHUNK if least is None else least
+    free = device.guarded(device.memory.available) if has_queue(device) else None
+    if free is None:
+        return Pieces((least,), captured=False)
+
+    def fits(sizes: tuple[int, ...]) -> bool:
+        # Those that are captured, and the widest that is not.
+        rows = sum(sizes) + sizes[0] - least
+        more = passing_bytes(config, capacity, rows)
+        return needed + more <= free and (more * _SHARE <= free or sizes == (least,))
+
+    sizes: tuple[int, ...] = (least,)
+    # Layers with a window have room for so many beside it.
+    widest = 0 if any(config.windows) or least < CHUNK else min(WIDEST, capacity * sequences)
+    while 2 * sizes[0] <= widest and fits((2 * sizes[0], *sizes)):
+        sizes = (2 * sizes[0], *sizes)
+    return Pieces(sizes, captured=fits(sizes))
+
+
+__all__ = ["CAPTURED", "WIDEST", "Pieces", "has_queue", "pieces_of"]
