@@ -166,7 +166,7 @@ def test_one_gpu_of_two(rocm, monkeypatch, tmp_path) -> None:
     assert {"no machine code"} == {impl.unusable for impl in implementations(Other)}
 
 
-def test_a_lost_device(python) -> None:
+def test_a_lost_device(python, tmp_path) -> None:
     """A device that fails for good is lost, whatever number rocBLAS makes of it."""
     done = python(
         "-c",
@@ -184,6 +184,7 @@ except DeviceLostError as exc:
     print("lost", exc)
 """,
         HIPSIM_DEVICE_LOST="5",
+        XDG_CACHE_HOME=str(tmp_path),  # the next process there waits for each call
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("lost"), done.stdout + done.stderr

@@ -13,6 +13,9 @@ from propolis import Runtime
 from propolis_workers.llm import LLM
 
 
+KERNELS = Path(__file__).parents[2] / "build" / "cache" / "propolis" / "kernels"
+
+
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "decode.py")
 GOLDEN = HERE.parent / "data/smollm2/greedy_llamacpp_f32.json"
@@ -179,10 +182,14 @@ def test_every_launch_fails_once(decode, truth):
 @pytest.mark.parametrize(
     "launch", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 20, 32, 42))]
 )
-def test_a_device_that_is_lost(propolis, model, launch):
+def test_a_device_that_is_lost(propolis, model, launch, tmp_path):
     """In the prompt, in the captured step or in a replay: one clear error, and an end."""
+    # The next process of that cache waits for each call; kernels are compiled once, for all tests.
+    (tmp_path / "propolis").mkdir()
+    (tmp_path / "propolis" / "kernels").symlink_to(KERNELS)
+    lost = {"HIPSIM_DEVICE_LOST": str(launch), "XDG_CACHE_HOME": str(tmp_path)}
     arguments = ["llm", "generate", "--raw", "abc", "-n", "3", "-m", str(model)]
-    done = propolis(*arguments, "--device", "rocm:0", HIPSIM_DEVICE_LOST=str(launch))
+    done = propolis(*arguments, "--device", "rocm:0", **lost)
     assert done.returncode == 3
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: rocm:0")

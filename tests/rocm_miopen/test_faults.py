@@ -140,7 +140,7 @@ def test_the_ladder(propolis) -> None:
     assert any(line.startswith("last rung, with copies: cpu: cpu_ref") for line in lines)
 
 
-def test_a_lost_device(python) -> None:
+def test_a_lost_device(python, tmp_path) -> None:
     """A device that fails for good is lost, whatever number MIOpen makes of it."""
     done = python(
         "-c",
@@ -159,6 +159,7 @@ except DeviceLostError as exc:
     print("lost", exc)
 """,
         HIPSIM_DEVICE_LOST="5",
+        XDG_CACHE_HOME=str(tmp_path),  # the next process there waits for each call
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("lost"), done.stdout + done.stderr

@@ -24,6 +24,7 @@ from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._scratch import BYTES
 
 
 if TYPE_CHECKING:
@@ -81,6 +82,6 @@ def _choose(
 
 
 OPS: Final = [
-    implementation(name, fn, dtypes.FLOATS, in_place=False, supports=supports)
+    implementation(name, fn, dtypes.FLOATS, in_place=False, supports=supports, workspace=BYTES)
     for name, fn in zip(("attention", "attention_lse"), functions(_choose), strict=True)
 ]

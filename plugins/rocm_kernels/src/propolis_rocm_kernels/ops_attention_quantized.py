@@ -23,6 +23,7 @@ from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels._scratch import BYTES
 
 
 if TYPE_CHECKING:
@@ -75,7 +76,13 @@ def _supports(q: Tensor, k: Tensor, v: Tensor, /, *rest: Any, **others: Any) -> 
 
 OPS: Final = [
     implementation(
-        name, fn, {"q": queries, "k": kept}, in_place=False, supports=_supports, variant=variant
+        name,
+        fn,
+        {"q": queries, "k": kept},
+        in_place=False,
+        supports=_supports,
+        variant=variant,
+        workspace=BYTES,
     )
     for queries, kept, variant in ((_QUERIES, _BLOCKS, ""), ((dtypes.f32,), _HALVES, "halves"))
     for name, fn in zip(("qattention", "qattention_lse"), functions(_choose), strict=True)
