@@ -15,7 +15,6 @@ from propolis_workers.llm import LLM
 
 KERNELS = Path(__file__).parents[2] / "build" / "cache" / "propolis" / "kernels"
 
-
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "decode.py")
 GOLDEN = HERE.parent / "data/smollm2/greedy_llamacpp_f32.json"
@@ -29,6 +28,7 @@ OPS = [
     "cast",
     "embedding",
     "gather",
+    "qattention",
     "qmatmul",
     "rms_norm",
     "rope",
