@@ -301,10 +301,8 @@ def test_keys_and_values_in_16_bits(rocm, runtime, kept, dims, tokens, pages) ->
     )
     for a, e in zip(actual, expected, strict=True):
         assert np.abs(a.numpy() - e.numpy()).max() <= 1e-5 * max(1, np.abs(e.numpy()).max())
-    assert {"qattention_lse"} == set(rocm.table.placement.as_dict()["ops"]) & {
-        "qattention_lse",
-        "attention_lse",
-    }
+    winner = rocm.table.trace(ops.qattention_lse, (dtypes.f32, kept)).winner
+    assert (winner.provenance.plugin, winner.variant) == ("rocm_kernels", "halves")
 
 
 def test_rows_that_no_pack_holds_are_left_to_others(rocm) -> None:
