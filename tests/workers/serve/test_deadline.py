@@ -82,6 +82,8 @@ def test_other_apis(server):
             lines = server.http.get(job["sse_url"]).text.split("\n\n")
             last = json.loads(lines[-3].removeprefix("data: "))
             assert (last["type"], last["code"]) == ("error", "TIMEOUT")
+            before = json.loads(lines[-4].removeprefix("data: "))
+            assert (before["type"], before["action"]) == ("narration", "failed")
     freed(server)
 
 

@@ -41,6 +41,20 @@ def test_chat(client, llm):
     assert got.usage.total_tokens == len(finish.ids) + finish.prompt_tokens
 
 
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "system", "content": None}])
+def test_a_message_whose_text_was_lost(server, message):
+    """Whoever asks has to say something: a text that a client lost is no empty one."""
+    got = server.http.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 2})
+    assert got.status_code == 400
+    assert f"a message of the role {message['role']} has no content" in got.text
+    got = server.http.post("/api/chat", json={"messages": [message], "stream": False})
+    assert got.status_code == 400
+    assert "has no content" in got.json()["error"]
+    silent = [{"role": "user", "content": ""}, {"role": "assistant", "content": None}]
+    asked = {"messages": [*silent, {"role": "user", "content": "go on"}], "max_tokens": 2}
+    assert server.http.post("/v1/chat/completions", json=asked).status_code == 200
+
+
 def test_stream(client, llm):
     """The pieces of a stream are the answer; its usage comes last, where it is asked for."""
     text, finish = alone(llm)

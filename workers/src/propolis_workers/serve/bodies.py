@@ -61,6 +61,18 @@ class Body(BaseModel):
         return given
 
 
+def expect_content(role: str, content: object) -> None:
+    """
+    Check that a message says something: only who answers may not, as where he calls tools.
+
+    Raises:
+        PydanticCustomError: it does not: some client lost a text.
+    """
+    if role != "assistant" and content is None:
+        kind, msg = "missing", "a message of the role {role} has no content: give its text"
+        raise PydanticCustomError(kind, msg, {"role": role})
+
+
 class JsonRoute(APIRoute):
     """A route that refuses bodies that are too many values, or that no text can hold."""
 
@@ -115,4 +127,4 @@ def expect_readable(body: bytes) -> None:
             pass
 
 
-__all__ = ["MOST_FIELDS", "MOST_VALUES", "Body", "JsonRoute", "expect_readable"]
+__all__ = ["MOST_FIELDS", "MOST_VALUES", "Body", "JsonRoute", "expect_content", "expect_readable"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 from typing import Any
 from typing import Literal
+from typing import Self
 
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import model_validator
 
 from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import expect_content
 from propolis_workers.serve.tool_use import Function
 from propolis_workers.serve.tool_use import Name
 
@@ -64,6 +67,12 @@ class Spoken(_Asked):
     images: list[Any] | None = None
     tool_calls: Annotated[list[SaidCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        """As OpenAI's: only who answers may say nothing."""
+        expect_content(self.role, self.content)
+        return self
 
 
 def spoken(messages: list[Spoken]) -> list[Told]:

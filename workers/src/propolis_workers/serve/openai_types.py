@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 from typing import Any
 from typing import Literal
+from typing import Self
 
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import model_validator
 
 from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import expect_content
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.openai_tools import Choice  # noqa: TC001  (pydantic reads them)
 from propolis_workers.serve.openai_tools import SaidCall  # noqa: TC001
@@ -80,6 +83,12 @@ class Message(_Asked):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        """Only who answers may say nothing, as where he calls tools: else a text was lost."""
+        expect_content(self.role, self.content)
+        return self
 
     def text(self) -> str:
         """What it says; nothing where it only calls tools."""

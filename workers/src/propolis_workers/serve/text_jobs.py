@@ -136,6 +136,9 @@ async def write(service: Service, asked: AsyncGenerator[dict[str, Any]], job: Ru
                     ended(reason, one["finish"]["stop_string"])
     except asyncio.CancelledError:
         ended("CANCELLED")
+    except Exception as exc:
+        job.narrate("failed", service.name, f"ended after {count} tokens: {exc}")
+        raise
 
 
 def _taken(service: Service) -> int:
