@@ -4,7 +4,8 @@ Many answers at once on one model.
 Call :meth:`BatchEngine.step` for as long as there is something to do: each step computes what
 the scheduler planned and draws the next token of every sequence that is due. A step in which
 each sequence has one token is captured once for each size of a ladder, and replayed; one that
-computes a part of a prompt is when another like it comes next, where the device has a queue.
+computes a part of a prompt is as its like comes for the fourth time (see chunks.py), where the
+device has a queue and room for it.
 """
 
 from __future__ import annotations
