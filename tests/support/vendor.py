@@ -5,10 +5,12 @@ its own, which neither this user's settings nor what other tests find can reach.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -23,7 +25,6 @@ from propolis import runtime as runtimes
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
-    from pathlib import Path
 
 _FOREIGN = (
     *("PROPOLIS_", "HIPSIM_", "HSA_", "HIP_", "ROCR_", "ROCM_", "XDG_"),
@@ -43,6 +44,23 @@ def environment(hipsim: Path, home: Path, plugins: str) -> dict[str, str]:
         "MIOPEN_CUSTOM_CACHE_DIR": str(home / "miopen"),
         "PROPOLIS_PLUGINS": plugins,
     }
+
+
+def told(hipsim: Path, home: Path, code: str, *arguments: object, **environ: str) -> Any:
+    """What a process with the simulator's GPU and our kernels prints last, which is JSON."""
+    # Kernels are compiled once a checkout.
+    cache = str(Path(__file__).parents[2] / "build" / "cache")
+    own = {"XDG_CACHE_HOME": cache, "PROPOLIS_FALLBACK": "allow", **environ}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**environment(hipsim, home, "rocm_hip,rocm_kernels"), **own},
+        capture_output=True,
+        text=True,
+        timeout=patience(600),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def settle(environ: dict[str, str], patch: pytest.MonkeyPatch) -> None:

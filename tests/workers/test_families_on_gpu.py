@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import vendor
 from gguf import GGMLQuantizationType
-from patience import patience
 from tiny_families import FAMILIES
 from tiny_families import Truth
 from tiny_families import vocabulary
@@ -19,7 +13,6 @@ from tiny_families import write_gguf
 from propolis_workers.llm import LLM
 
 
-CACHE = Path(__file__).parents[2] / "build" / "cache"
 QUANTISED = [name for name, family in FAMILIES.items() if family.gguf]
 
 CHILD = """
@@ -55,17 +48,7 @@ def test_greedy_tokens(hipsim, tmp_path) -> None:
         )
         for number, name in enumerate(QUANTISED)
     }
-    environ = vendor.environment(hipsim, tmp_path, "rocm_hip,rocm_kernels")
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, files.values())],
-        env={**environ, "XDG_CACHE_HOME": str(CACHE), "PROPOLIS_FALLBACK": "allow"},
-        capture_output=True,
-        text=True,
-        timeout=patience(600),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = vendor.told(hipsim, tmp_path, CHILD, *files.values())
     expected = {}
     for name, path in files.items():
         generation = LLM.load(path).complete("HELLO", max_tokens=12)

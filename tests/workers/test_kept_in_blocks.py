@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import vendor
-from patience import patience
 from tiny_families import FAMILIES
 from tiny_families import IDS
 from tiny_families import PROMPT
@@ -42,7 +39,6 @@ from propolis_workers.llm.models import read_config
 from propolis_workers.weights import SafetensorsFolder
 
 
-CACHE = Path(__file__).parents[2] / "build" / "cache"
 GOLDEN = Path(__file__).parents[1] / "data/smollm2/greedy_llamacpp_f32.json"
 # Their heads are whole blocks: of keys and values alone, of windows, caps, experts and sinks.
 WHOLE = ["qwen3", "gemma2", "gemma3", "qwen3_moe", "gpt_oss"]
@@ -265,17 +261,7 @@ def test_on_a_gpu(hipsim, tmp_path):
         )
         for name in WHOLE
     }
-    environ = vendor.environment(hipsim, tmp_path, "rocm_hip,rocm_kernels")
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, files.values())],
-        env={**environ, "XDG_CACHE_HOME": str(CACHE), "PROPOLIS_FALLBACK": "allow"},
-        capture_output=True,
-        text=True,
-        timeout=patience(600),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = vendor.told(hipsim, tmp_path, CHILD, *files.values())
     expected = {}
     for name, path in files.items():
         generation = LLM.load(path, kv_type="q8_0").complete("HELLO", max_tokens=12)

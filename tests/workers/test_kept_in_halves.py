@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import vendor
-from patience import patience
 from tiny_families import FAMILIES
 from tiny_families import IDS
 from tiny_families import PROMPT
@@ -28,7 +24,10 @@ from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.network import attending
 
 
-CACHE = Path(__file__).parents[2] / "build" / "cache"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
 SOME = ["llama", "gemma2", "gpt_oss"]  # whole rows, windows and caps, sinks
 MIXED = {"qattention", "qattention_lse"}
 CHILD = """
@@ -130,23 +129,8 @@ def test_on_a_gpu(hipsim, tmp_path, numerics):
     No queries are converted for one token.
     """
     files = {name: written(tmp_path, name) for name in SOME}
-    environ = vendor.environment(hipsim, tmp_path, "rocm_hip,rocm_kernels")
     child = CHILD if numerics == "fast" else CHILD.replace('== "f16"', '== "f32"')
-    done = subprocess.run(
-        [sys.executable, "-c", child, *map(str, files.values())],
-        env={
-            **environ,
-            "XDG_CACHE_HOME": str(CACHE),
-            "PROPOLIS_FALLBACK": "allow",
-            "PROPOLIS_NUMERICS": numerics,
-        },
-        capture_output=True,
-        text=True,
-        timeout=patience(600),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = vendor.told(hipsim, tmp_path, child, *files.values(), PROPOLIS_NUMERICS=numerics)
     device = Runtime.start(Config(plugins=["cpu_ref"])).cpu
     for path in files.values():
         ids, rows = told[str(path)]

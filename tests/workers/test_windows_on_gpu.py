@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import vendor
-from patience import patience
 from tiny_families import FAMILIES
 from tiny_families import Truth
 from tiny_families import vocabulary
 from tiny_families import write_gguf
 
 
-CACHE = Path(__file__).parents[2] / "build" / "cache"
 NAMES = ["mistral", "gemma3", "gpt_oss"]
 
 CHILD = """
@@ -72,17 +66,7 @@ def test_the_same_tokens(hipsim, tmp_path) -> None:
         truth = replace(truth, config={**truth.config, "max_position_embeddings": 96})
         path = tmp_path / f"{name}.gguf"
         files.append(write_gguf(path, FAMILIES[name], truth, tokenizer=vocabulary()))
-    environ = vendor.environment(hipsim, tmp_path, "rocm_hip,rocm_kernels")
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, files)],
-        env={**environ, "XDG_CACHE_HOME": str(CACHE), "PROPOLIS_FALLBACK": "allow"},
-        capture_output=True,
-        text=True,
-        timeout=patience(600),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = vendor.told(hipsim, tmp_path, CHILD, *files)
     for path in map(str, files):
         alone = told[path]["cpu"][:2]
         assert told[path]["cpu"] == told[path]["rocm:0"] == [*alone, *alone]
