@@ -350,3 +350,26 @@ def test_heads_that_are_too_wide_are_declined() -> None:
     many = shaped(1 << 20, 8, 2, 64)
     assert "1048576 keys" not in str(supports(many, k, k))
     assert "too many" in str(supports(many, k, k))
+
+
+@pytest.mark.usefixtures("rocm")
+@pytest.mark.parametrize("dtype", [dtypes.f16, dtypes.bf16], ids=str)
+def test_queries_at_the_end_of_memory(dtype, rounding):
+    """
+    Nothing behind the last query is read, where its tile has room for more.
+
+    The queries end where a segment of the allocator does, which memory that is none follows; the
+    last sequence has one. An H100 lost its device so, with prompts of several sequences in a step.
+    """
+    device = rounding.device("rocm")
+    heads, dim, tokens = 32, 64, 512
+    out = device.empty((1, tokens, heads, dim), dtype)
+    kept = Tensor.from_numpy(np.ones((2, tokens, 8, dim), dtype.numpy), device)
+    lengths, starts = (
+        Tensor.from_numpy(np.array(a, np.int32), device) for a in ([511, 1], [0, 511, 512])
+    )
+    # Last, so that nothing lies behind it.
+    segment = Tensor.from_numpy(np.zeros(16 << 20, dtype.numpy), device)
+    q = segment.narrow(0, segment.numel - out.numel, out.numel).reshape(*out.shape)
+    ops.attention.into(out, q, kept, kept, lengths, causal=True, q_start=starts)
+    np.testing.assert_array_equal(out.numpy().astype(np.float32), 1)

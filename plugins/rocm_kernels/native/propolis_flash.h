@@ -372,7 +372,9 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
     warp.some = rows > 0 ? seen(s, sequence.valid, warp.position, origin + last) : Range{0, 0};
     warp.all = Range{seen(s, sequence.valid, origin + last, origin + last).first,
                      seen(s, sequence.valid, warp.position, warp.position).end};
-    warp.from = a.q + sequence.row * s.q[0] + own.head * s.q[2] + (sequence.first + query) * s.q[1];
+    // A warp without queries loads the sequence's first: what lies behind its last may be no memory.
+    const i32 own_first = sequence.first + (rows > 0 ? query : 0);
+    warp.from = a.q + sequence.row * s.q[0] + own.head * s.q[2] + own_first * s.q[1];
     warp.apart = s.q[1];
     warp.rows = rows;
     warp.ask(s);

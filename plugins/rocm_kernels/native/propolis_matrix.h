@@ -13,7 +13,8 @@
 //                `runs[i]` are the eight neighbours of row(i) from depth(i) on.  Instructions have
 //                them in another order in depth, of both operands the same.
 //
-// An operand may be brought right `from_memory` too, where depths from some on are 0, and rows anything.
+// An operand may be brought right `from_memory` too, where depths from some on are 0, and rows anything: the
+// first has to be memory, even where there are none.
 //
 // All threads of a warp load and multiply together.  What each holds is said by AMD's and
 // NVIDIA's documents of the instruction sets (RDNA 3 and 4: 7.9; CDNA 2 and 3: 7.1; PTX: mma).
@@ -311,6 +312,8 @@ struct Operand {
     }
     PROPOLIS_METHOD void from_memory(const T* first, i64 apart, i32 some, i32 deep) {
         *this = {first, apart, 1, some, deep};
+        // The others read the first row also where there is none.
+        if (deep > 0) (void)*(const volatile u16*)first;
     }
     PROPOLIS_METHOD void run(int i, f32 (&held)[FRAGMENT]) const {
 #pragma unroll
