@@ -27,7 +27,7 @@ NATIVE = Path(__file__).parents[2] / "plugins" / "cpu_native" / "native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 # As CMakeLists.txt has them for arm64_dotprod.
 FLAGS = ("-std=c++20", "-O2", "-march=armv8.2-a+dotprod", "-ffp-contract=fast", "-fno-math-errno")
-SOURCES = ("pool", "rows", "qmatmul", "attention", "conv", "images", "linear", "matrix")
+SOURCES = ("pool", "rows", "qmatmul", "indexing", "attention", "conv", "images", "linear", "matrix")
 SOURCES += ("attention_matrix", "conv_matrix", "qmatmul_matrix")
 
 FORMATS = sorted(ops_quantized.FORMATS, key=lambda dtype: dtype.name)

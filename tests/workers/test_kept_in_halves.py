@@ -89,14 +89,18 @@ def attended(monkeypatch):
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("kept", [dtypes.f16, dtypes.bf16], ids=str)
 @pytest.mark.parametrize("name", SOME)
-def test_logits(name, kept, tmp_path, attended):
-    """One token's queries are not rounded, a prompt's are; logits are off by what keys lose."""
+def test_logits(name, kept, gpu, tmp_path, attended, monkeypatch):
+    """A GPU rounds a prompt's queries, not one token's; logits are off by what keys lose."""
+    if gpu:
+        monkeypatch.setattr(Layers, "rounds_queries", True)
     llm = LLM.load(written(tmp_path, name), kv_type=kept)
     engine = Engine(llm.model, len(IDS))
     engine.prefill(IDS[:PROMPT])
-    assert {(one[0][0], *one[1:]) for one in attended} == {("a", kept.name, PROMPT)}
+    prompt = ("a", kept.name, PROMPT) if gpu else ("q", "f32", PROMPT)
+    assert {(one[0][0], *one[1:]) for one in attended} == {prompt}
     attended.clear()
     logits = np.array([engine.decode(token) for token in IDS[PROMPT:]])
     assert {(one[0][0], *one[1:]) for one in attended} == {("q", "f32", 1)}

@@ -112,6 +112,7 @@ public:
         return {b ? b->buf : nullptr, step};
     }
     bool is_none() const { return at_ < count_ && args_[at_] == Py_None; }
+    bool is_number() const { return at_ < count_ && PyLong_Check(args_[at_]); }
     void skip() { ++at_; }
     i64 whole() {
         PyObject* object = next();

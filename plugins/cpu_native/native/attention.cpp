@@ -28,34 +28,51 @@ struct Partial {
 // Rows asked for before their turn: they lie in pages, and what guesses the next line stops at a page's end.
 constexpr i64 AHEAD = 16;
 
-template <class T>
-PROPOLIS_INLINE void ask_for(const T* row, i64 dim) {
-    for (i64 i = 0; i < dim; i += LINE * 4 / (i64)sizeof(T)) __builtin_prefetch(row + i);
+template <class K>
+PROPOLIS_INLINE void ask_for(const K* row, i64 dim) {
+    for (i64 i = 0; i < extent<K>(dim); i += LINE * 4 / (i64)sizeof(K)) __builtin_prefetch(row + i);
 }
 
-// Heads [h0, h0 + G) of one query over keys [j0, j1): scores[g][j - j0].  Their values are wanted next.
-template <class T>
-void score(const Rows<T>& keys, const Rows<T>& values, i64 j0, i64 j1, const f32* q, i64 heads, i64 dim,
-           i64 value_dim, f32* scores) {
+// Keys whose scores are summed side by side: where there are registers, as many as are summed up in one go.
+constexpr i64 BESIDE = VECTOR == 64 ? LANES : 4;
+
+PROPOLIS_INLINE void store_sums(f32* to, const F32s (&sums)[LANES]) { store(to, sum_each(sums)); }
+PROPOLIS_INLINE void store_sums(f32* to, const F32s (&sums)[4]) {
+    for (i64 u = 0; u < 4; ++u) to[u] = sum(sums[u]);
+}
+
+// Heads of one query over n keys: scores[g][j], and some beyond the last.  Their values are wanted next.
+template <class K>
+void score(const K* const* keys, const K* const* values, i64 n, const f32* q, i64 heads, i64 dim, i64 value_dim,
+           f32* scores) {
     const i64 wide_dim = padded(dim);
-    for (i64 j = j0; j < std::min(j0 + AHEAD, j1); ++j) ask_for(keys[j], dim);
-    for (i64 j = j0; j < j1; ++j) {
-        const T* key = keys[j];
-        if (j + AHEAD < j1) ask_for(keys[j + AHEAD], dim);
-        ask_for(values[j], value_dim);
+    for (i64 j = 0; j < n; j += BESIDE) {
+        const K* key[BESIDE];
+        for (i64 u = 0; u < BESIDE; ++u) key[u] = keys[std::min(j + u, n - 1)];
+        for (i64 u = j + AHEAD; u < std::min(j + AHEAD + BESIDE, n); ++u) ask_for(keys[u], dim);
+        for (i64 u = j; u < std::min(j + BESIDE, n); ++u) ask_for(values[u], value_dim);
         for (i64 g = 0; g < heads; ++g) {
-            F32s sums = splat(0.0f);
-            for (i64 i = 0; i < dim; i += LANES) {
-                sums = fma(load(q + g * wide_dim + i), load_some(key + i, dim - i), sums);
+            F32s sums[BESIDE];
+#pragma GCC unroll 16
+            for (i64 u = 0; u < BESIDE; ++u) sums[u] = splat(0.0f);
+            i64 i = 0;
+            for (; i + LANES <= dim; i += LANES) {
+                const F32s own = load(q + g * wide_dim + i);
+#pragma GCC unroll 16
+                for (i64 u = 0; u < BESIDE; ++u) sums[u] = fma(own, kept_at(key[u], i, LANES), sums[u]);
             }
-            scores[g * PART + j - j0] = sum(sums);
+            if (i < dim) {
+                const F32s own = load(q + g * wide_dim + i);
+                for (i64 u = 0; u < BESIDE; ++u) sums[u] = fma(own, kept_at(key[u], i, dim - i), sums[u]);
+            }
+            store_sums(scores + g * PART + j, sums);
         }
     }
 }
 
 // acc[g] += weights[g][j] * values[j], four vectors of each of G heads at a time.
-template <int G, class T>
-void weigh(const Rows<T>& values, i64 j0, i64 j1, const f32* weights, i64 dim, f32* acc) {
+template <int G, class K>
+void weigh(const K* const* values, i64 n, const f32* weights, i64 dim, f32* acc) {
     constexpr int V = 4;
     const i64 wide_dim = padded(dim);
     i64 i = 0;
@@ -63,14 +80,13 @@ void weigh(const Rows<T>& values, i64 j0, i64 j1, const f32* weights, i64 dim, f
         F32s sums[G][V];
         for (int g = 0; g < G; ++g)
             for (int v = 0; v < V; ++v) sums[g][v] = splat(0.0f);
-        for (i64 j = j0; j < j1; ++j) {
-            const T* value = values[j] + i;
+        for (i64 j = 0; j < n; ++j) {
             F32s row[V];
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) row[v] = load_wide(value + v * LANES);
+            for (int v = 0; v < V; ++v) row[v] = kept_at(values[j], i + v * LANES, LANES);
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-                const F32s w = splat(weights[g * PART + j - j0]);
+                const F32s w = splat(weights[g * PART + j]);
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) sums[g][v] = fma(w, row[v], sums[g][v]);
             }
@@ -82,18 +98,18 @@ void weigh(const Rows<T>& values, i64 j0, i64 j1, const f32* weights, i64 dim, f
     for (; i < dim; i += LANES) {
         F32s sums[G];
         for (int g = 0; g < G; ++g) sums[g] = splat(0.0f);
-        for (i64 j = j0; j < j1; ++j) {
-            const F32s row = load_some(values[j] + i, dim - i);
-            for (int g = 0; g < G; ++g) sums[g] = fma(splat(weights[g * PART + j - j0]), row, sums[g]);
+        for (i64 j = 0; j < n; ++j) {
+            const F32s row = kept_at(values[j], i, dim - i);
+            for (int g = 0; g < G; ++g) sums[g] = fma(splat(weights[g * PART + j]), row, sums[g]);
         }
         for (int g = 0; g < G; ++g) store(acc + g * wide_dim + i, sums[g]);
     }
 }
 
-template <class T>
+template <class T, class K>
 void few(const Attention& a) {
     const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
-    const i64 dim = a.q.shape[3], value_dim = a.v.shape[3];
+    const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
     const i64 wide_dim = padded(dim), wide_values = padded(value_dim);
 
     // A task is a query, a head of keys, and some keys.
@@ -154,7 +170,13 @@ void few(const Attention& a) {
         const i64 position = s.valid - s.tokens + task.token, n = task.end - task.first;
         f32* own = partial + number * each;
         f32* acc = own + 2 * group;
-        const Rows<T> keys(a, a.k, s, task.head), values(a, a.v, s, task.head);
+        const Rows<K> all_keys(a, a.k, s, task.head), all_values(a, a.v, s, task.head);
+        const K *keys[PART], *values[PART];
+        for (i64 j = 0; j < n; ++j) {
+            keys[j] = all_keys[task.first + j];
+            values[j] = all_values[task.first + j];
+            if (j < AHEAD) ask_for(keys[j], dim);
+        }
         thread_local Room<> memory;
         constexpr i64 G = 4;
         f32 *q = memory.of(G * (wide_dim + PART)), *scores = q + G * wide_dim;
@@ -168,7 +190,7 @@ void few(const Attention& a) {
                     store(q + g * wide_dim + i, load_some(from + i, dim - i) * splat(a.scale));
                 }
             }
-            score(keys, values, task.first, task.end, q, some, dim, value_dim, scores);
+            score(keys, values, n, q, some, dim, value_dim, scores);
             for (i64 g = 0; g < some; ++g) {
                 f32* row = scores + g * PART;
                 const i64 h = task.head * group + g0 + g;
@@ -196,10 +218,10 @@ void few(const Attention& a) {
             }
             f32* to = acc + g0 * wide_values;
             switch (some) {
-                case 1: weigh<1>(values, task.first, task.end, scores, value_dim, to); break;
-                case 2: weigh<2>(values, task.first, task.end, scores, value_dim, to); break;
-                case 3: weigh<3>(values, task.first, task.end, scores, value_dim, to); break;
-                case 4: weigh<4>(values, task.first, task.end, scores, value_dim, to); break;
+                case 1: weigh<1>(values, n, scores, value_dim, to); break;
+                case 2: weigh<2>(values, n, scores, value_dim, to); break;
+                case 3: weigh<3>(values, n, scores, value_dim, to); break;
+                case 4: weigh<4>(values, n, scores, value_dim, to); break;
             }
         }
     });
@@ -209,11 +231,7 @@ void few(const Attention& a) {
         for (i64 g = 0; g < group; ++g) {
             const i64 h = place.head * group + g, token = s.first + place.token;
             f32 top = -INFINITE, total = 0;
-            bool odd = false;
-            for (i64 i = place.at; i < place.at + place.tasks; ++i) {
-                top = std::max(top, partial[i * each + 2 * g]);
-                odd |= partial[i * each + 2 * g + 1] != partial[i * each + 2 * g + 1];
-            }
+            for (i64 i = place.at; i < place.at + place.tasks; ++i) top = std::max(top, partial[i * each + 2 * g]);
             const f32 less = top == -INFINITE ? 0 : top;
             T* out = (T*)a.out.at + ((s.row * a.q.shape[1] + token) * heads + h) * value_dim;
             for (i64 i = place.at; i < place.at + place.tasks; ++i) {
@@ -226,8 +244,7 @@ void few(const Attention& a) {
                     const f32 share = __builtin_expf(own[2 * g] - less);
                     sums = fma(splat(share), load(own + 2 * group + g * wide_values + e), sums);
                 }
-                if (total != 0) sums = sums * splat(1.0f / total);
-                else if (!odd) sums = splat(0.0f);
+                if (total != 0) sums = sums * splat(1.0f / total);  // else 0, or NaN by what 0 multiplied
                 store_some(out + e, sums, value_dim - e);
             }
             if (a.lse) {
@@ -299,12 +316,12 @@ PROPOLIS_INLINE void weigh_some(const f32* const* values, i64 count, const f32* 
     }
 }
 
-template <class T, int N>
+template <class T, class K, int N>
 void many(const Attention& a) {
     constexpr i64 LANES = propolis::LANES * N;  // queries of a task
     constexpr i64 EACH = propolis::LANES;
     const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
-    const i64 dim = a.q.shape[3], value_dim = a.v.shape[3];
+    const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
     // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence; the last ones first,
     // they see most.
     i64 total = 0;
@@ -320,9 +337,9 @@ void many(const Attention& a) {
         const i64 t0 = block * LANES, count = std::min<i64>(LANES, s.tokens - t0);
         const i64 origin = s.valid - s.tokens + t0;  // position of lane 0
         const Range range = seen(a, s.valid, origin, origin + count - 1);
-        const Rows<T> keys(a, a.k, s, kv_head), values(a, a.v, s, kv_head);
+        const Rows<K> keys(a, a.k, s, kv_head), values(a, a.v, s, kv_head);
 
-        constexpr bool direct = std::is_same_v<T, f32>;
+        constexpr bool direct = std::is_same_v<K, f32>;
         thread_local Room<> memory;
         const i64 per_head = LANES * (dim + value_dim + 2);
         const i64 wide_rows = direct ? 0 : KEYS * (padded(dim) + padded(value_dim));
@@ -357,10 +374,10 @@ void many(const Attention& a) {
                 } else {
                     f32* to = widened + j * padded(dim);
                     f32* to_value = widened + KEYS * padded(dim) + j * padded(value_dim);
-                    const T *from = keys[j0 + j], *from_value = values[j0 + j];
-                    for (i64 i = 0; i < dim; i += EACH) store(to + i, load_some(from + i, dim - i));
+                    const K *from = keys[j0 + j], *from_value = values[j0 + j];
+                    for (i64 i = 0; i < dim; i += EACH) store(to + i, kept_at(from, i, dim - i));
                     for (i64 i = 0; i < value_dim; i += EACH) {
-                        store(to_value + i, load_some(from_value + i, value_dim - i));
+                        store(to_value + i, kept_at(from_value, i, value_dim - i));
                     }
                     key[j] = to;
                     value[j] = to_value;
@@ -437,10 +454,17 @@ void many(const Attention& a) {
 void attention(const Attention& a) {
     i64 most = 0;
     for (i64 s = 0; s < a.batch; ++s) most = std::max(most, sequence_at(a, s).tokens);
-    with_type(a.kind, [&](auto type) {
+    const auto run = [&](auto type, auto kept) {
         typedef decltype(type) T;
-        most <= FEW ? few<T>(a) : most <= LANES ? many<T, 1>(a) : many<T, MOST_VECTORS>(a);
-    });
+        typedef decltype(kept) K;
+        most <= FEW ? few<T, K>(a) : most <= LANES ? many<T, K, 1>(a) : many<T, K, MOST_VECTORS>(a);
+    };
+    switch (a.kept) {
+        case Kept::SAME: return with_type(a.kind, [&](auto type) { run(type, type); });
+        case Kept::F16: return run(f32{}, f16{});
+        case Kept::BF16: return run(f32{}, bf16{});
+        case Kept::Q8: return run(f32{}, Q8{});
+    }
 }
 
 }  // namespace propolis

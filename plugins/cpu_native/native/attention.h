@@ -18,6 +18,30 @@ inline Sequence sequence_at(const Attention& a, i64 index) {
     return s;
 }
 
+// A byte of a row in q8_0: blocks of 32 numbers, a scale before them.
+struct Q8 {
+    u8 byte;
+};
+constexpr i64 Q8_BLOCK = 32, Q8_BYTES = 34;
+
+// How many of K a row of so many numbers has.
+template <class K>
+constexpr i64 extent(i64 dim) {
+    return std::is_same_v<K, Q8> ? dim / Q8_BLOCK * Q8_BYTES : dim;
+}
+// Numbers from the i-th of a row on, those beyond `left` as 0; i is a multiple of 16.
+template <class K>
+PROPOLIS_INLINE F32s kept_at(const K* row, i64 i, i64 left) {
+    return load_some(row + i, left);
+}
+template <>
+PROPOLIS_INLINE F32s kept_at(const Q8* row, i64 i, i64) {  // whole blocks: there are always sixteen
+    const u8* block = (const u8*)row + i / Q8_BLOCK * Q8_BYTES;
+    f16 scale;
+    std::memcpy(&scale, block, sizeof scale);
+    return as_floats(load_widened((const i8*)block + sizeof scale + i % Q8_BLOCK)) * splat(wide(scale));
+}
+
 // Rows of keys or values of a sequence and head.
 template <class T>
 struct Rows {

@@ -32,6 +32,8 @@ struct Format {
     void (*fast)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*exact)(const struct Product&, i64 t0, i64 t1, i64 m0, i64 m1);
     void (*widen)(const u8* tile, i64 first, i64 count, bf16* to);
+    // Up to sixteen rows of k elements, as they are before they are repacked; a null one is left out.
+    void (*decode)(f32* out, const u8* const* rows, int count, i64 k);
     i32 excess;    // of the factors of bytes
     int grain;     // elements of a sum of activations
 };
@@ -51,6 +53,7 @@ struct Product {
     const f32* scales = nullptr;    // (m, k / 32)
     const i32* starts = nullptr;    // (m, k / grain): what sums of bytes begin with
     const f32* sums = nullptr;      // (m, k / grain): of activations
+    const u8* finer = nullptr;      // (k / 32, m): whether lower bytes are not all 0
     const f32* wide = nullptr;      // (m, k)
 };
 void multiply(Product product, bool exact);
@@ -88,16 +91,48 @@ struct View {
 void rope(Kind kind, const View& out, const View& x, const View& positions, bool positions_64,
           const View& cos, const View& sin, bool interleaved, int threads);
 
+// Turns the first half of the heads of x, of f32, by `positions`, and writes all to cache[b, slots[b, t]].
+void rope_kv_append(Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
+                    const View& cos, const View& sin, bool interleaved);
+
 // cache[b, positions[b, t]] = x[b, t]
 void kv_append(int size, const View& cache, const View& x, const View& positions, bool positions_64);
 
 // The first of `positions` outside [0, limit); -1 where there is none.
 i64 outside(const View& positions, bool positions_64, i64 limit, i64* which);
 
+// -- by index --------------------------------------------------------------------------------------
+
+// Indices of 32 or 64 bits; the largest number says that there is none: what it would give is 0.
+struct Ids {
+    const void* at;
+    bool wide;
+    i64 count;
+    i64 operator[](i64 i) const { return wide ? ((const i64*)at)[i] : ((const i32*)at)[i]; }
+    bool masked(i64 i) const { return (*this)[i] == (wide ? INT64_MAX : INT32_MAX); }
+    // Which is the first outside [0, size); -1 where none is.
+    i64 outside(i64 size) const;
+};
+
+// Rows of a table, in blocks of a format or, where that is null, of a kind.
+void embedding(Kind kind, void* out, const Ids& ids, const void* table, const Format* format, Kind table_kind, i64 width,
+               int threads);
+// Of each row of x so many elements, of `size` bytes.
+void gather_rows(int size, void* out, const Stepped& x, const Ids& ids, i64 each);
+
+enum class Number : int { F32, F16, BF16, I32, I64 };
+// Rounded once; integers to f32 only.
+void cast(Kind kind, void* out, const void* x, Number from, i64 count, int threads);
+
 // -- attention -------------------------------------------------------------------------------------
+
+// What keys and values are kept as: the queries' own kind, and beside queries in f32 also in 16 bits or q8_0,
+// whose rows are counted in bytes.
+enum class Kept : int { SAME, F16, BF16, Q8 };
 
 struct Attention {
     Kind kind;
+    Kept kept;
     View out, q, k, v;       // (batch, tokens, heads, dim); pages of k and v where there is a table
     const i32* kv_len;       // contiguous, as the others here; null: all keys
     const i32* q_start;

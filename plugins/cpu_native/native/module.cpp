@@ -171,6 +171,25 @@ FUNCTION(rope_) {
     });
 }
 
+// rope_kv_append(cache, x, slots, positions, cos, sin, interleaved, kind)
+FUNCTION(rope_kv_append_) {
+    Arguments a(args, count);
+    const View cache = a.view(true), x = a.view(), slots = a.view(), positions = a.view(), cos = a.view(), sin = a.view();
+    const bool interleaved = a.truth();
+    const Kind kind = a.kind();
+    return a.call([=]() -> Error {
+        i64 found;
+        if (outside(positions, false, cos.shape[0], &found) >= 0) {
+            return is_outside("rope_kv_append", "the rows of cos and sin", cos.shape[0], found);
+        }
+        if (outside(slots, false, cache.shape[1], &found) >= 0) {
+            return is_outside("rope_kv_append", "the cache", cache.shape[1], found);
+        }
+        rope_kv_append(kind, cache, x, slots, positions, cos, sin, interleaved);
+        return {};
+    });
+}
+
 // kv_append(cache, x, positions, wide positions, bytes of an element)
 FUNCTION(kv_append_) {
     Arguments a(args, count);
@@ -187,9 +206,73 @@ FUNCTION(kv_append_) {
     });
 }
 
+// -- by index --------------------------------------------------------------------------------------
+
+Ids ids_of(Arguments& a) {
+    i64 nbytes = 0;
+    const void* at = a.flat(false, &nbytes);
+    const bool wide = a.truth();
+    return {at, wide, nbytes / (wide ? 8 : 4)};
+}
+
+Error not_there(const char* op, const char* where, const Ids& ids, i64 which, i64 size) {
+    return std::string(op) + ": id " + std::to_string(ids[which]) + " is outside " + where + ", which has " +
+           std::to_string(size) + " rows (0 to " + std::to_string(size - 1) + ")";
+}
+
+// embedding(out, ids, wide ids, table, its format or kind, rows, width, kind, threads)
+FUNCTION(embedding_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const Ids ids = ids_of(a);
+    const void* table = a.flat();
+    const Format* blocks = a.is_number() ? nullptr : format(a);
+    const Kind own = blocks || !a.ok() ? Kind::F32 : a.kind();
+    const i64 rows = a.whole(), width = a.whole();
+    const Kind kind = a.kind();
+    const int threads = (int)a.whole();
+    return a.call([=]() -> Error {
+        const i64 which = ids.outside(rows);
+        if (which >= 0) return not_there("embedding", "the table", ids, which, rows);
+        embedding(kind, out, ids, table, blocks, own, width, threads);
+        return {};
+    });
+}
+
+// gather_rows(out, x, its step, ids, wide ids, of each row, its width, bytes of an element)
+FUNCTION(gather_rows_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const Stepped x = a.rows();
+    const Ids ids = ids_of(a);
+    const i64 each = a.whole(), width = a.whole();
+    const int size = (int)a.whole();
+    return a.call([=]() -> Error {
+        const i64 which = ids.outside(width);
+        if (which >= 0) return not_there("gather", "the dimension", ids, which, width);
+        gather_rows(size, out, x, ids, each);
+        return {};
+    });
+}
+
+// cast(out, x, number, elements, kind, threads)
+FUNCTION(cast_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const void* x = a.flat();
+    const Number number = (Number)a.whole();
+    const i64 elements = a.whole();
+    const Kind kind = a.kind();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        cast(kind, out, x, number, elements, threads);
+        return Error();
+    });
+}
+
 // -- attention -------------------------------------------------------------------------------------
 
-// attention(out, lse, q, k, v, kv_len, q_start, table, alibi, kind, scale, softcap, left, right, threads, way)
+// attention(out, lse, q, k, v, kv_len, q_start, table, alibi, kind, kept, scale, softcap, left, right, threads, way)
 FUNCTION(attention_) {
     Arguments a(args, count);
     Attention t{};
@@ -207,6 +290,7 @@ FUNCTION(attention_) {
     t.blocks = table.at ? table.shape[1] : 0;
     t.alibi = (const f32*)a.flat();
     t.kind = a.kind();
+    t.kept = (Kept)a.whole();
     t.scale = (f32)a.number();
     t.softcap = (f32)a.number();
     t.left = a.whole();
@@ -439,7 +523,11 @@ PyMethodDef METHODS[] = {
     METHOD("pairwise", pairwise_),
     METHOD("largest_of_rows", largest_of_rows_),
     METHOD("rope", rope_),
+    METHOD("rope_kv_append", rope_kv_append_),
     METHOD("kv_append", kv_append_),
+    METHOD("embedding", embedding_),
+    METHOD("gather_rows", gather_rows_),
+    METHOD("cast", cast_),
     METHOD("attention", attention_),
     METHOD("group_norm", group_norm_),
     METHOD("upsample_nearest2d", upsample_nearest2d),

@@ -1,4 +1,7 @@
 // Products with weights in blocks, repacked as tiles.h says.
+#include <bit>
+#include <utility>
+
 #include "formats_256.h"
 #include "formats_32.h"
 #include "kernels.h"
@@ -15,20 +18,71 @@ constexpr int MOST = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;
 
 // Of these so many at a time: a product waits for the one before it that it is added to.
 template <int M>
-constexpr int BESIDE = VECTOR == 64 && M > 1 ? 2 : 1;
+constexpr int BESIDE = VECTOR == 64 && M > 1 ? (M < 4 ? M : 4) : 1;
 
 template <class F>
 constexpr int GRAIN = F::SUB < SUBBLOCK ? F::SUB : SUBBLOCK;
 
+// f(0), f(1), ... of so many: as loops in loops, sums would be taken for an array in memory.
+template <int COUNT, class Function>
+PROPOLIS_INLINE void for_each(Function f) {
+    [&]<int... i>(std::integer_sequence<int, i...>) PROPOLIS_INLINED { (f(std::integral_constant<int, i>{}), ...); }
+    (std::make_integer_sequence<int, COUNT>{});
+}
+
+// Whether any of so many rows has lower bytes in a sub-block.
+template <int ROWS>
+PROPOLIS_INLINE bool any_finer(const u8* finer) {
+    if constexpr (ROWS == 1) return true;
+    u32 all = 0;
+    std::memcpy(&all, finer, ROWS);
+    return all;
+}
+
+// Where a panel of M rows of activations has a sub-block; see `Rounded`.
+struct Panel {
+    const i8* bytes;
+    const f32* scales;
+    const i32* starts;
+    const f32* totals;
+    const u8* finer;
+};
+
+// What one scale's weights add to the sums.
+template <class F, int M, int FIRST, bool FINER>
+PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN<F> / SUBBLOCK], const F32s& d,
+                                  const F32s& shift, const Panel& at, int part) {
+    constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK;
+    I32s upper[BESIDE<M>] = {}, lower[BESIDE<M>];
+    for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
+        lower[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
+    });
+    for_each<each>([&](auto g) PROPOLIS_INLINED {
+        const Four* a = (const Four*)at.bytes + ((part * each + g) * M + FIRST);
+        for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
+            upper[j] = BY_SIGN<F> ? dot_signed(upper[j], w[g], a[j]) : dot(upper[j], w[g], a[j]);
+            if constexpr (FINER) {
+                const Four& b = a[GROUPS * M + j];
+                lower[j] = BY_SIGN<F> ? dot_signed(lower[j], w[g], b) : dot(lower[j], w[g], b);
+            }
+        });
+    });
+    for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
+        constexpr int i = FIRST + j;
+        const I32s both = (upper[j] << 8) + lower[j];
+        // The weights' scale last: with the other it might be no normal number.
+        sums[i] = fma(as_floats(both) * splat(at.scales[i]), d, sums[i]);
+        if constexpr (F::SHIFTED) sums[i] = fma(shift, splat(at.totals[part * M + i]), sums[i]);
+    });
+}
+
 template <class F, int M>
-void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
-    constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK;  // groups of a scale
-    const i64 scales = p.k / SUBBLOCK, grains = p.k / GRAIN<F>;
-    const i8 *high = p.bytes + m * p.k, *low = high + p.m * p.k;
-    const f32* scale = p.scales + m * scales;
-    const i32* starts = p.starts + m * grains;
-    const f32* totals = p.sums + m * grains;
-    for (int i = 0; i < M; ++i) sums[i] = splat(0.0f);
+PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
+    constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK, parts = SUBBLOCK / GRAIN<F>;
+    const i64 scales = p.k / SUBBLOCK;
+    Panel at{p.bytes + 2 * m * p.k, p.scales + m * scales, p.starts + m * scales * parts, p.sums + m * scales * parts,
+             p.finer + m * scales};
+    for_each<M>([&](auto i) PROPOLIS_INLINED { sums[i] = splat(0.0f); });
     for (i64 block = 0; block < p.k / F::K; ++block, tile += F::BYTES) {
         if constexpr (M >= 2) {
 #pragma GCC unroll 8
@@ -36,49 +90,25 @@ void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
         }
 #pragma GCC unroll 1
         for (int sub = 0; sub < F::K / SUBBLOCK; ++sub) {
-#pragma GCC unroll 2
-            for (int part = 0; part < SUBBLOCK / GRAIN<F>; ++part) {
-                const int which = sub * (SUBBLOCK / GRAIN<F>) + part;
+            for_each<parts>([&](auto part) PROPOLIS_INLINED {
+                const int which = sub * parts + part;
                 U8s w[each];
-#pragma GCC unroll 8
-                for (int g = 0; g < each; ++g) w[g] = factors<F>(tile, sub, part * each + g);
-                const F32s d = F::scale(tile, which);
-                [[maybe_unused]] const F32s shift = F::shift(tile, which);
-#pragma GCC unroll 8
-                for (int i = 0; i < M; i += BESIDE<M>) {
-                    const Four *a[BESIDE<M>], *b[BESIDE<M>];
-                    I32s sum[BESIDE<M>], rest[BESIDE<M>];
-#pragma GCC unroll 4
-                    for (int j = 0; j < BESIDE<M>; ++j) {
-                        a[j] = (const Four*)(high + (i + j) * p.k + part * GRAIN<F>);
-                        b[j] = (const Four*)(low + (i + j) * p.k + part * GRAIN<F>);
-                        sum[j] = I32s{};
-                        rest[j] = EXCESS<F> ? splat<I32s>(starts[(i + j) * grains + part]) : I32s{};
+                for_each<each>([&](auto g) PROPOLIS_INLINED { w[g] = factors<F>(tile, sub, part * each + g); });
+                const F32s d = F::scale(tile, which), shift = F::shift(tile, which);
+                for_each<M / BESIDE<M>>([&](auto some) PROPOLIS_INLINED {
+                    constexpr int first = some * BESIDE<M>;
+                    if (any_finer<BESIDE<M>>(at.finer + first)) {
+                        add_products<F, M, first, true>(sums, w, d, shift, at, part);
+                    } else {
+                        add_products<F, M, first, false>(sums, w, d, shift, at, part);
                     }
-#pragma GCC unroll 8
-                    for (int g = 0; g < each; ++g) {
-#pragma GCC unroll 4
-                        for (int j = 0; j < BESIDE<M>; ++j) {
-                            sum[j] = BY_SIGN<F> ? dot_signed(sum[j], w[g], a[j][g]) : dot(sum[j], w[g], a[j][g]);
-                            rest[j] = BY_SIGN<F> ? dot_signed(rest[j], w[g], b[j][g]) : dot(rest[j], w[g], b[j][g]);
-                        }
-                    }
-#pragma GCC unroll 4
-                    for (int j = 0; j < BESIDE<M>; ++j) {
-                        const I32s both = (sum[j] << 8) + rest[j];
-                        // The weights' scale last: with the other it might be no normal number.
-                        sums[i + j] = fma(as_floats(both) * splat(scale[(i + j) * scales]), d, sums[i + j]);
-                        if constexpr (F::SHIFTED) {
-                            sums[i + j] = fma(shift, splat(totals[(i + j) * grains + part]), sums[i + j]);
-                        }
-                    }
-                }
-            }
-            high += SUBBLOCK;
-            low += SUBBLOCK;
-            ++scale;
-            starts += SUBBLOCK / GRAIN<F>;
-            totals += SUBBLOCK / GRAIN<F>;
+                });
+            });
+            at.bytes += 2 * SUBBLOCK * M;
+            at.scales += M;
+            at.starts += parts * M;
+            at.totals += parts * M;
+            at.finer += M;
         }
     }
 }
@@ -170,10 +200,38 @@ template <class F>
 void widen(const u8*, i64, i64, bf16*) {}
 #endif
 
+// Rows in a tile of their own, a block at a time: so all formats are read by the same lines.
+template <class F>
+void decode(f32* out, const u8* const* rows, int count, i64 k) {
+    for (i64 block = 0; block < k / F::K; ++block) {
+        alignas(VECTOR_BYTES) u8 tile[F::BYTES] = {};
+        for (int r = 0; r < count; ++r) {
+            if (rows[r]) put_row<F>(tile, r, rows[r] + block * F::SOURCE, 1);
+        }
+        for (int sub = 0; sub < F::K / SUBBLOCK; ++sub) {
+            f32 each[SUBBLOCK][LANES];
+            for (int g = 0; g < GROUPS; ++g) {
+                const int which = (sub * SUBBLOCK + g * GROUP) / GRAIN<F>;
+                U8s v = F::stored(tile, sub, g);
+                if constexpr (F::CODED) v = look_up(F::TABLE, v);
+                for (int j = 0; j < GROUP; ++j) {
+                    F32s w = numbers(v, j, BY_SIGN<F>, F::ZERO) * F::scale(tile, which);
+                    if constexpr (F::SHIFTED) w = w + F::shift(tile, which);
+                    store(each[g * GROUP + j], w);
+                }
+            }
+            for (int r = 0; r < count; ++r) {
+                f32* to = out + r * k + block * F::K + sub * SUBBLOCK;
+                for (int e = 0; e < SUBBLOCK; ++e) to[e] = each[e][r];
+            }
+        }
+    }
+}
+
 template <class F>
 constexpr Format format(const char* name) {
     return {name, F::K, F::SOURCE, F::BYTES, put_row<F>, get_row<F>, rows<F, MOST, false>,
-            rows<F, 4, true>, widen<F>, EXCESS<F>, GRAIN<F>};
+            rows<F, 4, true>, widen<F>, decode<F>, EXCESS<F>, GRAIN<F>};
 }
 
 const Format FORMATS[] = {
@@ -192,18 +250,23 @@ T* room(i64 count) {
     return memory.of(count);
 }
 
-constexpr f32 MOST_ROUNDED = 127 * 256 + 127;
+constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
 
+
+// Rows of activations in panels of those that a kernel takes together: MOST rows each, and the last ones by
+// powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four upper bytes, then
+// words of lower ones; and each row has as many as if it lay alone.
 struct Rounded {
     i8* bytes;
     f32* scales;
     i32* starts;
     f32* sums;
+    u8* finer;
 };
 
-// Sixteen numbers of 16 bits as high and low bytes, both signed; their sum.  A low byte of -128, which has no
-// opposite, that some machines' products need, is -127.
-PROPOLIS_INLINE i32 split(const I32s& numbers, i8* upper, i8* lower) {
+// Sixteen numbers of 16 bits as high and low bytes, both signed.  A low byte of -128, which has no opposite, that
+// some machines' products need, becomes -127.
+PROPOLIS_INLINE void split(I32s& numbers, i8* upper, i8* lower) {
 #if defined(__AVX512F__)
     __m512i v = (__m512i)numbers.part[0];
     const __mmask16 odd = _mm512_cmpeq_epi32_mask(_mm512_and_si512(v, _mm512_set1_epi32(0xff)), _mm512_set1_epi32(0x80));
@@ -211,55 +274,127 @@ PROPOLIS_INLINE i32 split(const I32s& numbers, i8* upper, i8* lower) {
     _mm_storeu_si128((__m128i*)lower, _mm512_cvtepi32_epi8(v));
     const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
     _mm_storeu_si128((__m128i*)upper, _mm512_cvtepi32_epi8(high));
-    return _mm512_reduce_add_epi32(v);
+    numbers.part[0] = (i32v)v;
 #else
-    i32 each[LANES], total = 0;
+    i32 each[LANES];
     std::memcpy(each, &numbers, sizeof each);
     for (int e = 0; e < LANES; ++e) {
         each[e] += (i8)each[e] == -128;
         lower[e] = (i8)each[e];
         upper[e] = (i8)((each[e] + 128) >> 8);
-        total += each[e];
     }
-    return total;
+    std::memcpy(&numbers, each, sizeof each);
 #endif
 }
 
-// A row of activations in 16 bits, 32 with a scale: bytes of high bits, then bytes of low ones, both signed.
-// Bytes alone would do for most rows, but not for those with an element a hundred times the others, which
-// language models have: they made the logits wrong by 5 %.  NaN and infinities make the scale NaN.
+// Numbers of 8 bits as bytes.
+PROPOLIS_INLINE void as_bytes(const I32s& numbers, i8* to) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)numbers.part[0]));
+#else
+    i32 each[LANES];
+    std::memcpy(each, &numbers, sizeof each);
+    for (int e = 0; e < LANES; ++e) to[e] = (i8)each[e];
+#endif
+}
+
+// Below 2**24, so that f32 has it.
+PROPOLIS_INLINE i32 total_of(const I32s& numbers) { return (i32)sum(as_floats(numbers)); }
+
+// The rows of a panel.
+struct Span {
+    i64 first, width;
+};
+i64 panels(i64 rows) { return rows / MOST + std::popcount((u64)rows % MOST); }
+Span panel(i64 rows, i64 number) {
+    const i64 whole = rows / MOST;
+    if (number < whole) return {number * MOST, MOST};
+    Span span{whole * MOST, MOST / 2};
+    for (i64 before = number - whole;; span.width /= 2) {
+        if (span.first + span.width > rows) continue;
+        if (before-- == 0) return span;
+        span.first += span.width;
+    }
+}
+
+// Of so many rows on, a sub-block has lower bytes only where its largest element is more than so many times its
+// row's mean.  Fewer rows are answers being written: what is rounded to bytes is rounded otherwise by the next
+// digit's worth of noise, so that an answer would depend on who else is in its batch.
+constexpr i64 COARSE_ROWS = 128;
+constexpr f32 OUTSTANDING = 10;
+
+// What is more than this stands out of a row.
 template <class T>
-void round_row(const Product& p, const Rounded& r, i64 m) {
-    const Format& f = *p.format;
-    const i64 grains = p.k / f.grain;
-    const T* x = (const T*)p.x + m * p.k;
-    for (i64 i = 0; i < p.k / SUBBLOCK; ++i) {
-        F32s low = load_wide(x + SUBBLOCK * i), high = load_wide(x + SUBBLOCK * i + LANES);
-        f32 top = largest(larger(magnitude(low), magnitude(high)));
-        f32 unit = 1;
-        if (top < 0x1p-100f) {  // 127 / top might be infinite
-            unit = 0x1p-100f;
-            top *= 0x1p100f;
-            low = low * splat(0x1p100f);
-            high = high * splat(0x1p100f);
-        }
-        const f32 odd = sum((low + high) * splat(0.0f));  // NaN where one is not finite
-        if (odd != odd) low = high = splat(0.0f);          // the scale says it; NaN is no integer
-        const F32s inverse = splat(top > 0 ? MOST_ROUNDED / top : 0.0f);
-        // The nearest: 1.5 * 2**23 leaves no bit for fractions.
-        const F32s rounder = splat(12582912.0f);
-        const I32s a = bits_as<I32s>(fma(low, inverse, rounder)) - splat<I32s>(0x4b400000);
-        const I32s b = bits_as<I32s>(fma(high, inverse, rounder)) - splat<I32s>(0x4b400000);
-        i8 *upper = r.bytes + m * p.k + SUBBLOCK * i, *lower = upper + p.m * p.k;
-        i32 total[2] = {split(a, upper, lower), split(b, upper + LANES, lower + LANES)};
-        const f32 scale = top / MOST_ROUNDED * unit + odd;
-        r.scales[m * (p.k / SUBBLOCK) + i] = scale;
-        if (f.grain == SUBBLOCK) total[0] += total[1];
-        const i64 at = m * grains + i * (SUBBLOCK / f.grain);
-        for (int part = 0; part < SUBBLOCK / f.grain; ++part) {
-            r.starts[at + part] = -f.excess * total[part];
-            r.sums[at + part] = scale * (f32)total[part];
-        }
+f32 outstanding(const T* x, i64 k) {
+    F32s low = splat(0.0f), high = low;
+    for (i64 i = 0; i < k; i += SUBBLOCK) {
+        low = low + magnitude(load_wide(x + i));
+        high = high + magnitude(load_wide(x + i + LANES));
+    }
+    return sum(low + high) / (f32)k * OUTSTANDING;
+}
+
+// Sub-block i of a row, the panel's `row`-th, as integers with a scale: bytes, and where an element stands out,
+// 16 bits as an upper and a lower byte, both signed.  Language models have rows with elements a hundred times
+// the others: bytes alone made their logits wrong by 5 %.  NaN and infinities make the scale NaN.
+template <class T>
+PROPOLIS_INLINE void round_subblock(const Product& p, const Rounded& r, const Span& span, i64 row, i64 i, f32 most) {
+    const T* x = (const T*)p.x + (span.first + row) * p.k + i * SUBBLOCK;
+    const i64 parts = SUBBLOCK / p.format->grain;
+    F32s low = load_wide(x), high = load_wide(x + LANES);
+    f32 top = largest(larger(magnitude(low), magnitude(high)));
+    const bool finer = !(top <= most);
+    f32 unit = 1;
+    if (top < 0x1p-100f) {  // 127 / top might be infinite
+        unit = 0x1p-100f;
+        top *= 0x1p100f;
+        low = low * splat(0x1p100f);
+        high = high * splat(0x1p100f);
+    }
+    const bool odd = any_nan(fma(low, splat(0.0f), high * splat(0.0f)));  // one is not finite
+    if (odd) low = high = splat(0.0f);  // the scale says it; NaN is no integer
+    const f32 steps = finer ? MOST_ROUNDED : MOST_COARSE;
+    const F32s inverse = splat(top > 0 ? steps / top : 0.0f);
+    // The nearest: 1.5 * 2**23 leaves no bit for fractions.
+    const F32s rounder = splat(12582912.0f);
+    I32s a = bits_as<I32s>(fma(low, inverse, rounder)) - splat<I32s>(0x4b400000);
+    I32s b = bits_as<I32s>(fma(high, inverse, rounder)) - splat<I32s>(0x4b400000);
+    f32 scale = odd ? std::numeric_limits<f32>::quiet_NaN() : top / steps * unit;
+    i8* const to = r.bytes + 2 * (span.first * p.k + i * SUBBLOCK * span.width);
+    i8 apart[2 * SUBBLOCK], *bytes = span.width == 1 ? to : apart;
+    if (finer) {
+        split(a, bytes, bytes + SUBBLOCK);
+        split(b, bytes + LANES, bytes + SUBBLOCK + LANES);
+    } else {
+        as_bytes(a, bytes);
+        as_bytes(b, bytes + LANES);
+        std::memset(bytes + SUBBLOCK, 0, SUBBLOCK);
+        a = a << 8;
+        b = b << 8;
+        scale *= 0x1p-8f;
+    }
+    const i64 at = span.first * (p.k / SUBBLOCK) + i * span.width + row;
+    if (span.width > 1) {
+        for (int g = 0; g < 2 * GROUPS; ++g) ((Four*)to)[g * span.width + row] = ((const Four*)apart)[g];
+    }
+    r.scales[at] = scale;
+    r.finer[at] = finer;
+    const i32 total[2] = {total_of(parts == 1 ? a + b : a), parts == 1 ? 0 : total_of(b)};
+    for (int part = 0; part < parts; ++part) {
+        const i64 each = (at - row) * parts + part * span.width + row;
+        r.starts[each] = -p.format->excess * total[part];
+        r.sums[each] = scale * (f32)total[part];
+    }
+}
+
+template <class T>
+void round_panel(const Product& p, const Rounded& r, const Span& span, i64 i0, i64 i1) {
+    f32 most[MOST];
+    for (i64 row = 0; row < span.width; ++row) {
+        most[row] = p.m < COARSE_ROWS ? -1 : outstanding((const T*)p.x + (span.first + row) * p.k, p.k);
+    }
+    for (i64 i = i0; i < i1; ++i) {
+        for (i64 row = 0; row < span.width; ++row) round_subblock<T>(p, r, span, row, i, most[row]);
     }
 }
 
@@ -295,14 +430,21 @@ void multiply(Product p, bool exact) {
         const i64 grains = p.k / f.grain, scales = p.k / SUBBLOCK;
         f32* const numbers = room<f32>(p.m * (scales + grains));
         const Rounded all{room<i8>(2 * p.m * p.k), numbers, room<i32>(p.m * grains),
-                          numbers + p.m * scales};
-        parallel(preparing, p.m, [&](i64 m) {
-            with_type(p.kind, [&](auto type) { round_row<decltype(type)>(p, all, m); });
+                          numbers + p.m * scales, room<u8>(p.m * scales)};
+        // Of a panel, so many parts: who writes beside another thread waits for it.
+        const i64 count = panels(p.m), pieces = preparing == 1 ? 1 : (2 * preparing + count - 1) / count;
+        const i64 each = (scales + pieces - 1) / pieces;
+        parallel(preparing, count * pieces, [&](i64 task) {
+            const i64 from = task % pieces * each, to = from + each < scales ? from + each : scales;
+            with_type(p.kind, [&](auto type) {
+                round_panel<decltype(type)>(p, all, panel(p.m, task / pieces), from, to);
+            });
         });
         p.bytes = all.bytes;
         p.scales = all.scales;
         p.starts = all.starts;
         p.sums = all.sums;
+        p.finer = all.finer;
     }
     const auto kernel = exact ? f.exact : f.fast;
     // Tasks of some ten microseconds: enough to share evenly, few enough to hand out.

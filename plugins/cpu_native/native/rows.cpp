@@ -205,6 +205,34 @@ i64 outside(const View& positions, bool positions_64, i64 limit, i64* which) {
     return -1;
 }
 
+namespace {
+// One head, as another type where it is kept so; `half` pairs of it, and the rest as it is.
+template <class T, class To>
+PROPOLIS_INLINE void turn(const T* from, To* to, const f32* c, const f32* s, i64 half, i64 dim, bool interleaved) {
+    if (interleaved) {
+        for (i64 i = 0; i < half; ++i) {
+            const f32 first = wide(from[2 * i]), second = wide(from[2 * i + 1]);
+            to[2 * i] = narrow<To>(first * c[i] - second * s[i]);
+            to[2 * i + 1] = narrow<To>(first * s[i] + second * c[i]);
+        }
+    } else {
+        for (i64 i = 0; i < half; i += LANES) {
+            const i64 left = half - i;
+            const F32s first = load_some(from + i, left);
+            const F32s second = load_some(from + half + i, left);
+            const F32s ci = load_some(c + i, left), si = load_some(s + i, left);
+            store_some(to + i, first * ci - second * si, left);
+            store_some(to + half + i, first * si + second * ci, left);
+        }
+    }
+    if constexpr (std::is_same_v<T, To>) {
+        if (2 * half < dim) std::memcpy(to + 2 * half, from + 2 * half, (dim - 2 * half) * sizeof(T));
+    } else {
+        for (i64 i = 2 * half; i < dim; i += LANES) store_some(to + i, load_some(from + i, dim - i), dim - i);
+    }
+}
+}  // namespace
+
 void rope(Kind kind, const View& out, const View& x, const View& positions, bool positions_64,
           const View& cos, const View& sin, bool interleaved, int threads) {
     const i64 tokens = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = cos.shape[1];
@@ -217,26 +245,29 @@ void rope(Kind kind, const View& out, const View& x, const View& positions, bool
             const f32* s = (const f32*)sin.at + at * sin.strides[0];
             for (i64 h = 0; h < heads; ++h) {
                 const T* from = (const T*)x.at + b * x.strides[0] + t * x.strides[1] + h * x.strides[2];
-                T* to = (T*)out.at + (row * heads + h) * dim;
-                if (interleaved) {
-                    for (i64 i = 0; i < half; ++i) {
-                        const f32 first = wide(from[2 * i]), second = wide(from[2 * i + 1]);
-                        to[2 * i] = narrow<T>(first * c[i] - second * s[i]);
-                        to[2 * i + 1] = narrow<T>(first * s[i] + second * c[i]);
-                    }
-                } else {
-                    for (i64 i = 0; i < half; i += LANES) {
-                        const i64 left = half - i;
-                        const F32s first = load_some(from + i, left);
-                        const F32s second = load_some(from + half + i, left);
-                        const F32s ci = load_some(c + i, left), si = load_some(s + i, left);
-                        store_some(to + i, first * ci - second * si, left);
-                        store_some(to + half + i, first * si + second * ci, left);
-                    }
-                }
-                if (2 * half < dim) std::memcpy(to + 2 * half, from + 2 * half, (dim - 2 * half) * sizeof(T));
+                turn(from, (T*)out.at + (row * heads + h) * dim, c, s, half, dim, interleaved);
             }
         });
+    });
+}
+
+void rope_kv_append(Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
+                    const View& cos, const View& sin, bool interleaved) {
+    const i64 heads = x.shape[2], dim = x.shape[3], half = cos.shape[1];
+    with_type(kind, [&](auto type) {
+        typedef decltype(type) T;
+        for (i64 b = 0; b < x.shape[0]; ++b) {
+            for (i64 t = 0; t < x.shape[1]; ++t) {
+                const i64 at = position_at(positions, false, b, t), slot = position_at(slots, false, b, t);
+                const f32* c = (const f32*)cos.at + at * cos.strides[0];
+                const f32* s = (const f32*)sin.at + at * sin.strides[0];
+                for (i64 h = 0; h < heads; ++h) {
+                    const f32* from = (const f32*)x.at + b * x.strides[0] + t * x.strides[1] + h * x.strides[2];
+                    T* to = (T*)cache.at + b * cache.strides[0] + slot * cache.strides[1] + h * cache.strides[2];
+                    turn(from, to, c, s, h < heads / 2 ? half : 0, dim, interleaved);
+                }
+            }
+        }
     });
 }
 

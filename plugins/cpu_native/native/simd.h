@@ -33,7 +33,8 @@ struct bf16 {
     u16 bits;
 };
 
-#define PROPOLIS_INLINE inline __attribute__((always_inline))
+#define PROPOLIS_INLINED __attribute__((always_inline))  // of lambdas
+#define PROPOLIS_INLINE inline PROPOLIS_INLINED
 
 #if defined(__AVX512F__)
 constexpr int VECTOR = 64;
@@ -165,6 +166,40 @@ PROPOLIS_INLINE f32 folded(const F32s& a, F f) {
 }
 PROPOLIS_INLINE f32 sum(const F32s& a) {
     return 0 + folded(a, [](auto x, auto y) { return x + y; });  // 0, of zeros with a sign
+}
+PROPOLIS_INLINE bool any_nan(const F32s& a) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a.part[0], (__m512)a.part[0], _CMP_UNORD_Q);
+#else
+    const f32 total = sum(a * splat(0.0f));
+    return total != total;
+#endif
+}
+// Of sixteen vectors each one's sum.
+PROPOLIS_INLINE F32s sum_each(const F32s (&a)[LANES]) {
+#if defined(__AVX512F__)
+    // Halves of two at a time share a vector, until all do.
+    __m512 fours[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const auto pairs = [&](int j) PROPOLIS_INLINED {
+            const __m512 x = (__m512)a[4 * i + j].part[0], y = (__m512)a[4 * i + j + 1].part[0];
+            return (__m512d)(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
+        };
+        const __m512d x = pairs(0), y = pairs(2);
+        fours[i] = (__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y);
+    }
+    const auto halves = [](__m512 x, __m512 y) PROPOLIS_INLINED {
+        return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
+    };
+    F32s sums;
+    sums.part[0] = (f32v)(halves(halves(fours[0], fours[1]), halves(fours[2], fours[3])));
+    return sums + splat(0.0f);  // 0, of zeros with a sign
+#else
+    f32 each[LANES];
+    for (int i = 0; i < LANES; ++i) each[i] = sum(a[i]);
+    return load(each);
+#endif
 }
 PROPOLIS_INLINE f32 largest(const F32s& a) {
     return folded(a, [](auto x, auto y) { return y > x ? y : x; });
@@ -422,10 +457,10 @@ PROPOLIS_INLINE U8s look_up(const i8* table, const U8s& index) {
 
 constexpr f32 INFINITE = std::numeric_limits<f32>::infinity();
 
-// exp, to 2 units of the last place; what is below the least normal number is 0.
+// exp, to 2 units of the last place, and one more where it is denormal.
 PROPOLIS_INLINE F32s exp(const F32s& x) {
     // exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; ln(2) in two parts, so that r is exact.
-    const F32s bounded = smaller(larger(x, splat(-88.0f)), splat(89.0f));
+    const F32s bounded = smaller(larger(x, splat(-104.0f)), splat(89.0f));
     const F32s shifted = fma(bounded, splat(1.44269504f), splat(12582912.0f));  // rounds: 1.5 * 2**23
     const F32s n = shifted - splat(12582912.0f);
     F32s r = fma(n, splat(-0.693359375f), bounded);
@@ -448,7 +483,7 @@ PROPOLIS_INLINE F32s exp(const F32s& x) {
     PROPOLIS_EACH {
         f32v v = y.part[p];
         const f32v zero = {};
-        v = x.part[p] < -87.3365f ? zero : v;
+        v = x.part[p] < -103.9721f ? zero : v;
         v = x.part[p] > 88.7228394f ? zero + INFINITE : v;
         c.part[p] = x.part[p] == x.part[p] ? v : x.part[p];
     }
@@ -458,7 +493,7 @@ PROPOLIS_INLINE F32s exp(const F32s& x) {
 // The same of what is not above 0, in half the steps; NaN stays NaN.
 PROPOLIS_INLINE F32s exp_below(const F32s& x) {
     F32s bounded;
-    PROPOLIS_EACH bounded.part[p] = x.part[p] < -87.0f ? f32v{} - 87.0f : x.part[p];
+    PROPOLIS_EACH bounded.part[p] = x.part[p] < -104.0f ? f32v{} - 104.0f : x.part[p];
     const F32s shifted = fma(bounded, splat(1.44269504f), splat(12582912.0f));
     const F32s n = shifted - splat(12582912.0f);
     F32s r = fma(n, splat(-0.693359375f), bounded);
@@ -471,9 +506,11 @@ PROPOLIS_INLINE F32s exp_below(const F32s& x) {
     y = fma(y, r, splat(0.5f));
     y = fma(y, r, splat(1.0f));
     y = fma(y, r, splat(1.0f));
-    const F32s power = bits_as<F32s>((bits_as<I32s>(shifted) << 23) + splat<I32s>(127 << 23));
+    // Larger by 2**32 at first: no power of 2 is denormal.
+    const F32s power = bits_as<F32s>((bits_as<I32s>(shifted) << 23) + splat<I32s>((127 + 32) << 23));
+    y = y * power * splat(0x1p-32f);
     F32s c;
-    PROPOLIS_EACH c.part[p] = x.part[p] < -87.0f ? f32v{} : y.part[p] * power.part[p];
+    PROPOLIS_EACH c.part[p] = x.part[p] < -103.9721f ? f32v{} : y.part[p];
     return c;
 }
 

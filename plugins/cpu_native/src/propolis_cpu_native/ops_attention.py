@@ -7,6 +7,7 @@ from typing import Any
 from typing import Final
 from typing import cast
 
+from propolis import dtypes
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
@@ -17,6 +18,7 @@ from propolis_cpu_native._native import native
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from propolis import DType
     from propolis import Tensor
     from propolis.ops.attention import Window
 
@@ -121,10 +123,11 @@ def _attend(
 ) -> None:
     scale, causal, window, softcap = options
     left, right = window or (-1, -1)
-    out, _, q, *_ = cast("tuple[Tensor, ...]", tensors)
+    out, _, q, k, *_ = cast("tuple[Tensor, ...]", tensors)
     native().attention(
         *(None if t is None else t.array for t in tensors),
         KINDS[out.dtype],
+        0 if k.dtype is q.dtype else _KEPT[k.dtype],
         q.shape[3] ** -0.5 if scale is None else scale,
         softcap,
         left,
@@ -137,6 +140,9 @@ def _attend(
 KERNELS: Final = (_functions(Way.EXACT), _functions(Way.MATRIX))
 """Attention without and with the logarithms: in f32, and by tiles of matrices."""
 
+_KEPT: Final[dict[DType, int]] = {dtypes.f16: 1, dtypes.bf16: 2, dtypes.q8_0: 3}
+"""What keys and values may be kept as beside queries in f32, and its number there."""
+
 _NAMES: Final = ("attention", "attention_lse")
 
 OPS: Final = [
@@ -146,6 +152,16 @@ OPS: Final = [
     ),
     *(
         implementation(name, fn, supports=supports, strided=True)
+        for name, fn in zip(_NAMES, KERNELS[0], strict=True)
+    ),
+    *(
+        implementation(
+            f"q{name}",
+            fn,
+            dtypes={"q": {dtypes.f32}, "k": frozenset(_KEPT)},
+            supports=supports,
+            strided=True,
+        )
         for name, fn in zip(_NAMES, KERNELS[0], strict=True)
     ),
 ]

@@ -59,6 +59,39 @@ def rope(
     )
 
 
+def _writes_rows(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> str | None:
+    """As :func:`_packed`, of the cache too."""
+    if cache.strides[-1] != 1 and cache.shape[-1] > 1:
+        return "elements of a head of the cache do not lie side by side"
+    return _packed(x, positions, cos, sin, interleaved=interleaved)
+
+
+def rope_kv_append(
+    cache: Tensor,
+    x: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """Write keys, rotated, and values, as they are kept; nothing if one goes outside."""
+    tensors = (cache, x, slots, positions, cos, sin)
+    native().rope_kv_append(*(t.array for t in tensors), interleaved, KINDS[cache.dtype])
+
+
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     """``cache[b, positions[b, t]] = x[b, t]``; nothing is written if one is outside."""
     wide = positions.dtype is dtypes.i64
@@ -70,6 +103,7 @@ OPS: Final = [
         build("rope", rope, dtypes={"x": FLOATS, "positions": _POSITIONS}, supports=supports)
         for build, supports in ((implementation, None), (strided_implementation, _packed))
     ),
+    implementation("rope_kv_append", rope_kv_append, supports=_writes_rows, strided=True),
     implementation(
         "kv_append", kv_append, dtypes={"cache": PLAIN, "positions": _POSITIONS}, strided=True
     ),

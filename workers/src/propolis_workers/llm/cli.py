@@ -57,7 +57,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
             default="auto",
             show_default=True,
-            help="What keys and values are kept in; auto: f16 on GPUs, f32 on CPUs.",
+            help="What keys and values are kept in; auto: f16 where there are kernels for it.",
         ),
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
         click.option("-t", "--temperature", type=float, default=0.0, show_default=True),

@@ -265,6 +265,11 @@ class Layers:
         """Whether inputs are computed with as they are."""
         return DispatchTable.of(self.device).rules.exact
 
+    @property
+    def rounds_queries(self) -> bool:
+        """Whether products of 16 bits are worth rounding the queries of prompts."""
+        return self.device.kind != "cpu" and not self.exact
+
     def has_kernel(self, op: OpSpec, *kinds: DType) -> bool:
         """Whether somebody does an op, not the reference, which gains nothing by it."""
         return has_kernel(self.device, op, *kinds)

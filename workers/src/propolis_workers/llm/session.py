@@ -265,10 +265,12 @@ def kept_dtype(name: str | DType, device: Device) -> DType:
 
 def _gains_by_halves(device: Device) -> bool:
     """Whether keys and values in 16 bits are read faster, and rounding them is allowed."""
-    if device.kind == "cpu" or DispatchTable.of(device).rules.exact:
+    if DispatchTable.of(device).rules.exact:
         return False
-    wanted = (ops.attention, dtypes.f16), (ops.qattention, dtypes.f32, dtypes.f16)
-    return all(has_kernel(device, op, *kinds) for op, *kinds in wanted)
+    if not has_kernel(device, ops.qattention, dtypes.f32, dtypes.f16):
+        return False
+    # A GPU rounds the queries of prompts.
+    return device.kind == "cpu" or has_kernel(device, ops.attention, dtypes.f16)
 
 
 def _expect_whole_blocks(name: str, config: ModelConfig) -> None:

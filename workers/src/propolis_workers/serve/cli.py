@@ -117,7 +117,7 @@ _FILES = 65536
     type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
     default="auto",
     show_default=True,
-    help="What keys and values are kept in; auto: f16 on GPUs, f32 on CPUs.",
+    help="What keys and values are kept in; auto: f16 where there are kernels for it.",
 )
 @click.option(
     "--step-tokens",

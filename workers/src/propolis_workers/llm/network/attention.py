@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.layers import RMSNorm
     from propolis_workers.llm.network.rotation import Rotations
 
-# Tokens of a step that decodes; with more, products of 16 bits are worth rounding queries.
+# Tokens of a step that decodes; with more, products of 16 bits are worth rounding queries on a GPU.
 _FEW = 4
 _ANY = 1 << 31
 # Elements of a head: what kernels load at once, and hold.
@@ -34,7 +34,7 @@ def _as_kept(weights: Layers, config: ModelConfig, kept: DType) -> int:
         return 0
     if not weights.has_kernel(ops.qattention, dtypes.f32, kept):
         return 0
-    return _ANY if weights.exact else _FEW
+    return _FEW if weights.rounds_queries else _ANY
 
 
 class Attention:
