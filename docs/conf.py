@@ -26,6 +26,7 @@ NAVIGATION: Final = {
         "docs/rocm",
         "docs/rocm-blas",
         "docs/rocm-miopen",
+        "docs/tuning",
         "docs/flash-attention",
     ],
     "Use": ["docs/tensors", "docs/plugins", "docs/drift", "docs/reporting", "models/*/README"],

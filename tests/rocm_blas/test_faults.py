@@ -195,7 +195,9 @@ def test_the_ladder(propolis) -> None:
     everyone = {"PROPOLIS_PLUGINS": "rocm_hip,rocm_blas,rocm_kernels"}
     told = propolis("explain", "matmul", "--dtype", "f16", "--device", "rocm:0", **everyone)
     lines = [line.strip() for line in told.stdout.splitlines()]
-    order = [line.partition(" (")[0] for line in lines if line.startswith(("winner", "standby"))]
+    rungs = [line for line in lines if line.startswith(("winner", "standby"))]
+    # Tiles that measuring alone chooses have rungs too, behind the kernels that choose themselves.
+    order = [line.partition(" (")[0] for line in rungs if ") tile" not in line]
     assert order == ["winner: rocm_blas", "standby: rocm_kernels", "standby: rocm_blas"], lines
     assert any(line.startswith("last rung, with copies: cpu: cpu_ref") for line in lines)
 

@@ -19,7 +19,7 @@ from propolis_rocm_miopen._kept import Kept
 from propolis_rocm_miopen._kept import Shelf
 from propolis_rocm_miopen._kept import Wanted
 from propolis_rocm_miopen._problem import problem
-from propolis_rocm_miopen.cli import tune
+from propolis_rocm_miopen.cli import miopen as tune
 from propolis_rocm_miopen.handle import Handle
 
 
@@ -234,16 +234,16 @@ def test_tune(rocm, cache, simulator, runtime, monkeypatch) -> None:
     simulator.hipsim_miopen_inject(b"find", b"0")
     rocm._kept.pop(Handle, None)
     try:
-        done = CliRunner().invoke(tune, ["miopen"])
+        done = CliRunner().invoke(tune, [])
         assert done.exit_code == 0, done.output
         assert f"1/1 {GIVEN}: solution" in done.output
         assert "as before" in done.output
         assert simulator.hipsim_miopen_count(b"find") == 1
-        again = CliRunner().invoke(tune, ["miopen"])
+        again = CliRunner().invoke(tune, [])
         assert "nothing to measure" in again.output
-        more = CliRunner().invoke(tune, ["miopen", "--again"])
+        more = CliRunner().invoke(tune, ["--again"])
         assert f"1/1 {GIVEN}" in more.output
-        wrong = CliRunner().invoke(tune, ["miopen", "--device", "cpu"])
+        wrong = CliRunner().invoke(tune, ["--device", "cpu"])
         assert "cpu is no AMD GPU" in str(wrong.exception)
     finally:
         rocm._kept.pop(Handle, None)

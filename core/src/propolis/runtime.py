@@ -32,6 +32,7 @@ from propolis.errors import PropolisError
 from propolis.plugins.contract import check_impls
 from propolis.plugins.loader import PluginHost
 from propolis.plugins.quarantine_file import QuarantineFile
+from propolis.plugins.tuned_file import TunedFile
 from propolis.storage import DeviceProperties
 from propolis.storage import Memory
 from propolis.tensor import Device
@@ -64,6 +65,7 @@ class Runtime:
         fallbacks: what ran on the CPU instead of another device.
         rules: the user's decisions about dispatch.
         quarantine: implementations that raised or crashed, now or in an earlier process.
+        tuned: who was measured to be the fastest, here and by these plugins.
         metrics: what ops cost; None where the settings do not ask.
     """
 
@@ -77,6 +79,7 @@ class Runtime:
         )
         self.rules = Rules.from_config(config, {r.candidate.name for r in plugins.reports})
         self.quarantine = QuarantineFile(config.cache_dir).quarantine(plugins.reports)
+        self.tuned = TunedFile(config.cache_dir).tuned(plugins.reports)
         self.metrics = Metrics() if config.metrics else None
         self._lock = threading.RLock()
         self._opened: dict[str, Device] = {}
@@ -186,6 +189,7 @@ class Runtime:
             self.rules,
             self.quarantine,
             self.metrics,
+            self.tuned,
         )
         if self.config.save_failing_calls is not None:
             saver = _observer("save_failing_calls")

@@ -35,6 +35,8 @@ OPS["matmul"] = OpInfo(
         Recipe({"a": T("b m k"), "b": T("k n")}),
         Recipe({"a": T("m k"), "b": T("b k n")}),
         Recipe({"a": T("h 1 m k"), "b": T("b k n")}),
+        # Rows enough for those who leave few to others.
+        Recipe({"a": T("m*32 k"), "b": T("k n")}),
     ),
 )
 

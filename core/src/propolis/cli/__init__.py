@@ -13,7 +13,8 @@ Exit codes:
 - 130: interrupted.
 
 Other distributions add commands through the entry-point group
-``propolis.commands``; each names a click command.  What such commands share with
+``propolis.commands``, and such that measure something, below ``propolis tune``, through
+``propolis.tune``; each names a click command.  What such commands share with
 ours is exported here: ``settings``, ``json_option``, ``print_json``, ``print_table``.
 """
 
@@ -48,6 +49,8 @@ from propolis.cli.inspect import ops
 from propolis.cli.inspect import plugins
 from propolis.cli.lock import lock
 from propolis.cli.quarantine import quarantine
+from propolis.cli.tune import forget
+from propolis.cli.tune import show
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.wording import describe
@@ -80,11 +83,19 @@ def _readers_that_leave() -> Iterator[None]:
 
 
 class Commands(click.Group):
-    """Our own commands and those that other distributions contribute, imported on use."""
+    """
+    Our own commands and those that other distributions contribute, imported on use.
+
+    Attributes:
+        entry_points: the group that they name theirs in.
+    """
+
+    entry_points = GROUP
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""
-        contributed = {entry.name for entry in importlib_metadata.entry_points(group=GROUP)}
+        entries = importlib_metadata.entry_points(group=self.entry_points)
+        contributed = {entry.name for entry in entries}
         return sorted({*super().list_commands(ctx), *contributed})
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -102,7 +113,7 @@ class Commands(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        for entry in importlib_metadata.entry_points(group=GROUP, name=cmd_name):
+        for entry in importlib_metadata.entry_points(group=self.entry_points, name=cmd_name):
             owner = identity(entry.dist)[0]
             try:
                 command = entry.load()
@@ -137,6 +148,12 @@ def _broken(name: str, reason: str, remedy: str, cause: BaseException | None) ->
         help=reason,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
+
+
+class _Tune(Commands):
+    """What can be measured; the plugins and workers whose it is name it."""
+
+    entry_points = "propolis.tune"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -174,6 +191,15 @@ for _command in (
     quarantine,
 ):
     cli.add_command(_command)
+
+
+@cli.group(cls=_Tune)
+def tune() -> None:
+    """Measure who is fastest on this machine, and take them from then on."""
+
+
+for _command in (forget, show):
+    tune.add_command(_command)
 
 
 def main(args: Sequence[str] | None = None) -> None:

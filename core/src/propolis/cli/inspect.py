@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -172,12 +173,18 @@ def explain(
     key = spec.key(*_wanted_key(spec, dtype))
     config = settings(ctx, device=device)
     runtime = Runtime.start(config)
-    trace = DispatchTable.of(runtime.device(config.device)).trace(spec, key)
+    opened = runtime.device(config.device)
+    trace = DispatchTable.of(opened).trace(spec, key)
+    choices = runtime.tuned.of(opened, spec, key)
     absent = [r for r in runtime.plugins.reports if r.status != "loaded"]
     if as_json:
-        print_json({**_trace(trace), "not_loaded": [_plugin(r) for r in absent]})
+        measured = {calls: asdict(choice) for calls, choice in choices.items()}
+        not_loaded = [_plugin(r) for r in absent]
+        print_json({**_trace(trace), "tuned": measured, "not_loaded": not_loaded})
         return
     _print_trace(trace, spec)
+    for calls, choice in choices.items():
+        click.echo(f"  measured, for {calls}: {choice}")
     for report in absent:
         click.echo(f"  {report.status}: plugin {report.candidate}: {report.reason}")
 

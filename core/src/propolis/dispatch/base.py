@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from propolis.dispatch.resolve import Server
     from propolis.dispatch.resolve import Trace
     from propolis.dispatch.rules import Rules
+    from propolis.dispatch.tuned import Tuned
     from propolis.opspec.spec import Key
     from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
@@ -42,6 +43,7 @@ class Table(ABC):
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
         quarantine: implementations that raised.
+        tuned: who was measured to be the fastest.
         placement: what was bound to whom, for the placement summary.
         generation: how often the bound entries were thrown away.
     """
@@ -51,6 +53,7 @@ class Table(ABC):
     fallbacks: FallbackLog
     rules: Rules
     quarantine: Quarantine
+    tuned: Tuned
     placement: Placement
     generation: int
 

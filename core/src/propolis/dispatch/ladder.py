@@ -20,6 +20,7 @@ from propolis.dispatch.quarantine import is_devices_own
 from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
 from propolis.dispatch.resolve import Server
+from propolis.dispatch.tuned import class_of
 from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
 from propolis.errors import PluginError
@@ -32,6 +33,7 @@ from propolis.wording import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
 
     from propolis.dispatch.resolve import Trace
     from propolis.opspec.spec import Key
@@ -70,6 +72,7 @@ class Ladder:
         self.spec = spec
         self.key = key
         self.chain = trace.chain
+        self._choices = table.tuned.of(table.device, spec, key)
         known = spec.decomposition
         self.decomposition = known.fn if known and trace.is_decomposed else None
         self._parts = trace.parts
@@ -95,7 +98,7 @@ class Ladder:
         if not self.chain:
             return self.run if self.decomposition is None else self._decompose
         first = self.chain[0]
-        if first.supports is not None or not first.strided:
+        if self._choices or first.supports is not None or not first.strided:
             return self.run
         lower = len(self.chain) > 1 or self.decomposition is not None or self.has_cpu
         if self.table.device is self.table.cpu and (not lower or is_reference(first)):
@@ -108,12 +111,21 @@ class Ladder:
 
         Asked after a call that ended, it is who ran it: what raised is out by then.
         """
-        for impl in self.chain:
-            if self._refusal(impl, call) is None:
-                return Server(impl=impl)
+        for impl in self.takers(call):
+            return Server(impl=impl)
         if self.decomposition is not None:
             return Server(parts=self._parts)
         return Server(cpu=self._cpu)
+
+    def takers(self, call: Call) -> Iterator[OpImpl]:
+        """The candidates that take a call, who runs it first."""
+        return (impl for impl in self._ordered(call) if self._refusal(impl, call) is None)
+
+    def _ordered(self, call: Call) -> list[OpImpl]:
+        """The candidates, first who was measured to be the fastest at such calls."""
+        choice = self._choices.get(class_of(call)) if self._choices else None
+        chain = self.chain
+        return chain if choice is None else sorted(chain, key=lambda impl: not choice.is_of(impl))
 
     def _refusal(self, impl: OpImpl, call: Call) -> str | None:
         """Why the implementation does not run this call; None when it does."""
@@ -218,7 +230,7 @@ class Ladder:
         spec, table = self.spec, self.table
         reasons = [f"{impl.provenance}: raised {describe(exc)}" for impl, exc in failed]
         tried = [impl for impl, _ in failed]
-        for impl in self.chain:
+        for impl in self._ordered(call):
             if impl in tried:
                 continue
             started = False
@@ -226,7 +238,7 @@ class Ladder:
                 reason = self._refusal(impl, call)
                 if reason is None:
                     started = True
-                    self._let(impl, call)
+                    self.let(impl, call)
                     return
             except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code; sorted out there)
                 error = self._repeated(impl, exc, call) if started else exc
@@ -249,7 +261,7 @@ class Ladder:
         else:
             Mirrored(call, table.cpu, Table.of(table.cpu).bind_part(spec, self.key))()
 
-    def _let(self, impl: OpImpl, call: Call) -> None:
+    def let(self, impl: OpImpl, call: Call) -> None:
         """Let the implementation do the call."""
         args, kwargs = call.args, call.attributes
         if not impl.strided:
@@ -283,7 +295,7 @@ class Ladder:
         if not is_devices_own(exc) or not call.can_repeat:
             return exc
         try:
-            self._let(impl, call)
+            self.let(impl, call)
         except (Exception, SystemExit) as again:  # noqa: BLE001  (a stranger's code)
             return again
         if id(impl) not in self._refused:

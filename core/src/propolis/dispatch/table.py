@@ -30,6 +30,7 @@ from propolis.dispatch.resolve import Parts
 from propolis.dispatch.resolve import Trace
 from propolis.dispatch.resolve import resolve
 from propolis.dispatch.rules import Rules
+from propolis.dispatch.tuned import Tuned
 from propolis.dispatch.weights import Weights
 from propolis.errors import DTypeError
 from propolis.errors import NoImplementationError
@@ -65,6 +66,7 @@ class DispatchTable(Table):
         fallbacks: what ran on the CPU instead.
         rules: the user's decisions.
         quarantine: implementations that raised.
+        tuned: who was measured to be the fastest.
         generation: how often the bound entries were thrown away.
         placement: what was bound to whom, for the placement summary.
         weights: those that implementations prepared.
@@ -79,6 +81,7 @@ class DispatchTable(Table):
         rules: Rules | None = None,
         quarantine: Quarantine | None = None,
         metrics: Metrics | None = None,
+        tuned: Tuned | None = None,
     ) -> None:
         self.device = device
         self.cpu = cpu
@@ -87,6 +90,7 @@ class DispatchTable(Table):
         self.fallbacks = fallbacks or FallbackLog()
         self.rules = rules or Rules()
         self.quarantine = quarantine or Quarantine()
+        self.tuned = tuned or Tuned()
         self._handlers: tuple[tuple[int | None, Handler], ...] = ()
         self._copy: Any = catalogue()["copy"]
         self.generation = 0
@@ -278,6 +282,14 @@ class DispatchTable(Table):
     def server(self, call: Call) -> Server:
         """Who takes a call as things stand; asked after one that ended, who ran it."""
         return self._ladder(call.spec, call.key).server(call)
+
+    def takers(self, call: Call) -> list[OpImpl]:
+        """The candidates on the device that take a call, who would run it first."""
+        return list(self._ladder(call.spec, call.key).takers(call))
+
+    def run_by(self, impl: OpImpl, call: Call) -> None:
+        """Let one of the candidates run a call; what it raises is the caller's."""
+        self._ladder(call.spec, call.key).let(impl, call)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """A contiguous copy, by the op ``copy``."""

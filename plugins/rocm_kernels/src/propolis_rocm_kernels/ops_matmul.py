@@ -6,7 +6,9 @@ import math
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import cast
 
+from propolis import Priority
 from propolis import dtypes
 from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
@@ -22,13 +24,19 @@ from propolis_rocm_kernels._product import launch_tiles
 from propolis_rocm_kernels._product import plan
 from propolis_rocm_kernels._product import rows_for
 from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
+from propolis_rocm_kernels.ops_matmul_matrix import SIDES
+from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from propolis import OpImpl
     from propolis import Tensor
     from propolis.dtypes import DType
     from propolis.layout import Shape
+    from propolis_rocm_hip.device import RocmDevice
 
 MODULE: Final = Module("matmul")
 
@@ -44,18 +52,63 @@ _KERNELS: Final = {
 }
 
 
-def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
-    """``a @ b``; operands of any strides, batches broadcast."""
+def _matmul(out: Tensor, a: Tensor, b: Tensor, /, side: int | None = None) -> None:
     *batch, m, n = out.shape
     k = a.shape[-1]
     *a_lead, a_step = a.layout.broadcast_to((*batch, m, k)).strides
     *b_lead, b_step, b_row = b.layout.broadcast_to((*batch, k, n)).strides
-    _product(out, a, b, None, (*a_lead, a_step), (*b_lead, 0), (b_row, b_step))
+    _product(out, a, b, None, (*a_lead, a_step), (*b_lead, 0), (b_row, b_step), side)
+
+
+def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
+    """``a @ b``; operands of any strides, batches broadcast."""
+    _matmul(out, a, b)
 
 
 def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
     """``x @ w.T + bias``; the bias joins before the sum is rounded."""
     _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides)
+
+
+def _by_tiles_of(side: int) -> Iterator[OpImpl]:
+    """The same in tiles of so many rows, which are for measuring to choose."""
+
+    def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
+        _matmul(out, a, b, side)
+
+    def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
+        _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides, side)
+
+    for fn, supports in ((matmul, _matmul_in_tiles), (linear, _linear_in_tiles)):
+        yield implementation(
+            fn.__name__,
+            fn,
+            MATRIX,
+            in_place=False,
+            variant=f"tile{side}",
+            priority=Priority.GENERIC - 1,
+            supports=supports,
+            notes=f"in tiles of {side} rows; `propolis tune` finds out where that is faster",
+        )
+
+
+def _matmul_in_tiles(a: Tensor, b: Tensor, /) -> str | None:
+    """None, or why not."""
+    del b
+    return _refused(a, a.shape[-2])
+
+
+def _linear_in_tiles(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
+    """None, or why not."""
+    del w, bias
+    return _refused(x, math.prod(x.shape[:-1]))
+
+
+def _refused(a: Tensor, rows: int) -> str | None:
+    arch = cast("RocmDevice", a.device).properties.arch
+    if not has_instructions(arch, a.dtype):
+        return f"{arch} has no matrix instructions that take all numbers of {a.dtype}"
+    return f"{rows} rows go one by one" if rows_for(rows) else None
 
 
 def _product(
@@ -66,6 +119,7 @@ def _product(
     a_strides: Shape,
     b_lead: Shape,
     b_strides: Shape,
+    side: int | None = None,
 ) -> None:
     """Of ``a`` (leading dimensions, k) and ``b``, seen as (leading dimensions, n, k)."""
     if out.numel == 0:
@@ -109,14 +163,19 @@ def _product(
             values = (*places, *strides)
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
         else:
-            _launch_tiles(device, dtype, given, places, strides)
+            _launch_tiles(device, dtype, given, places, strides, side)
 
 
 def _launch_tiles(
-    device: Any, dtype: DType, given: Plan, places: tuple[int, int, int, int], strides: Shape
+    device: Any,
+    dtype: DType,
+    given: Plan,
+    places: tuple[int, int, int, int],
+    strides: Shape,
+    side: int | None = None,
 ) -> None:
     """On matrix instructions where these fit; ``strides`` begin with m, n and depth."""
-    if dtype not in MATRIX or not launch_matrix(device, dtype, given, places, strides):
+    if dtype not in MATRIX or not launch_matrix(device, dtype, given, places, strides, side=side):
         values = (*places, *strides)
         launch_tiles(_KERNELS[dtype].tiles, device, given, strides[1], values)
 
@@ -152,4 +211,5 @@ def over_channels(
 OPS: Final = [
     implementation("matmul", matmul, _MULTIPLIED, in_place=False),
     implementation("linear", linear, _MULTIPLIED, in_place=False),
+    *(impl for side in SIDES for impl in _by_tiles_of(side)),
 ]

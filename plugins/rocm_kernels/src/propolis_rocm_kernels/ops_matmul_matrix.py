@@ -66,8 +66,14 @@ def has_instructions(arch: str, dtype: DType) -> bool:
     return arch.startswith(("gfx94", "gfx11", "gfx12", "sm_", "hipsim"))
 
 
+SIDES: Final = tuple(tile[0] for tile in _AMD)
+"""Rows of a tile that there are kernels for."""
+
+
 @lru_cache(maxsize=4096)
-def tile_for(m: int, n: int, batches: int, units: int, most: int) -> tuple[int, int, int]:
+def tile_for(
+    m: int, n: int, batches: int, units: int, most: int, side: int | None = None
+) -> tuple[int, int, int]:
     """
     The tiles that take the least time: rounds of all compute units, of so many sums each.
 
@@ -77,11 +83,14 @@ def tile_for(m: int, n: int, batches: int, units: int, most: int) -> tuple[int, 
         batches: products.
         units: compute units of the device.
         most: shared memory of a block, in bytes.
+        side: only tiles of so many rows.
 
     >>> tile_for(2048, 2048, 1, 132, 232448), tile_for(2048, 2048, 1, 60, 65536)
     ((128, 128, 64), (128, 128, 32))
     """
     known = _LARGE if most > _LDS else _AMD
+    if side is not None:
+        known = {tile: rate for tile, rate in known.items() if tile[0] == side}
 
     def time(tile: tuple[int, int, int]) -> float:
         rounds = math.ceil(tiles(tile[:2], m, n) * batches / units)
@@ -114,6 +123,7 @@ def launch_matrix(
     *,
     wide: bool = False,
     out_row: int = 0,
+    side: int | None = None,
 ) -> bool:
     """
     Queue a product, if matrix instructions can take it as it lies in memory.
@@ -126,6 +136,7 @@ def launch_matrix(
         strides: m, n and depth; of a, b and the bias between rows and between elements.
         wide: the product and the bias are f32 instead, of operands in bf16.
         out_row: between rows of the product, where these are longer than n.
+        side: rows of a tile, where they are not for :func:`tile_for` to choose.
 
     Returns:
         Whether it did.
@@ -143,7 +154,7 @@ def launch_matrix(
     ):
         return False
     most = device.hardware.shared_bytes
-    tile = tile_for(m, n, given.batches.numel, device.compute_units, most)
+    tile = tile_for(m, n, given.batches.numel, device.compute_units, most, side)
     stages, stage = stages_for(tile, most), bytes_of(tile)
     way = "wide" if wide else "across" if across else "along"
     launch(

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from propolis_rocm_miopen._kept import Kept
 
 
-@click.group()
-def tune() -> None:
-    """Measure which of a vendor library's solutions is fastest on this machine."""
-
-
-@tune.command()
+@click.command()
 @click.option("--device", default="rocm:0", show_default=True, help="The GPU to measure on.")
 @click.option("--again", is_flag=True, help="Also shapes that were measured before.")
 @click.pass_context

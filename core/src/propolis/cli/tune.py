@@ -1,0 +1,61 @@
+"""``propolis tune show`` and ``forget``: who was measured to be the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from propolis.cli._common import json_option
+from propolis.cli._common import print_json
+from propolis.cli._common import print_table
+from propolis.cli._common import settings
+
+
+@click.command()
+@json_option
+@click.pass_context
+def show(ctx: click.Context, as_json: bool) -> None:
+    """
+    List who is taken, for calls of which sizes, instead of who goes first else.
+
+    What was measured with other plugins, versions, drivers or hardware does not count, and is
+    not listed.
+    """
+    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+
+    rows = list(Runtime.start(settings(ctx)).tuned.rows())
+    if as_json:
+        print_json(
+            [
+                {
+                    "device": device,
+                    "op": op,
+                    "dtypes": list(kinds),
+                    "calls": calls,
+                    **asdict(choice),
+                }
+                for device, op, kinds, calls, choice in rows
+            ]
+        )
+        return
+    if not rows:
+        click.echo("nothing was measured with these plugins: `propolis tune llm` does it")
+        return
+    print_table(
+        ("device", "op", "calls up to", "taken, and the others' microseconds"),
+        (
+            (device, f"{op} ({', '.join(kinds)})", calls, str(choice))
+            for device, op, kinds, calls, choice in rows
+        ),
+    )
+
+
+@click.command()
+@click.pass_context
+def forget(ctx: click.Context) -> None:
+    """Forget what was measured: from then on plugins go in their order."""
+    from propolis.plugins.tuned_file import TunedFile  # noqa: PLC0415
+
+    file = TunedFile(settings(ctx).cache_dir)
+    click.echo(f"{file.path}: {'forgotten' if file.clear() else 'there is none'}")

@@ -1,0 +1,113 @@
+"""
+What was measured to be fastest, on disk, until a plugin, a driver or the hardware is another.
+
+A set of choices holds for the plugins that took part: for their files and versions, the
+libraries their probes named, Python, the driver and the hardware.  Sets of other plugins are
+kept beside it, as of runs that load only some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis.dispatch.tuned import Choice
+from propolis.dispatch.tuned import Tuned
+from propolis.errors import ConfigError
+from propolis.plugins.vetting import fingerprint
+from propolis.plugins.vetting import read_json
+from propolis.plugins.vetting import replace_json
+from propolis.plugins.vetting import stamp
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from propolis.plugins.loader import PluginReport
+
+_SETS: Final = 8
+"""Sets that are kept; the oldest goes."""
+
+
+class TunedFile:
+    """Choices in ``tuned.json`` of a cache folder; an unreadable file has none."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.path = cache_dir / "tuned.json"
+
+    def tuned(self, reports: Sequence[PluginReport]) -> Tuned:
+        """The choices that hold for the plugins of this process."""
+        found = Tuned()
+        for row in self._read().get(_plugins(reports), []):
+            with contextlib.suppress(KeyError, TypeError):  # another version's
+                choice = Choice(**row["choice"])
+                found.add(row["device"], row["op"], row["dtypes"], row["calls"], choice)
+        return found
+
+    def keep(self, reports: Sequence[PluginReport], new: Tuned) -> None:
+        """
+        Add choices to those that hold for these plugins.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        whole = self.tuned(reports)
+        for device, op, kinds, calls, choice in new.rows():
+            whole.add(device, op, kinds, calls, choice)
+        rows = [
+            {
+                "device": device,
+                "op": op,
+                "dtypes": list(kinds),
+                "calls": calls,
+                "choice": dataclasses.asdict(choice),
+            }
+            for device, op, kinds, calls, choice in whole.rows()
+        ]
+        sets, own = self._read(), _plugins(reports)
+        sets.pop(own, None)
+        kept = dict([*sets.items(), (own, rows)][-_SETS:])
+        try:
+            replace_json(self.path, kept)
+        except OSError as exc:
+            msg = f"{self.path} cannot be written: {exc}; choose another cache_dir"
+            raise ConfigError(msg) from exc
+
+    def clear(self) -> bool:
+        """
+        Forget every choice; whether there was a file.
+
+        Raises:
+            ConfigError: it cannot be removed.
+        """
+        was = self.path.exists()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as exc:
+            msg = f"{self.path} cannot be removed: {exc}"
+            raise ConfigError(msg) from exc
+        return was
+
+    def _read(self) -> dict[str, list[Any]]:
+        found = read_json(self.path)
+        if not isinstance(found, dict):
+            return {}
+        return {str(key): rows for key, rows in found.items() if isinstance(rows, list)}
+
+
+def _plugins(reports: Sequence[PluginReport]) -> str:
+    """What the choices of some plugins hold for."""
+    keys = sorted(
+        f"{r.candidate.name} {fingerprint(r.candidate, *map(stamp, r.files))}"
+        for r in reports
+        if r.status == "loaded"
+    )
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()
+
+
+__all__ = ["TunedFile"]

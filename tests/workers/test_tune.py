@@ -1,0 +1,67 @@
+"""``propolis tune llm``: measured while a model runs, kept, and taken by the next process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from propolis import Config
+from propolis import OpImpl
+from propolis import Runtime
+from propolis import dtypes
+from propolis.cli import main
+from propolis.records import Provenance
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line; what it printed."""
+
+    def of(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as done:
+            main(arguments)
+        said = capsys.readouterr()
+        assert not done.value.code, said
+        return said.out + said.err
+
+    return of
+
+
+@pytest.fixture
+def quick_mul(monkeypatch):
+    """A runtime has a slow ``silu_mul`` that goes first, and one that is the reference's."""
+    found = Runtime._impls
+
+    def impls(self, device):
+        for impl in found(self, device):
+            yield impl
+            if impl.op == "silu_mul":
+
+                def slow(*args, fn=impl.fn, **kwargs):
+                    time.sleep(2e-3)
+                    fn(*args, **kwargs)
+
+                who = Provenance("stranger", "propolis-stranger", "1")
+                more = {"dtypes": {dtypes.f32}, "priority": 50, "provenance": who}
+                yield OpImpl(op="silu_mul", fn=slow, variant="slow", capture_safe=False, **more)
+
+    monkeypatch.setattr(Runtime, "_impls", impls)
+
+
+@pytest.mark.usefixtures("quick_mul")
+def test_tune_llm(tiny_gguf, tmp_path, monkeypatch, run):
+    """What is found is told, shown, explained and taken; until it is forgotten."""
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
+    model = ("-m", str(tiny_gguf), "--prompt", "8", "--sequences", "2")
+    said = run("tune", "llm", *model)
+    assert "silu_mul of" in said
+    assert "another is faster for " in said
+    assert "cpu_ref, " in run("tune", "show")
+    assert '"plugin": "cpu_ref"' in run("tune", "show", "--json")
+    assert "measured, for " in run("explain", "silu_mul", "--dtype", "f32")
+    assert any(Runtime.start(Config.load()).tuned.rows())
+    assert "forgotten" in run("tune", "forget")
+    assert "nothing was measured" in run("tune", "show")
+    assert "there is none" in run("tune", "forget")

@@ -1,0 +1,73 @@
+"""``propolis tune llm``: who is fastest at the calls of a language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from propolis_workers.llm.cli import load
+
+
+@click.command("llm")
+@click.option(
+    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
+)
+@click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
+@click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
+@click.option(
+    "--prompt",
+    "prompts",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(32, 512),
+    show_default=True,
+    metavar="N",
+    help="Tokens of a prompt; may be given several times.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(1, 4, 16),
+    show_default=True,
+    metavar="N",
+    help="Answers that are written at a time; may be given several times.",
+)
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    /,
+    prompts: tuple[int, ...],
+    sequences: tuple[int, ...],
+    **options: Any,
+) -> None:
+    """
+    Measure the calls of a model's prompts and answers, and take who is fastest from then on.
+
+    Where several implementations can do a call, each does it some hundred times.  What is found
+    holds for models with calls of these sizes, until a plugin, a driver or the hardware changes.
+    """
+    from propolis_workers.llm.batch.engine import BatchEngine  # noqa: PLC0415  (not for --help)
+    from propolis_workers.llm.batch.engine import Request  # noqa: PLC0415
+    from propolis_workers.llm.sampling import SamplingParams  # noqa: PLC0415
+    from propolis_workers.tuning import measuring  # noqa: PLC0415
+
+    model, runtime = load(ctx, options, quiet=False, placement=False, tokens=max(prompts) + 4)
+    first = model.tokenizer.vocab_size // 3
+    with measuring(runtime, model.model.device):
+        for length in prompts:
+            engine = model.engine(length + 4)
+            engine.prefill([(first + i) % model.tokenizer.vocab_size for i in range(length)])
+            for _ in range(2):
+                engine.decode(first)
+        for count in sequences:
+            batch = BatchEngine(model, context=64, most=count)
+            for number in range(count):
+                prompt = [first + number, first]
+                batch.add(number, Request(prompt=prompt, params=SamplingParams(), max_tokens=4))
+            while batch.busy:
+                batch.step()
+
+
+__all__ = ["tune"]
