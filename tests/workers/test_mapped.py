@@ -45,3 +45,20 @@ def test_what_was_read_is_let_go(tmp_path):
         assert mapped() - before <= 0.1 * SIZE
         assert a.sum(dtype=np.int64) == SIZE
         assert b.sum(dtype=np.int64) == 2 * SIZE
+
+
+@pytest.mark.skipif(
+    not STATUS.exists() or not hasattr(mmap, "MADV_DONTNEED"),
+    reason="this system tells of no pages",
+)
+def test_what_is_joined_is_let_go(tmp_path):
+    """Tensors that are asked for together and read later, when the next is asked for."""
+    values = {name: np.full(SIZE // 4, n + 1, np.uint8) for n, name in enumerate("abc")}
+    save_file(values, tmp_path / "model.safetensors")
+    with SafetensorsFolder.open(tmp_path) as source:
+        before = mapped()
+        joined = np.concatenate([source.data("a"), source.data("b")])
+        assert mapped() - before >= 0.45 * SIZE
+        source.data("c")
+        assert mapped() - before <= 0.1 * SIZE
+        assert joined.sum(dtype=np.int64) == 3 * (SIZE // 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from propolis import ops
 from propolis.cpu import CpuDevice
 from propolis.dispatch import Call
 from propolis.dispatch import DispatchTable
+from propolis.dispatch.rules import Rules
 from propolis.dispatch.tuned import Choice
 from propolis.dispatch.tuned import Tuned
 from propolis.dispatch.tuned import class_of
@@ -106,32 +108,34 @@ def test_each_class_is_measured_once():
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    "fault",
     [
-        ({"factor": 1.5}, "has another result"),
-        ({"factor": float("nan")}, "has another result"),
+        {"fn": lambda out, a, b, /: out.assign((a.array + b.array) * np.float32(1.5))},
+        {"fn": lambda out, *_: out.assign(np.full(out.shape, np.nan, np.float32))},
+        {"fn": lambda *_: None},
     ],
+    ids=["off", "nan", "nothing written"],
 )
-def test_who_errs_is_not_taken(fault, said):
+def test_who_errs_is_not_taken(fault):
     """However fast: a result that differs by more than rounding is told, and left."""
     ran = []
-    device = table_of(
-        [doing(ran, "right", seconds=1e-3), doing(ran, "wrong", priority=90, **fault)]
-    )
+    wrong = replace(doing(ran, "wrong", priority=90), **fault)
+    device = table_of([doing(ran, "right", seconds=1e-3), wrong])
     tuner = Tuner(device)
     x = tensor(device, 4)
     with DispatchTable.of(device).intercept(tuner):
         np.testing.assert_array_equal(ops.add(x, x).numpy(), 2)
     assert not list(tuner.found.rows())
-    assert [said in line for line in tuner.refused] == [True]
+    assert ["has another result" in line for line in tuner.refused] == [True]
 
 
-def test_who_raises_is_not_taken():
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_who_raises_is_not_taken(error):
     """The call is done by who leads, and nobody is quarantined for a trial."""
     ran = []
 
     def fails(out, a, b, /):
-        raise RuntimeError("no memory for tiles")
+        raise error("no memory for tiles")
 
     failing = replace(doing(ran, "failing", priority=90), fn=fails)
     device = table_of([doing(ran, "right"), failing])
@@ -221,3 +225,100 @@ def test_choices_are_kept_until_a_plugin_changes(tmp_path, monkeypatch):
     assert not list(file.tuned(reports(a="1", b="1")).rows())
     assert file.clear()
     assert not file.clear()
+
+
+def test_whole_numbers_must_be_equal():
+    """One place of a hundred is not nearly right."""
+
+    def place(out, x, /, dim=-1):
+        del dim
+        out.array[...] = x.array.argmax(-1)
+
+    def wrong(out, x, /, dim=-1):
+        place(out, x, dim)
+        out.array[7] = 1
+
+    def slow(out, x, /, dim=-1):
+        time.sleep(1e-3)
+        place(out, x, dim)
+
+    more = {"op": "argmax", "dtypes": {dtypes.f32}, "provenance": WHO}
+    device = table_of(
+        [
+            OpImpl(fn=slow, priority=100, variant="slow", **more),
+            OpImpl(fn=wrong, priority=90, variant="wrong", **more),
+        ]
+    )
+    tuner = Tuner(device)
+    with DispatchTable.of(device).intercept(tuner):
+        ops.argmax(Tensor.from_numpy(np.eye(100, dtype=np.float32), device), 1)
+    assert not list(tuner.found.rows())
+    assert "has another result" in tuner.refused[0]
+
+
+def chosen(taken, leader):
+    """A choice of one implementation instead of another, for ``add`` of fours on a CPU."""
+    tuned = Tuned()
+    choice = Choice("stranger", taken, {f"stranger {leader}": 2.0, f"stranger {taken}": 1.0})
+    tuned.add(hardware(CpuDevice()), "add", ["f32"], "4 4", choice)
+    return tuned
+
+
+def test_a_choice_is_against_its_leader():
+    """Where another leads than it was measured against, it does not hold: so after a quarantine."""
+    ran = []
+    names = {"first": 110, "second": 100, "third": 90}
+    impls = [doing(ran, name, priority=priority) for name, priority in names.items()]
+    device = table_of(impls, chosen("third", "first"))
+    table, x = DispatchTable.of(device), tensor(device, 4)
+    ops.add(x, x)
+    assert ran.pop() == "third"
+    table.condemn(impls[0], dtypes.f32, "raised something")
+    ops.add(x, x)
+    assert ran.pop() == "second"
+
+
+def test_the_users_word_comes_first():
+    """An op that the user names plugins for has their order."""
+    ran = []
+    other = Provenance("other", "propolis-other", "1")
+    first = replace(doing(ran, "first", priority=90), provenance=other)
+    second = doing(ran, "second", priority=100)
+    tuned = Tuned()
+    choice = Choice("stranger", "second", {"other first": 2.0, "stranger second": 1.0})
+    tuned.add(hardware(CpuDevice()), "add", ["f32"], "4 4", choice)
+    device = CpuDevice()
+    rules = Rules({"add": ("other",)})
+    device.table = DispatchTable(device, [first, second], device, rules=rules, tuned=tuned)
+    x = tensor(device, 4)
+    ops.add(x, x)
+    assert ran == ["first"]
+
+
+def test_what_is_measured_anew_replaces_what_was_chosen(tmp_path, monkeypatch):
+    """Also where nobody is faster any more."""
+    monkeypatch.setattr(
+        "propolis.plugins.tuned_file.fingerprint", lambda candidate, *_: candidate.version
+    )
+    file, plugins = TunedFile(tmp_path), reports(a="1")
+    file.keep(plugins, chosen("third", "first"))
+    (row,) = file.tuned(plugins).rows()
+    file.keep(plugins, Tuned(), [row[:4]])
+    assert not list(file.tuned(plugins).rows())
+
+
+@pytest.mark.parametrize(
+    "spoiled", [{"choice": {"plugin": "a"}}, {"choice": None}, {"calls": None, "choice": 3}]
+)
+def test_rows_of_another_version_are_left_out(tmp_path, monkeypatch, spoiled):
+    """What cannot be understood is not there, and harms no other row."""
+    monkeypatch.setattr(
+        "propolis.plugins.tuned_file.fingerprint", lambda candidate, *_: candidate.version
+    )
+    file, plugins = TunedFile(tmp_path), reports(a="1")
+    file.keep(plugins, chosen("third", "first"))
+    whole = json.loads(file.path.read_text())
+    ((_, rows),) = whole.items()
+    rows.append({**rows[0], **spoiled})
+    file.path.write_text(json.dumps(whole))
+    assert len(list(file.tuned(plugins).rows())) == 1

@@ -223,14 +223,20 @@ Error not_there(const char* op, const char* where, const Ids& ids, i64 which, i6
 // embedding(out, ids, wide ids, table, its format or kind, rows, width, kind, threads)
 FUNCTION(embedding_) {
     Arguments a(args, count);
-    void* out = a.flat(true);
+    i64 out_bytes = 0, table_bytes = 0;
+    void* out = a.flat(true, &out_bytes);
     const Ids ids = ids_of(a);
-    const void* table = a.flat();
+    const void* table = a.flat(false, &table_bytes);
     const Format* blocks = a.is_number() ? nullptr : format(a);
     const Kind own = blocks || !a.ok() ? Kind::F32 : a.kind();
     const i64 rows = a.whole(), width = a.whole();
     const Kind kind = a.kind();
     const int threads = (int)a.whole();
+    if (!a.ok()) return nullptr;
+    const i64 row_bytes = blocks ? width / blocks->block * blocks->source : width * size_of(own);
+    if (out_bytes != ids.count * width * size_of(kind) || table_bytes != rows * row_bytes) {
+        return a.fail("sizes do not fit"), nullptr;
+    }
     return a.call([=]() -> Error {
         const i64 which = ids.outside(rows);
         if (which >= 0) return not_there("embedding", "the table", ids, which, rows);
@@ -242,11 +248,14 @@ FUNCTION(embedding_) {
 // gather_rows(out, x, its step, ids, wide ids, of each row, its width, bytes of an element)
 FUNCTION(gather_rows_) {
     Arguments a(args, count);
-    void* out = a.flat(true);
+    i64 out_bytes = 0;
+    void* out = a.flat(true, &out_bytes);
     const Stepped x = a.rows();
     const Ids ids = ids_of(a);
     const i64 each = a.whole(), width = a.whole();
     const int size = (int)a.whole();
+    if (!a.ok()) return nullptr;
+    if (out_bytes != ids.count * size) return a.fail("sizes do not fit"), nullptr;
     return a.call([=]() -> Error {
         const i64 which = ids.outside(width);
         if (which >= 0) return not_there("gather", "the dimension", ids, which, width);
@@ -258,12 +267,18 @@ FUNCTION(gather_rows_) {
 // cast(out, x, number, elements, kind, threads)
 FUNCTION(cast_) {
     Arguments a(args, count);
-    void* out = a.flat(true);
-    const void* x = a.flat();
+    i64 out_bytes = 0, x_bytes = 0;
+    void* out = a.flat(true, &out_bytes);
+    const void* x = a.flat(false, &x_bytes);
     const Number number = (Number)a.whole();
     const i64 elements = a.whole();
     const Kind kind = a.kind();
     const int threads = (int)a.whole();
+    if (!a.ok()) return nullptr;
+    constexpr i64 SIZES[] = {4, 2, 2, 4, 8};
+    if (out_bytes != elements * size_of(kind) || x_bytes != elements * SIZES[(int)number]) {
+        return a.fail("sizes do not fit"), nullptr;
+    }
     return a.call([=] {
         cast(kind, out, x, number, elements, threads);
         return Error();

@@ -30,10 +30,11 @@ PROPOLIS_INLINE void for_each(Function f) {
     (std::make_integer_sequence<int, COUNT>{});
 }
 
-// Whether any of so many rows has lower bytes in a sub-block.
-template <int ROWS>
+// Whether any of so many rows of a panel has lower bytes in a sub-block.  A panel of one row asks nobody: its
+// weights come from memory.
+template <int ROWS, int M>
 PROPOLIS_INLINE bool any_finer(const u8* finer) {
-    if constexpr (ROWS == 1) return true;
+    if constexpr (M == 1) return true;
     u32 all = 0;
     std::memcpy(&all, finer, ROWS);
     return all;
@@ -97,7 +98,7 @@ PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&s
                 const F32s d = F::scale(tile, which), shift = F::shift(tile, which);
                 for_each<M / BESIDE<M>>([&](auto some) PROPOLIS_INLINED {
                     constexpr int first = some * BESIDE<M>;
-                    if (any_finer<BESIDE<M>>(at.finer + first)) {
+                    if (any_finer<BESIDE<M>, M>(at.finer + first)) {
                         add_products<F, M, first, true>(sums, w, d, shift, at, part);
                     } else {
                         add_products<F, M, first, false>(sums, w, d, shift, at, part);
@@ -251,7 +252,6 @@ T* room(i64 count) {
 }
 
 constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
-
 
 // Rows of activations in panels of those that a kernel takes together: MOST rows each, and the last ones by
 // powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four upper bytes, then

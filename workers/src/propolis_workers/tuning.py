@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from propolis.dispatch import DispatchTable
+from propolis.dispatch.tuned import Tuned
 from propolis.plugins.tuned_file import TunedFile
 from propolis_workers.tuner import Tuner
 
@@ -36,12 +37,15 @@ def measuring(runtime: Runtime, device: Device) -> Iterator[None]:
         said = "who goes first is the fastest" if choice is None else str(choice)
         click.echo(f"{call.spec.name} of {calls}: {said}", err=True)
 
-    tuner = Tuner(device, tell)
+    tuner, table = Tuner(device, tell), DispatchTable.of(device)
+    table.tuned = Tuned()  # who leads is who leads without what was measured before
+    table.rebind()
     try:
-        with DispatchTable.of(device).intercept(tuner):
+        with table.intercept(tuner):
             yield
     finally:
-        TunedFile(runtime.config.cache_dir).keep(runtime.plugins.reports, tuner.found)
+        file = TunedFile(runtime.config.cache_dir)
+        file.keep(runtime.plugins.reports, tuner.found, tuner.measured)
         for line in tuner.refused:
             click.echo(f"not believed: {line}", err=True)
         better = len(list(tuner.found.rows()))

@@ -174,8 +174,9 @@ def explain(
     config = settings(ctx, device=device)
     runtime = Runtime.start(config)
     opened = runtime.device(config.device)
-    trace = DispatchTable.of(opened).trace(spec, key)
-    choices = runtime.tuned.of(opened, spec, key)
+    table = DispatchTable.of(opened)
+    trace = table.trace(spec, key)
+    choices = runtime.tuned.of(table, spec, key, trace.chain)
     absent = [r for r in runtime.plugins.reports if r.status != "loaded"]
     if as_json:
         measured = {calls: asdict(choice) for calls, choice in choices.items()}

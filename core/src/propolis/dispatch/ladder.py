@@ -72,7 +72,7 @@ class Ladder:
         self.spec = spec
         self.key = key
         self.chain = trace.chain
-        self._choices = table.tuned.of(table.device, spec, key)
+        self._orders = table.tuned.orders(table, spec, key, self.chain)
         known = spec.decomposition
         self.decomposition = known.fn if known and trace.is_decomposed else None
         self._parts = trace.parts
@@ -98,7 +98,7 @@ class Ladder:
         if not self.chain:
             return self.run if self.decomposition is None else self._decompose
         first = self.chain[0]
-        if self._choices or first.supports is not None or not first.strided:
+        if self._orders or first.supports is not None or not first.strided:
             return self.run
         lower = len(self.chain) > 1 or self.decomposition is not None or self.has_cpu
         if self.table.device is self.table.cpu and (not lower or is_reference(first)):
@@ -123,9 +123,7 @@ class Ladder:
 
     def _ordered(self, call: Call) -> list[OpImpl]:
         """The candidates, first who was measured to be the fastest at such calls."""
-        choice = self._choices.get(class_of(call)) if self._choices else None
-        chain = self.chain
-        return chain if choice is None else sorted(chain, key=lambda impl: not choice.is_of(impl))
+        return self._orders.get(class_of(call), self.chain) if self._orders else self.chain
 
     def _refusal(self, impl: OpImpl, call: Call) -> str | None:
         """Why the implementation does not run this call; None when it does."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence
 
+    from propolis.dispatch.base import Table
     from propolis.dispatch.call import Call
     from propolis.opspec.spec import Key
     from propolis.opspec.spec import OpSpec
@@ -38,23 +39,25 @@ class Choice:
     Attributes:
         plugin: whose implementation it is.
         variant: which of its.
-        seconds: of a call, by who may take it: ``plugin variant``; the ladder's own choice first.
+        seconds: of a call, by who may take it: ``plugin variant``; who led the ladder first.
     """
 
     plugin: str
     variant: str
     seconds: dict[str, float]
 
-    def is_of(self, impl: OpImpl) -> bool:
-        """Whether it names this implementation."""
-        return (
-            impl.variant == self.variant
-            and impl.provenance is not None
-            and (impl.provenance.plugin == self.plugin)
-        )
+    @property
+    def taken(self) -> str:
+        """Who serves them, as :func:`label` says."""
+        return f"{self.plugin} {self.variant}".rstrip()
+
+    @property
+    def leader(self) -> str:
+        """Who led the ladder when it was made: it holds as long as that one does."""
+        return next(iter(self.seconds), "")
 
     def __str__(self) -> str:
-        label = f"{self.plugin} {self.variant}".rstrip()
+        label = self.taken
         others = ", ".join(
             f"{name} {seconds * 1e6:.1f}" for name, seconds in self.seconds.items() if name != label
         )
@@ -71,18 +74,49 @@ class Tuned:
         """Let ``choice`` serve a class of calls."""
         self._known.setdefault((device, op, tuple(kinds)), {})[calls] = choice
 
-    def of(self, device: Device, spec: OpSpec, key: Key) -> dict[str, Choice]:
-        """The choices for an op and its dtypes, by class of calls; most have none."""
-        if not self._known:
+    def discard(self, device: str, op: str, kinds: Sequence[str], calls: str) -> None:
+        """Forget a choice, where there is one."""
+        self._known.get((device, op, tuple(kinds)), {}).pop(calls, None)
+
+    def of(
+        self, table: Table, spec: OpSpec, key: Key, chain: Sequence[OpImpl]
+    ) -> dict[str, Choice]:
+        """
+        The choices for an op and its dtypes, by class of calls; most have none.
+
+        Those hold that were made while the same implementation led the ladder: it may be another
+        under other numerics, by an override, or since one was quarantined, and weights are
+        prepared for it.  An op that the user names plugins for has none.
+        """
+        if not self._known or not chain or spec.name in table.rules.overrides:
             return {}
         kinds = key if isinstance(key, tuple) else (key,)
-        return self._known.get((hardware(device), spec.name, tuple(d.name for d in kinds)), {})
+        where = hardware(table.device), spec.name, tuple(d.name for d in kinds)
+        leader = label(chain[0])
+        return {
+            c: found for c, found in self._known.get(where, {}).items() if found.leader == leader
+        }
+
+    def orders(
+        self, table: Table, spec: OpSpec, key: Key, chain: Sequence[OpImpl]
+    ) -> dict[str, list[OpImpl]]:
+        """The candidates as a choice orders them, by class of calls."""
+        return {
+            calls: sorted(chain, key=lambda impl, taken=choice.taken: label(impl) != taken)  # type: ignore[misc]
+            for calls, choice in self.of(table, spec, key, chain).items()
+        }
 
     def rows(self) -> Iterator[tuple[str, str, tuple[str, ...], str, Choice]]:
         """Each choice, with its device, op, dtypes and class of calls."""
         for (device, op, kinds), choices in sorted(self._known.items()):
             for calls, choice in sorted(choices.items()):
                 yield device, op, kinds, calls, choice
+
+
+def label(impl: OpImpl) -> str:
+    """An implementation's plugin and variant."""
+    plugin = impl.provenance.plugin if impl.provenance else "?"
+    return f"{plugin} {impl.variant}".rstrip()
 
 
 def hardware(device: Device) -> str:
@@ -128,4 +162,4 @@ def rounded_up(n: int) -> int:
     return -(-n // unit) * unit
 
 
-__all__ = ["Choice", "Tuned", "class_of", "hardware", "rounded_up"]
+__all__ = ["Choice", "Tuned", "class_of", "hardware", "label", "rounded_up"]

@@ -25,10 +25,14 @@ from propolis.plugins.vetting import stamp
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import TypeAlias
 
     from propolis.plugins.loader import PluginReport
+
+    Measured: TypeAlias = tuple[str, str, Sequence[str], str]
 
 _SETS: Final = 8
 """Sets that are kept; the oldest goes."""
@@ -44,19 +48,35 @@ class TunedFile:
         """The choices that hold for the plugins of this process."""
         found = Tuned()
         for row in self._read().get(_plugins(reports), []):
-            with contextlib.suppress(KeyError, TypeError):  # another version's
-                choice = Choice(**row["choice"])
-                found.add(row["device"], row["op"], row["dtypes"], row["calls"], choice)
+            with contextlib.suppress(
+                AttributeError, KeyError, TypeError, ValueError
+            ):  # another version's
+                who = row["choice"]
+                seconds = {str(name): float(took) for name, took in who["seconds"].items()}
+                choice = Choice(str(who["plugin"]), str(who["variant"]), seconds)
+                seconds[choice.taken]  # or it cannot be told
+                where, op, calls = (str(row[name]) for name in ("device", "op", "calls"))
+                found.add(where, op, list(map(str, row["dtypes"])), calls, choice)
         return found
 
-    def keep(self, reports: Sequence[PluginReport], new: Tuned) -> None:
+    def keep(
+        self, reports: Sequence[PluginReport], new: Tuned, measured: Iterable[Measured] = ()
+    ) -> None:
         """
         Add choices to those that hold for these plugins.
+
+        Args:
+            reports: the plugins.
+            new: the choices.
+            measured: device, op, dtypes and class of all calls that were measured: what was chosen
+                for them before counts no longer.
 
         Raises:
             ConfigError: the file cannot be written.
         """
         whole = self.tuned(reports)
+        for gone in measured:
+            whole.discard(*gone)
         for device, op, kinds, calls, choice in new.rows():
             whole.add(device, op, kinds, calls, choice)
         rows = [

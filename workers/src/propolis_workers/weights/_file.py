@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,10 @@ class WeightSource(Weights, Protocol):
     ) -> None: ...
 
 
+_READ_TOGETHER: Final = 8
+"""Tensors of which somebody may not have read the first when he asks for the last."""
+
+
 class MappedSource(WeightSource):
     """A weight source whose every tensor is a slice of some mapped file."""
 
@@ -126,14 +131,15 @@ class MappedSource(WeightSource):
             name: file.view(info.offset, info.nbytes) for name, (info, file) in tensors.items()
         }
         self._places = {name: (f, info.offset, info.nbytes) for name, (info, f) in tensors.items()}
-        self._read: str | None = None
+        self._read: deque[str] = deque(maxlen=_READ_TOGETHER)
 
     def data(self, name: str) -> Bytes:
         """
         The bytes of a tensor: a read-only 1-D view of the map, never a copy.
 
-        Models are read tensor by tensor: the one before no longer counts as memory of the
-        process.  Who still looks at it finds it in the system's cache of files.
+        Models are read some tensors at a time, as those that are joined: the ones before no longer
+        count as memory of the process.  Who still looks at one finds it in the system's cache of
+        files.
 
         Raises:
             ModelError: there is no such tensor, or the source is closed.
@@ -147,10 +153,11 @@ class MappedSource(WeightSource):
             count = len(self._views)
             remedy = hint or f"it holds {count} tensors, none with a similar name"
             raise unusable(self.path, f"no tensor {show(name)}", remedy)
-        if self._read is not None and self._read != name:
-            file, offset, nbytes = self._places[self._read]
-            file.release(offset, nbytes)
-        self._read = name
+        for before in self._read:
+            if before != name:
+                file, offset, nbytes = self._places[before]
+                file.release(offset, nbytes)
+        self._read.append(name)
         return view
 
     def release(self) -> None:
