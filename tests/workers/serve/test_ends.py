@@ -47,6 +47,13 @@ def ask(program, pool):
     return asked
 
 
+def test_readiness_is_told(program):
+    """Who started it on a terminal sees when it answers, and on what."""
+    server = program()
+    until(lambda: "on cpu (" in server.log.read_text(), 10)
+    assert "ready after " in server.log.read_text()
+
+
 def test_a_taken_port(tiny_gguf, monkeypatch):
     """It is said in one line before a model is looked for."""
     monkeypatch.setattr("propolis_workers.llm.default_model.find_model", pytest.fail)

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+import re
 import socket
 import struct
 import zlib
@@ -269,7 +270,10 @@ def test_a_name_with_a_tag(serving, tiny_gguf):
     body["options"] = {"num_predict": 2}
     assert server.http.post("/api/generate", json=body).status_code == 200
     assert server.http.post("/api/show", json={"model": "some/model:latest"}).status_code == 200
-    assert server.http.get("/api/tags").json()["models"][0]["name"] == "some/model:latest"
+    (listed,) = server.http.get("/api/tags").json()["models"]
+    assert listed["name"] == "some/model:latest"
+    assert re.fullmatch(r"[\d.]+[KMB]", listed["details"]["parameter_size"])
+    assert listed["details"]["quantization_level"] == "F32"
     other = server.http.post("/api/generate", json={**body, "model": "other:latest"})
     assert other.status_code == 404
 

@@ -142,6 +142,7 @@ def test_more_than_may_wait(serving):
         got = server.chat()
         assert got.status_code == 429
         assert got.headers["retry-after"] == "1"
+        assert got.json()["error"]["type"] == "rate_limit_error"
     until(lambda: server.engine.waiting == 0)
     assert server.chat().status_code == 200
     never = server.chat(n=4)

@@ -380,6 +380,13 @@ class Engine:
         else:
             await self._enter("failed", message["error"], restarts=self.status.restarts)
 
+    async def loaded(self) -> Status:
+        """Wait until the model is there, or is not to be had; how things stand then."""
+        async with self._changed:
+            known = {"ready", "failed", "stopped"}
+            await self._changed.wait_for(lambda: self.status.state in known)
+        return self.status
+
     async def _enter(self, state: State, error: str = "", **rest: Any) -> None:
         self.status = Status(state, error, **rest)
         async with self._changed:

@@ -341,6 +341,14 @@ def _counts(finish: Told, prompt: int, spent: float) -> Told:
     }
 
 
+def _rounded(parameters: int) -> str:
+    """As Ollama writes it, such as "134.5M"."""
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if parameters >= size:
+            return f"{parameters / size:.1f}{unit}"
+    return f"{parameters / 1000:.1f}K"
+
+
 def _described(service: Service) -> Told:
     at = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
     architecture = service.config.architecture
@@ -355,8 +363,8 @@ def _described(service: Service) -> Told:
             "format": service.kind,
             "family": architecture,
             "families": [architecture],
-            "parameter_size": "",
-            "quantization_level": "",
+            "parameter_size": _rounded(service.parameters),
+            "quantization_level": service.quantisation,
         },
     }
 

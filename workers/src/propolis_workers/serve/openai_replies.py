@@ -20,7 +20,7 @@ class Wrong(_Reply):
     """What is wrong."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: str | None
     code: str | None
 

@@ -55,6 +55,8 @@ class ProblemError(PropolisError):
     def body(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         errors = self.errors
         if not errors and self.param:

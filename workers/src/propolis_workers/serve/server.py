@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Final
 
+import click
 import uvicorn
 
 from propolis.errors import PropolisError
@@ -140,6 +141,15 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
     return asyncio.run(_run(server, engines, sockets, drain))
 
 
+async def _tell_when_ready(engine: Engine) -> None:
+    """Say on the terminal that a model is there; how, if it is not, is logged."""
+    status = await engine.loaded()
+    said = status.ready
+    if status.state == "ready":
+        where = f"{said['device']} ({said['name']})"
+        click.echo(f"ready after {said['seconds']} s, on {where}", err=True)
+
+
 async def _run(
     server: uvicorn.Server, engines: Sequence[Engine], sockets: list[socket.socket], drain: float
 ) -> int:
@@ -163,7 +173,10 @@ async def _run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
+    telling = [loop.create_task(_tell_when_ready(engine)) for engine in engines]
     await server.serve(sockets)
+    for task in telling:
+        task.cancel()
     if not server.started:
         msg = "the server could not be started; the lines above say why"
         raise PropolisError(msg)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
@@ -43,6 +45,8 @@ class Service:
         prompts: text to tokens.
         kind: of the file.
         nbytes: of its weights.
+        parameters: numbers in them.
+        quantisation: what most of these are kept as.
         engine: what computes.
         deadlines: of its answers.
         created: when it was made, in seconds since 1970.
@@ -73,6 +77,11 @@ class Service:
         source, self.config, tokenizer = open_model(path)
         self.kind = "gguf" if path.suffix == ".gguf" else "safetensors"
         self.nbytes = sum(info.nbytes for info in source.tensors.values())
+        of_type = Counter[str]()
+        for info in source.tensors.values():
+            of_type[info.dtype.name] += math.prod(info.shape)
+        self.parameters = of_type.total()
+        self.quantisation = of_type.most_common(1)[0][0].upper()
         if template is not None:
             ChatTemplate(template)  # says what is wrong with it
         self.prompts = Prompts(path, tokenizer, template)
