@@ -49,11 +49,12 @@ struct Product {
     i64 m, n, k;
     int threads;
     // What `multiply` makes of x: rounded to bytes, or f32.
-    const i8* bytes = nullptr;      // (2, m, k): the upper ones, then the lower
-    const f32* scales = nullptr;    // (m, k / 32)
-    const i32* starts = nullptr;    // (m, k / grain): what sums of bytes begin with
-    const f32* sums = nullptr;      // (m, k / grain): of activations
-    const u8* finer = nullptr;      // (k / 32, m): whether lower bytes are not all 0
+    // In panels of rows, see qmatmul.cpp; of each row:
+    const i8* bytes = nullptr;      // 2 k: by sub-blocks, the upper ones and the lower
+    const f32* scales = nullptr;    // k / 32
+    const i32* starts = nullptr;    // k / grain: what sums of bytes begin with
+    const f32* sums = nullptr;      // k / grain: of activations
+    const u8* finer = nullptr;      // k / 32: whether lower bytes are not all 0
     const f32* wide = nullptr;      // (m, k)
 };
 void multiply(Product product, bool exact);

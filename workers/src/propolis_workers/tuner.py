@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from propolis import dtypes
-from propolis.dispatch.base import Table
+from propolis.dispatch import DispatchTable
 from propolis.dispatch.call import Handler
 from propolis.dispatch.tuned import Choice
 from propolis.dispatch.tuned import Tuned
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from propolis.dispatch.call import Call
-    from propolis.dispatch.table import DispatchTable
     from propolis.records import OpImpl
     from propolis.tensor import Device
     from propolis.tensor import Tensor
@@ -86,7 +85,7 @@ class Tuner(Handler):
         self.found = Tuned()
         self.measured: list[tuple[str, str, tuple[str, ...], str]] = []
         self.refused: list[str] = []
-        self._table: DispatchTable = Table.of(device)  # type: ignore[assignment]
+        self._table = DispatchTable.of(device)
         self._told = told
         self._met: set[tuple[str, tuple[str, ...], str]] = set()
         self._busy = False

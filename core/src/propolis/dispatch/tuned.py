@@ -102,7 +102,7 @@ class Tuned:
     ) -> dict[str, list[OpImpl]]:
         """The candidates as a choice orders them, by class of calls."""
         return {
-            calls: sorted(chain, key=lambda impl, taken=choice.taken: label(impl) != taken)  # type: ignore[misc]
+            calls: _led_by(choice.taken, chain)
             for calls, choice in self.of(table, spec, key, chain).items()
         }
 
@@ -111,6 +111,10 @@ class Tuned:
         for (device, op, kinds), choices in sorted(self._known.items()):
             for calls, choice in sorted(choices.items()):
                 yield device, op, kinds, calls, choice
+
+
+def _led_by(taken: str, chain: Sequence[OpImpl]) -> list[OpImpl]:
+    return sorted(chain, key=lambda impl: label(impl) != taken)
 
 
 def label(impl: OpImpl) -> str:

@@ -46,8 +46,9 @@ class TunedFile:
 
     def tuned(self, reports: Sequence[PluginReport]) -> Tuned:
         """The choices that hold for the plugins of this process."""
-        found = Tuned()
-        for row in self._read().get(_plugins(reports), []):
+        found, sets = Tuned(), self._read()
+        # Where there are none nobody looks at the plugins' files: each process starts here.
+        for row in sets.get(_plugins(reports), []) if sets else ():
             with contextlib.suppress(
                 AttributeError, KeyError, TypeError, ValueError
             ):  # another version's

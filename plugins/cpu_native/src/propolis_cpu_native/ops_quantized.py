@@ -91,7 +91,7 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
-    """The same with activations rounded to 16 bits, 32 with a scale."""
+    """The same with activations rounded to 16 bits, of many rows mostly to 8, 32 with a scale."""
     _multiply(out, x, w, Way.TILES)
 
 
@@ -124,7 +124,7 @@ OPS: Final = [
         priority=Priority.GENERIC + 10,
         prepare=prepare,
         exact=False,
-        notes="activations rounded to 16 bits, 32 with a scale; weights repacked",
+        notes="activations rounded to 16 bits, of 128 rows on mostly to 8; weights repacked",
     ),
     implementation(
         "qmatmul",
