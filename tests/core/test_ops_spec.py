@@ -334,7 +334,7 @@ BAD = [
         [(1, 9, 4, 8), (1, 2, 4, 8, f16), (1, 2, i32), (1, 2, i32), (9, 4), (9, 4)],
         {},
         DTypeError,
-        "x is f16 and positions are i32; supported: f32 and i32",
+        "x is f16, of a cache in f32, and positions are i32; supported: f32 or the cache's",
     ),
     (
         "qattention",

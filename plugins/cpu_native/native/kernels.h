@@ -92,8 +92,8 @@ struct View {
 void rope(Kind kind, const View& out, const View& x, const View& positions, bool positions_64,
           const View& cos, const View& sin, bool interleaved, int threads);
 
-// Turns the first half of the heads of x, of f32, by `positions`, and writes all to cache[b, slots[b, t]].
-void rope_kv_append(Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
+// Turns the first half of the heads of x by `positions`, and writes all to cache[b, slots[b, t]], of `kind`.
+void rope_kv_append(Kind given, Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
                     const View& cos, const View& sin, bool interleaved);
 
 // cache[b, positions[b, t]] = x[b, t]

@@ -251,23 +251,32 @@ void rope(Kind kind, const View& out, const View& x, const View& positions, bool
     });
 }
 
-void rope_kv_append(Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
-                    const View& cos, const View& sin, bool interleaved) {
+namespace {
+template <class T, class To>
+void turn_into(const View& cache, const View& x, const View& slots, const View& positions, const View& cos,
+               const View& sin, bool interleaved) {
     const i64 heads = x.shape[2], dim = x.shape[3], half = cos.shape[1];
-    with_type(kind, [&](auto type) {
-        typedef decltype(type) T;
-        for (i64 b = 0; b < x.shape[0]; ++b) {
-            for (i64 t = 0; t < x.shape[1]; ++t) {
-                const i64 at = position_at(positions, false, b, t), slot = position_at(slots, false, b, t);
-                const f32* c = (const f32*)cos.at + at * cos.strides[0];
-                const f32* s = (const f32*)sin.at + at * sin.strides[0];
-                for (i64 h = 0; h < heads; ++h) {
-                    const f32* from = (const f32*)x.at + b * x.strides[0] + t * x.strides[1] + h * x.strides[2];
-                    T* to = (T*)cache.at + b * cache.strides[0] + slot * cache.strides[1] + h * cache.strides[2];
-                    turn(from, to, c, s, h < heads / 2 ? half : 0, dim, interleaved);
-                }
+    for (i64 b = 0; b < x.shape[0]; ++b) {
+        for (i64 t = 0; t < x.shape[1]; ++t) {
+            const i64 at = position_at(positions, false, b, t), slot = position_at(slots, false, b, t);
+            const f32* c = (const f32*)cos.at + at * cos.strides[0];
+            const f32* s = (const f32*)sin.at + at * sin.strides[0];
+            for (i64 h = 0; h < heads; ++h) {
+                const T* from = (const T*)x.at + b * x.strides[0] + t * x.strides[1] + h * x.strides[2];
+                To* to = (To*)cache.at + b * cache.strides[0] + slot * cache.strides[1] + h * cache.strides[2];
+                turn(from, to, c, s, h < heads / 2 ? half : 0, dim, interleaved);
             }
         }
+    }
+}
+}  // namespace
+
+void rope_kv_append(Kind given, Kind kind, const View& cache, const View& x, const View& slots,
+                    const View& positions, const View& cos, const View& sin, bool interleaved) {
+    with_type(kind, [&](auto type) {
+        typedef decltype(type) To;
+        if (given == kind) turn_into<To, To>(cache, x, slots, positions, cos, sin, interleaved);
+        else turn_into<f32, To>(cache, x, slots, positions, cos, sin, interleaved);
     });
 }
 

@@ -161,8 +161,8 @@ struct Places {
 // Heads of new tokens into a cache, `each` of a token, of which the first half, keys, are rotated.
 // Walked in the order of x: x, cache (without its slots), slots, positions.  A slot outside the
 // cache is not written.
-template <int N, bool interleaved, class O>
-PROPOLIS_FN void append(i64 heads, i64 each, i64 dim, O* cache, i64 to_stride, const f32* x,
+template <int N, bool interleaved, class O, class T>
+PROPOLIS_FN void append(i64 heads, i64 each, i64 dim, O* cache, i64 to_stride, const T* x,
                         i64 stride, const Places& places, const Tables& tables,
                         const Strided4& s) {
     const i64 units = units_of<N>(dim, tables.half);
@@ -173,7 +173,7 @@ PROPOLIS_FN void append(i64 heads, i64 each, i64 dim, O* cache, i64 to_stride, c
         const i64 slot = places.slots[at.at[2]];
         if (slot < 0 || slot >= places.capacity) continue;
         O* to = cache + at.at[1] + slot * places.stride;
-        const f32* from = x + at.at[0];
+        const T* from = x + at.at[0];
         if (head % each < each / 2) {
             turn_unit<N, interleaved>(to, to_stride, from, stride, unit, dim,
                                       places.positions[at.at[3]], tables);
@@ -183,11 +183,11 @@ PROPOLIS_FN void append(i64 heads, i64 each, i64 dim, O* cache, i64 to_stride, c
     }
 }
 
-template <bool interleaved, class O>
+template <bool interleaved, class O, class T>
 PROPOLIS_FN void append_any(i64 heads, i64 each, i64 dim, bool packed, O* cache, i64 to_stride,
-                            const f32* x, i64 stride, const Places& places, const Tables& tables,
+                            const T* x, i64 stride, const Places& places, const Tables& tables,
                             const Strided4& s) {
-    constexpr int N = pack_of(sizeof(f32), true);
+    constexpr int N = pack_of(sizeof(T), true);
     if (packed && aligned<N>(cache) && aligned<N>(x)) {
         append<N, interleaved>(heads, each, dim, cache, 1, x, 1, places, tables, s);
     } else {
@@ -195,9 +195,9 @@ PROPOLIS_FN void append_any(i64 heads, i64 each, i64 dim, bool packed, O* cache,
     }
 }
 
-#define APPEND(O, name, interleaved)                                                             \
-    PROPOLIS_KERNEL rope_append_##name##_##O(                                                    \
-        O* cache, const f32* x, const i32* slots, const i32* positions, const f32* cos,          \
+#define APPEND(O, T, name, interleaved)                                                          \
+    PROPOLIS_KERNEL rope_append_##name##_##T##_##O(                                              \
+        O* cache, const T* x, const i32* slots, const i32* positions, const f32* cos,          \
         const f32* sin, i64 heads, i64 each, i64 dim, i64 to_stride, i64 stride, i64 slot_stride, \
         i64 capacity, i64 rows, i64 half, i64 cos_row, i64 sin_row, i64 cos_stride,              \
         i64 sin_stride, i32 packed, Strided4 s) {                                                \
@@ -206,9 +206,11 @@ PROPOLIS_FN void append_any(i64 heads, i64 each, i64 dim, bool packed, O* cache,
         append_any<interleaved>(heads, each, dim, packed != 0, cache, to_stride, x, stride,      \
                                 places, tables, s);                                              \
     }
-#define APPENDS(O)         \
-    APPEND(O, half, false) \
-    APPEND(O, interleaved, true)
-APPENDS(f32)
-APPENDS(f16)
-APPENDS(bf16)
+#define APPENDS(O, T)         \
+    APPEND(O, T, half, false) \
+    APPEND(O, T, interleaved, true)
+APPENDS(f32, f32)
+APPENDS(f16, f32)
+APPENDS(bf16, f32)
+APPENDS(f16, f16)
+APPENDS(bf16, bf16)

@@ -64,7 +64,7 @@ OPS: Final = {
             Recipe(
                 {
                     "cache": T(f"b p h*2 e*{parts}"),
-                    "x": T(f"b t h*2 e*{parts}", "f32"),
+                    "x": T(f"b t h*2 e*{parts}", *given),
                     "slots": T("b t", "i32", domain="distinct:p"),
                     # As slots are, which may be the same tensor.
                     "positions": T("b t", "i32", domain="distinct:p"),
@@ -75,6 +75,7 @@ OPS: Final = {
                 sizes={"p": 7, "t": 3},
             )
             for parts in (2, 3)
+            for given in (("f32",), ())  # of the cache's dtype
         ),
     ),
 }

@@ -149,7 +149,7 @@ def rope_kv_append(
 
     Args:
         cache: (batch, capacity, 2 * heads, head_dim), any strides; heads of keys, then of values.
-        x: (batch, tokens, 2 * heads, head_dim), f32; computed in f32 or wider.
+        x: (batch, tokens, 2 * heads, head_dim), f32 or the cache's dtype; computed in f32 or wider.
         slots: (batch, tokens), i32, each in [0, capacity): where they go.
         positions: (batch, tokens), i32, each in [0, rows of the tables).
         cos: (rows, r/2), f32, with ``r <= head_dim``, as ``rope`` has it.
@@ -164,10 +164,10 @@ def rope_kv_append(
     """
     _expect_tables("rope_kv_append", cos, sin)
     same_dtype("rope_kv_append", slots=slots, positions=positions)
-    if x.dtype is not dtypes.f32 or positions.dtype is not dtypes.i32:
+    if x.dtype not in (dtypes.f32, cache.dtype) or positions.dtype is not dtypes.i32:
         msg = (
-            f"rope_kv_append: x is {x.dtype} and positions are {positions.dtype}; supported: f32 "
-            "and i32; ops.cast converts"
+            f"rope_kv_append: x is {x.dtype}, of a cache in {cache.dtype}, and positions are "
+            f"{positions.dtype}; supported: f32 or the cache's dtype, and i32; ops.cast converts"
         )
         raise DTypeError(msg)
     fits = (
@@ -213,6 +213,7 @@ def _rope_kv_append(
     interleaved: bool = False,
 ) -> None:
     heads = x.shape[2] // 2
+    x = x if x.dtype is dtypes.f32 else cast(x, dtypes.f32)
     keys, values = (x.narrow(2, start, heads) for start in (0, heads))
     keys = rope(keys, positions, cos, sin, interleaved=interleaved)
     for start, new in ((0, keys), (heads, values)):

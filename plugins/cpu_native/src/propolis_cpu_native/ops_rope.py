@@ -89,7 +89,8 @@ def rope_kv_append(
 ) -> None:
     """Write keys, rotated, and values, as they are kept; nothing if one goes outside."""
     tensors = (cache, x, slots, positions, cos, sin)
-    native().rope_kv_append(*(t.array for t in tensors), interleaved, KINDS[cache.dtype])
+    kinds = KINDS[x.dtype], KINDS[cache.dtype]
+    native().rope_kv_append(*(t.array for t in tensors), interleaved, *kinds)
 
 
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:

@@ -66,9 +66,10 @@ def rope_kv_append(
 ) -> None:
     """Rotate the keys, and write them and the values; nothing is written if a place is outside."""
     heads = x.shape[2] // 2
-    new = np.array(x.array, order="C")
+    given = Tensor.from_numpy(convert(x.array, x.dtype, dtypes.f32), x.device)
+    new = np.array(given.array, order="C")
     keys = Tensor.from_numpy(new, x.device).narrow(2, 0, heads)
-    rope(keys, x.narrow(2, 0, heads), positions, cos, sin, interleaved=interleaved)
+    rope(keys, given.narrow(2, 0, heads), positions, cos, sin, interleaved=interleaved)
     kept = convert(new, dtypes.f32, cache.dtype)
     kv_append(cache, Tensor.from_numpy(kept, x.device), slots)
 

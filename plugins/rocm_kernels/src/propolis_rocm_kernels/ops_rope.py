@@ -32,11 +32,13 @@ _ROPE: Final = {
 }
 _KEPT: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _APPEND: Final = {
-    (interleaved, d): MODULE.kernel(
-        f"append_{'interleaved' if interleaved else 'half'}_{d.name}", "PPPPPPqqqqqqqqqqqqqi4"
+    (interleaved, given, kept): MODULE.kernel(
+        f"append_{'interleaved' if interleaved else 'half'}_{given.name}_{kept.name}",
+        "PPPPPPqqqqqqqqqqqqqi4",
     )
     for interleaved in (False, True)
-    for d in _KEPT
+    for kept in _KEPT
+    for given in {dtypes.f32, kept}
 }
 
 
@@ -135,7 +137,7 @@ def rope_kv_append(
     )
     into = kept.shape, kept.strides
     whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, into)
-    _APPEND[interleaved, cache.dtype](
+    _APPEND[interleaved, x.dtype, cache.dtype](
         cache.device,
         blocks,
         pointer(cache),
