@@ -1,4 +1,4 @@
-"""Llama files of real shapes with random weights in Q4_K, or Q4_1: all that speed depends on."""
+"""Llama files of real shapes with random weights: all that speed depends on."""
 
 from __future__ import annotations
 
@@ -49,8 +49,36 @@ def random_blocks(rng: np.random.Generator, rows: int, columns: int) -> np.ndarr
     return blocks.reshape(rows, -1)
 
 
-def write_random_llama(path: Path, shape: str) -> Path:
-    """Write a Llama of one of :data:`SHAPES`; every layer has the same weights."""
+def random_halves(rng: np.random.Generator, rows: int, columns: int, stored: str) -> np.ndarray:
+    """
+    A matrix of F16 or BF16: as :func:`random_blocks`.
+
+    Returns:
+        (rows, columns) f16, or (rows, 2 * columns) u8 of bf16.
+    """
+    values = rng.standard_normal((rows, columns), np.float32)
+    values *= columns**-0.5
+    return gguf.quantize(values, gguf.GGMLQuantizationType[stored])
+
+
+def write_random_llama(path: Path, shape: str, stored: str = "Q4_K") -> Path:
+    """
+    Write a Llama of one of :data:`SHAPES`; every layer has the same weights.
+
+    Args:
+        path: where.
+        shape: which.
+        stored: Q4_K (Q4_1 where rows are not made of its blocks), F16 or BF16.
+    """
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        if stored == "Q4_K":
+            return random_blocks(rng, rows, columns)
+        return random_halves(rng, rows, columns, stored)
+
+    def kind_of(columns: int) -> gguf.GGMLQuantizationType:
+        return quantized(columns) if stored == "Q4_K" else gguf.GGMLQuantizationType[stored]
+
     width, inner, layers, heads, kv_heads, vocab = SHAPES[shape]
     head = width // heads
     writer = gguf.GGUFWriter(path, "llama")
@@ -62,25 +90,23 @@ def write_random_llama(path: Path, shape: str) -> Path:
             writer.add_key_value(name, value, gguf.GGUFValueType[kinds[type(value)]])
     rng = np.random.default_rng(1)
     layer = {
-        "attn_q": random_blocks(rng, width, width),
-        "attn_k": random_blocks(rng, kv_heads * head, width),
-        "attn_v": random_blocks(rng, kv_heads * head, width),
-        "attn_output": random_blocks(rng, width, width),
-        "ffn_gate": random_blocks(rng, inner, width),
-        "ffn_up": random_blocks(rng, inner, width),
-        "ffn_down": random_blocks(rng, width, inner),
+        "attn_q": matrix(width, width),
+        "attn_k": matrix(kv_heads * head, width),
+        "attn_v": matrix(kv_heads * head, width),
+        "attn_output": matrix(width, width),
+        "ffn_gate": matrix(inner, width),
+        "ffn_up": matrix(inner, width),
+        "ffn_down": matrix(width, inner),
     }
     ones = np.ones(width, np.float32)
     for index in range(layers):
         for name, blocks in layer.items():
-            kind = quantized(inner if name == "ffn_down" else width)
+            kind = kind_of(inner if name == "ffn_down" else width)
             writer.add_tensor(f"blk.{index}.{name}.weight", blocks, raw_dtype=kind)
         writer.add_tensor(f"blk.{index}.attn_norm.weight", ones)
         writer.add_tensor(f"blk.{index}.ffn_norm.weight", ones)
     for name in ("token_embd", "output"):
-        writer.add_tensor(
-            f"{name}.weight", random_blocks(rng, vocab, width), raw_dtype=quantized(width)
-        )
+        writer.add_tensor(f"{name}.weight", matrix(vocab, width), raw_dtype=kind_of(width))
     writer.add_tensor("output_norm.weight", ones)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,12 +1,12 @@
 """
-Many answers at once on a GPU, of models of real shapes with random weights in Q4_K.
+Many answers at once on a GPU, of models of real shapes with random weights, Q4_K if not F16.
 
 Each stream has a prompt of its own and decodes so many tokens; all begin at once, as
 ``llama-batched-bench`` has it, which is the peer where its program is given: it reads the same
 file, before ours and after.  One sequence is timed on the engine of one conversation too.
 
     python benches/gpu_streams.py [--shapes 1b,8b] [--streams 1,8,32,128] [--device rocm:0]
-        [--kv-type f16] [--peer llama-batched-bench] [--json FILE]
+        [--kv-type f16] [--stored F16 [--dtype f16]] [--peer llama-batched-bench] [--json FILE]
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def measure(shape: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a model."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = write_random_llama(Path(folder) / "random.gguf", shape)
+        path = write_random_llama(Path(folder) / "random.gguf", shape, asked.stored)
         peers = []
         if asked.peer:
             peers.append(theirs(asked.peer, path, asked.streams, asked.prompt, asked.decoded))
         device = default_runtime().device(asked.device)
-        llm = LLM.load(path, device=device, kv_type=asked.kv_type)
+        llm = LLM.load(path, device=device, kv_type=asked.kv_type, dtype=asked.dtype)
         for streams in asked.streams:
             row: dict[str, Any] = {"model": shape, "streams": streams}
             row["ours"] = ours(llm, streams, asked.prompt, asked.decoded, asked.budget)
@@ -172,6 +172,8 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=512, help="tokens of a step of ours")
     parser.add_argument("--device", default="rocm:0")
     parser.add_argument("--kv-type", default="auto", help="what keys and values are kept in")
+    parser.add_argument("--stored", default="Q4_K", choices=("Q4_K", "F16", "BF16"))
+    parser.add_argument("--dtype", default="auto", help="what activations are in")
     parser.add_argument("--peer", metavar="PROGRAM")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

@@ -28,7 +28,8 @@ from llm_cpu import figures
 from llm_cpu import prompt
 
 
-FORMATS = ("q4_1", "q4_0", "q8_0", "q4_k_m")
+FORMATS = ("q4_1", "q4_0", "q8_0", "q4_k_m", "f16", "bf16")
+PLAIN = {"f16": "F16", "bf16": "BF16"}
 # Of llama.cpp's: decoding and reading, at least; memory, at most.
 TARGETS = {"small": (1.2, 2.0, 1.2), "1b": (1.0, 1.5, 1.2)}
 
@@ -81,6 +82,9 @@ def _written(folder: Path, name: str) -> Path:
     plain = folder / "plain.gguf"
     if not plain.exists():
         _write_plain(plain)
+    if name in PLAIN:
+        _write_plain(plain := folder / f"{name}.gguf", PLAIN[name])
+        return plain
     path = folder / f"{name}.gguf"
     quantize = "from propolis.cli import main; main()"
     command = (sys.executable, "-c", quantize, "models", "quantize")
@@ -90,8 +94,8 @@ def _written(folder: Path, name: str) -> Path:
     return path
 
 
-def _write_plain(path: Path) -> None:
-    """SmolLM2 in f16, of what its packaged file in Q4_1 has left: speed does not depend on it."""
+def _write_plain(path: Path, halves: str = "F16") -> None:
+    """SmolLM2 in 16 bits, of what its file in Q4_1 has left: speed does not depend on it."""
     import gguf
 
     from propolis import Config
@@ -108,7 +112,8 @@ def _write_plain(path: Path) -> None:
             writer.add_key_value(name, field.contents(), kind, inner[-1] if inner else None)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, values.astype("f4" if values.ndim == 1 else "f2"))
+        stored = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else halves]
+        writer.add_tensor(tensor.name, gguf.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

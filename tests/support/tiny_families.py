@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -23,6 +24,7 @@ from tiny_family_table import Family
 from tiny_model import alphabet
 
 from propolis import default_runtime
+from propolis import dtypes
 from propolis_workers.llm.models import build
 from propolis_workers.llm.models import read_config
 from propolis_workers.weights import GGUFFile
@@ -32,6 +34,7 @@ from propolis_workers.weights import SafetensorsFolder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from propolis import DType
     from propolis_workers.llm.network.decoder import Decoder
 
 Weights = dict[str, np.ndarray]
@@ -71,7 +74,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return (random.standard_normal(shape) * scale).astype(np.float32)
 
 
-def network(name: str, kind: str, path: Path) -> Decoder:
+def network(name: str, kind: str, path: Path, dtype: DType = dtypes.f32) -> Decoder:
     """The network of a family, from a file of that kind, written into a folder."""
     truth = Truth.read(name)
     path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def network(name: str, kind: str, path: Path) -> Decoder:
         source = GGUFFile.open(write_gguf(path / "m.gguf", FAMILIES[name], truth))
     else:
         source = SafetensorsFolder.open(write_folder(path / "m", truth))
-    config = read_config(source)
+    config = replace(read_config(source), dtype=dtype, kv_dtype=dtype)
     assert config.architecture == FAMILIES[name].architecture
     return build(source, config, default_runtime().device("cpu"))
 

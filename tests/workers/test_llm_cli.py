@@ -75,6 +75,16 @@ def test_raw(propolis, llm):
     assert answered(llm, raw=True) + "\n" == run.out
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_computed_in_16_bits(propolis, dtype):
+    """--dtype says what activations are in, and so does the command."""
+    run = propolis("generate", "the", "-n", "2", "--dtype", dtype)
+    assert (run.code, f", computed in {dtype}\n" in run.err) == (0, True)
+    run = propolis("generate", "the", "-n", "2", "--dtype", dtype, "--json")
+    assert json.loads(run.out)["dtype"] == dtype
+    assert "computed in" not in propolis("generate", "the", "-n", "2").err
+
+
 def test_stdin(propolis, llm):
     """A prompt of "-" is all of standard input."""
     text = "the\nan ż\n"

@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from propolis import dtypes
 from propolis.dispatch.table import servers
 from propolis.records import ESSENTIAL
 
@@ -21,21 +22,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from propolis import Device
+    from propolis import DType
 
 # Options of ``propolis`` itself that decide who serves what.
 _CHOOSING: Final = ("plugins", "disable_plugins", "numerics")
 
 
-def suspects(device: Device, model: Path) -> str:
+def suspects(device: Device, model: Path, dtype: DType) -> str:
     """
     Who served a language model on a device, and the command that judges each op of it.
 
     Args:
         device: where it ran.
         model: its file or folder.
+        dtype: what it computed in.
     """
     command = _propolis("drift", "-m", str(model), "--device", device.id)
-    return f"{_served(device)}: {command} finds the op that is wrong; if none is, the weights are"
+    found = f"{_served(device)}: {command} finds the op that is wrong; if none is, the weights are"
+    if dtype is dtypes.f16:
+        found = f"a number may be beyond f16's, which --dtype f32 has, or {found}"
+    return found
 
 
 def suspects_without_drift(device: Device) -> str:

@@ -38,6 +38,7 @@ class Architecture:
             by their names.
         filed: of tensors that GGUF files hold in another arrangement than checkpoints, by their
             names there; given our names of the weights -> the checkpoint's.
+        exceeds_f16: whether activations of usual models are beyond what f16 has.
     """
 
     gguf: tuple[str, ...]
@@ -49,6 +50,7 @@ class Architecture:
     special: Callable[[GGUFSettings], bool] | None = None
     pieces: Callable[[ModelConfig], Mapping[str, Piece]] | None = None
     filed: Callable[[ModelConfig, Mapping[str, str]], Mapping[str, Piece]] | None = None
+    exceeds_f16: bool = False
 
 
 _GGUF: Final = "blk.{}."

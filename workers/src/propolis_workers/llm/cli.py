@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from propolis import dtypes
 from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
@@ -38,6 +39,15 @@ def llm() -> None:
     """Run language models."""
 
 
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "f32", "f16", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="Of activations, and weights that are no blocks; auto: as the file's matrices.",
+)
+
+
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option(
@@ -59,6 +69,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="What keys and values are kept in; auto: f16 where there are kernels for it.",
         ),
+        dtype_option,
         click.option("-n", "--max-tokens", type=click.IntRange(1), default=512, show_default=True),
         click.option("-t", "--temperature", type=float, default=0.0, show_default=True),
         click.option("--top-k", type=int, default=0, show_default=True),
@@ -186,17 +197,19 @@ def load(
 
     names = ("model", "device", "fallback", "threads", "metrics", "chat_history")
     own = {name: options.pop(name, None) for name in names}
-    kept = options.pop("kv_type", "auto")
+    types = {name: options.pop(name, "auto") for name in ("kv_type", "dtype")}
     config = settings(ctx, **own)
     runtime = Runtime.start(config)
     if placement:
         sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
-        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens, kv_type=kept)
+        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens, **types)
     if not quiet:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"
-        click.echo(f"{note} on {model.model.device.id}", err=True)
+        dtype = model.config.dtype
+        computed = "" if dtype is dtypes.f32 else f", computed in {dtype}"
+        click.echo(f"{note} on {model.model.device.id}{computed}", err=True)
     return model, runtime
 
 
@@ -236,6 +249,7 @@ def _report(model: LLM, generation: Generation) -> dict[str, Any]:
         "prefill_tokens_per_second": finish.prefill_rate,
         "decode_tokens_per_second": finish.decode_rate,
         "model": str(model.path.name),
+        "dtype": model.config.dtype.name,
         "load_seconds": model.load_seconds,
         "placement": DispatchTable.of(model.model.device).placement.as_dict(),
     }

@@ -136,6 +136,7 @@ class ModelConfig:
         pooling: how the states of a text's tokens become one vector, ``mean`` or ``last``; empty
             where the model is not made for that.
         kv_dtype: what the cache keeps keys and values in: whoever runs the model says so, no file.
+        dtype: what activations are in, and weights that are no blocks: likewise.
     """
 
     architecture: str
@@ -170,6 +171,7 @@ class ModelConfig:
     conv_taps: int = 0
     pooling: str = ""
     kv_dtype: DType = dtypes.f32
+    dtype: DType = dtypes.f32
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.width, self.ffn_width, self.layers, self.heads)

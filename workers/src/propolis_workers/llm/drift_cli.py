@@ -13,6 +13,8 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import print_table
 from propolis.errors import UsageError
+from propolis_workers.llm.cli import dtype_option
+from propolis_workers.llm.cli import load
 
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _COLUMNS = ("max abs", "max rel", "NMSE", "of limit")
 )
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
+@dtype_option
 @click.option(
     "-n",
     "--tokens",
@@ -77,7 +80,6 @@ def drift(
     # Not for --help.
     from propolis_conformance.drift import Drift  # noqa: PLC0415
     from propolis_conformance.drift.facts import oracle  # noqa: PLC0415
-    from propolis_workers.llm.cli import load  # noqa: PLC0415
     from propolis_workers.llm.drift import run  # noqa: PLC0415
 
     if save is not None and save.exists() and not save.is_dir():

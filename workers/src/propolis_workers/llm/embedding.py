@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from propolis import Tensor
+from propolis import dtypes
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm.kv_cache import KVCache
+from propolis_workers.llm.layers import converted
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
 
@@ -92,7 +94,8 @@ class Embedder:
             at = Tensor.from_numpy(np.arange(start, end, dtype=np.int32)[None], model.device)
             cache.expect(start, end)
             last = config.pooling == "last"
-            states = model.states(tokens, at, ropes, cache, last_only=last).numpy()[0]
+            states = model.states(tokens, at, ropes, cache, last_only=last)
+            states = converted(states, dtypes.f32).numpy()[0]
             total = states[-1].astype(np.float64) if last else total + states.sum(0, np.float64)
             yield
         length = np.linalg.norm(total)

@@ -115,4 +115,4 @@ class Generation:
 
 
 def _blame(engine: Engine, path: Path) -> str:
-    return suspects(engine.model.device, path)
+    return suspects(engine.model.device, path, engine.model.config.dtype)

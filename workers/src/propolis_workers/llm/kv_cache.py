@@ -176,7 +176,7 @@ class KVCache:
         Args:
             layer: its number; its keys and values are alike.
             q: (batch, tokens, heads, head_dim), rotated.
-            new: (batch, tokens, 2 * kv_heads, head_dim), f32: keys, not rotated yet, and values.
+            new: (batch, tokens, 2 * kv_heads, head_dim), keys, not rotated yet, and values.
             rotation: the layer's.
             positions: (batch, tokens), i32.
             rules: how the layer weighs keys.

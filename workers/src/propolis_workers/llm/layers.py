@@ -21,6 +21,7 @@ from propolis.errors import ModelError
 from propolis_workers.layers import Embedding
 from propolis_workers.layers import Linear
 from propolis_workers.layers import read_weight
+from propolis_workers.llm.memory import is_shared
 
 
 if TYPE_CHECKING:
@@ -124,11 +125,11 @@ class HeadNorms(_Norm):
         Hold the weights.
 
         Args:
-            weight: (heads, head_dim), f32.
+            weight: (heads, head_dim).
             config: the model's numbers.
         """
-        ones = np.ones(weight.shape[-1], np.float32)
-        self.plain = LayerNorm(Tensor.from_numpy(ones, weight.device), None, config.norm_eps)
+        ones = ops.full(weight.shape[-1:], 1.0, weight.dtype, weight.device)
+        self.plain = LayerNorm(ones, None, config.norm_eps)
         self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -188,10 +189,11 @@ class Layers:
     Makes layers from the weights of a file, on a device.
 
     Weights in block formats stay so, and the implementation that will serve them may
-    prepare them; plain ones become f32, the dtype that activations have.
+    prepare them; plain ones get the dtype that activations have.
 
     Attributes:
         device: where the weights go.
+        dtype: of activations.
     """
 
     def __init__(
@@ -200,6 +202,8 @@ class Layers:
         names: Mapping[str, str],
         device: Device,
         progress: Callable[[int], None] | None = None,
+        *,
+        dtype: DType = dtypes.f32,
     ) -> None:
         """
         Prepare to read.
@@ -210,22 +214,35 @@ class Layers:
                 ``{}`` for the layer's number.
             device: where the weights go.
             progress: called with the bytes of each tensor once it is there.
+            dtype: of activations: f32, f16 or bf16.
         """
         self.device = device
+        self.dtype = dtype
         self._source = source
         self._names = names
         self._progress = progress or (lambda _: None)
 
-    def linear(self, name: str, width_in: int, width_out: int, *, tied: str = "") -> Linear:
-        """A linear layer; where the file has none of that name, the one it is ``tied`` to."""
-        if tied and self._name(name) + ".weight" not in self._source.tensors:
-            name = tied
+    def output(self, config: ModelConfig, embedding: Embedding) -> Linear:
+        """
+        What makes logits of states; of many models the embedding, turned round.
+
+        Then both are one tensor where whoever multiplies takes it as it lies.
+        """
+        sizes = config.width, config.vocab_size
+        if not config.tied or self.has("output"):
+            return self.linear("output", *sizes)
+        if is_shared(embedding.table.dtype, self.dtype, self.device):
+            return Linear(embedding.table)
+        return self.linear("embedding", *sizes)
+
+    def linear(self, name: str, width_in: int, width_out: int) -> Linear:
+        """A linear layer."""
         flat = width_out == 1 and self.has(name) and len(self.shape(name)) == 1
         weight = self._tensor(name, (width_in,) if flat else (width_out, width_in))
         weight = weight.unsqueeze(0) if flat else weight
         bias = None
         if self._has_bias(name):
-            bias = _as_f32(self._tensor(name, (width_out,), ".bias"))
+            bias = self.plain(self._tensor(name, (width_out,), ".bias"))
         return Linear(self._prepared(weight), bias)
 
     def merged_linear(
@@ -258,7 +275,9 @@ class Layers:
         first = layers.layers[0]
         if len(layers.layers) > 1 or first.bias is not None or not first.weight.dtype.is_block:
             return False
-        return self.has_kernel(ops.add_rms_norm_qmatmul, dtypes.f32, first.weight.dtype)
+        if self.dtype not in ops.add_rms_norm_qmatmul.dtypes["x"]:
+            return False
+        return self.has_kernel(ops.add_rms_norm_qmatmul, self.dtype, first.weight.dtype)
 
     @property
     def exact(self) -> bool:
@@ -275,8 +294,8 @@ class Layers:
         return has_kernel(self.device, op, *kinds)
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
-        """An embedding table, in the file's dtype."""
-        return Embedding(self._tensor(name, (rows, width)))
+        """An embedding table, in the file's dtype; its rows come in that of activations."""
+        return Embedding(self._tensor(name, (rows, width)), self.dtype)
 
     def norm(self, name: str, width: int, config: ModelConfig, heads: int = 0) -> Norm:
         """
@@ -289,30 +308,35 @@ class Layers:
             heads: how many of them there are, which differ in their weights; 0 for one.
         """
         if heads:
-            return HeadNorms(_as_f32(self._stacked(name, heads, (width,))), config)
+            return HeadNorms(self.plain(self._stacked(name, heads, (width,))), config)
         weight = self.vector(name, width)
-        if config.norm_offset:
-            weight = ops.affine(weight, 1.0, config.norm_offset)
+        if config.norm_offset:  # in f32: what is near 1 has few of 16 bits left
+            weight = ops.affine(self.vector(name, width, dtype=dtypes.f32), 1.0, config.norm_offset)
+            weight = self.plain(weight)
         if config.norm == "rms":
             return RMSNorm(weight, config.norm_eps)
         return LayerNorm(weight, self.bias(name, width), config.norm_eps)
 
-    def vector(self, name: str, width: int, suffix: str = ".weight") -> Tensor:
-        """Numbers as f32."""
-        return _as_f32(self._tensor(name, (width,), suffix))
+    def vector(
+        self, name: str, width: int, suffix: str = ".weight", *, dtype: DType | None = None
+    ) -> Tensor:
+        """Numbers, in the dtype of activations if not in another."""
+        return converted(self._tensor(name, (width,), suffix), dtype or self.dtype)
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Numbers that are arranged anew on the host, f32."""
-        return _as_f32(self._tensor(name, shape)).numpy()
+        return converted(self._tensor(name, shape), dtypes.f32).numpy()
 
     def taps(self, name: str, width: int, count: int) -> Tensor:
         """(width, taps) of a convolution of each channel by itself, f32."""
         shape = self.shape(name) if self.has(name) else (width, count)
         middle = (1,) * (len(shape) == 3)  # checkpoints have the channels of a group, which are 1
-        return _as_f32(self._tensor(name, (width, *middle, count))).reshape(width, count)
+        return converted(self._tensor(name, (width, *middle, count)), dtypes.f32).reshape(
+            width, count
+        )
 
     def bias(self, name: str, width: int) -> Tensor | None:
-        """What a layer adds, as f32; None where the file has nothing of that name."""
+        """What a layer adds; None where the file has nothing of that name."""
         return self.vector(name, width, ".bias") if self._has_bias(name) else None
 
     def experts(self, name: str, count: int, width_out: int, width_in: int) -> ExpertsLinear:
@@ -320,8 +344,12 @@ class Layers:
         weight = self._stacked(name, count, (width_out, width_in))
         bias = None
         if self.has(name, ".bias"):
-            bias = _as_f32(self._tensor(name, (count, width_out), ".bias"))
-        return ExpertsLinear(weight if weight.dtype.is_block else _as_f32(weight), bias)
+            bias = self.plain(self._tensor(name, (count, width_out), ".bias"))
+        return ExpertsLinear(weight if weight.dtype.is_block else self.plain(weight), bias)
+
+    def plain(self, tensor: Tensor) -> Tensor:
+        """The same numbers in the dtype of activations."""
+        return converted(tensor, self.dtype)
 
     def knows(self, name: str) -> bool:
         """Whether models of the architecture have such a weight."""
@@ -340,10 +368,11 @@ class Layers:
         return self._source.tensors[self._first(name)].shape
 
     def _prepared(self, weight: Tensor) -> Tensor:
+        table = DispatchTable.of(self.device)
         if not weight.dtype.is_block:
-            return _as_f32(weight)
-        key = ops.qmatmul.key(dtypes.f32, weight.dtype)
-        return DispatchTable.of(self.device).prepare(ops.qmatmul, key, weight)
+            return table.prepare(ops.linear, ops.linear.key(self.dtype), self.plain(weight))
+        key = ops.qmatmul.key(self.dtype, weight.dtype)
+        return table.prepare(ops.qmatmul, key, weight)
 
     def _present(self, names: Iterable[str]) -> list[str]:
         """The file's names of those weights that it has."""
@@ -402,9 +431,8 @@ def has_kernel(device: Device, op: OpSpec, *kinds: DType) -> bool:
     return winner is not None and winner.priority > Priority.REFERENCE
 
 
-def _as_f32(tensor: Tensor) -> Tensor:
-    if tensor.dtype is dtypes.f32:
-        return tensor
+def converted(tensor: Tensor, dtype: DType) -> Tensor:
+    """The same numbers in another dtype."""
     if tensor.dtype.is_block:
-        return ops.dequantize(tensor)
-    return ops.cast(tensor, dtypes.f32)
+        return ops.dequantize(tensor, dtype)
+    return tensor if tensor.dtype is dtype else ops.cast(tensor, dtype)

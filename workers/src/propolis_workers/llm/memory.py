@@ -33,7 +33,13 @@ _LANGUAGE: Final = "language_model."  # of a model of images too, in the names o
 _SCORED: Final = 128
 
 
-def weight_bytes(source: WeightSource, embedding: str, output: str, device: Device) -> int:
+def weight_bytes(
+    source: WeightSource,
+    embedding: str,
+    output: str,
+    device: Device,
+    dtype: DType = dtypes.f32,
+) -> int:
     """
     Bytes of a model's weights once they are on a device and prepared.
 
@@ -42,7 +48,9 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
         embedding: its name of the embedding, which stays as it is.
         output: its name of the output; where it has none, the embedding is that too.
         device: whose implementations prepare the weights.
+        dtype: of activations, and of weights that are no blocks.
     """
+    plain = dtype.nbytes(1)
     each: dict[DType, float] = {}
     total = 0.0
     tied = output not in source.tensors
@@ -52,23 +60,39 @@ def weight_bytes(source: WeightSource, embedding: str, output: str, device: Devi
         numel = math.prod(info.shape)
         if name == embedding:
             total += info.nbytes
-            if not tied:
+            if not tied or is_shared(info.dtype, dtype, device):
                 continue
         if not info.dtype.is_block:
-            total += numel * _F32
+            total += numel * plain
             continue
         if len(info.shape) > 2 and _EXPERTS not in name:  # merged as numbers, not in their format
-            total += numel * _F32
+            total += numel * plain
             continue
         if len(info.shape) > 2:  # experts stay in their format: few are read at a time
             total += info.nbytes
             continue
         if info.dtype not in each:
-            key = ops.qmatmul.key(dtypes.f32, info.dtype)
+            key = ops.qmatmul.key(dtype, info.dtype)
             weights = DispatchTable.of(device).weights
             each[info.dtype] = weights.expected(ops.qmatmul, key, info.dtype)
         total += numel * each[info.dtype]
     return int(total)
+
+
+def is_shared(held: DType, dtype: DType, device: Device) -> bool:
+    """
+    Whether an embedding is the output too as one tensor.
+
+    Args:
+        held: what its file has it in.
+        dtype: of activations.
+        device: whose implementations may prepare weights, apart from the embedding then.
+    """
+    if held is not dtype and not held.is_block:
+        return False
+    op, kinds = (ops.qmatmul, (dtype, held)) if held.is_block else (ops.linear, (dtype,))
+    winner = DispatchTable.of(device).trace(op, op.key(*kinds)).winner
+    return winner is not None and winner.prepare is None
 
 
 def rows_of(window: int, capacity: int) -> int:
@@ -173,6 +197,7 @@ __all__ = [
     "CHUNK",
     "PAGE",
     "batch_bytes",
+    "is_shared",
     "passing_bytes",
     "rows_of",
     "sequence_bytes",

@@ -32,6 +32,7 @@ from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.layers import has_kernel
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
+from propolis_workers.llm.models import architectures
 from propolis_workers.llm.models import build
 from propolis_workers.llm.models import names_in
 from propolis_workers.llm.prompts import Prompts
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from propolis_workers.weights import SafetensorsFolder
 
 GREEDY = SamplingParams()
+DTYPES = (dtypes.f32, dtypes.f16, dtypes.bf16)
 KV_DTYPES = (dtypes.f32, dtypes.f16, dtypes.bf16, dtypes.q8_0)
 
 
@@ -105,6 +107,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         tokens: int = 1,
         kv_type: str | DType = "auto",
+        dtype: str | DType = "auto",
     ) -> LLM:
         """
         Read a model and put its weights on a device.
@@ -122,6 +125,12 @@ class LLM:
                 q8_0, at 34 bytes for 32 numbers; sums are in f32 of numbers rounded so.  ``"auto"``
                 is f16 where a device other than the CPU has kernels for it and numerics are not
                 exact, and f32 elsewhere.
+            dtype: what activations are in, and weights that are not in block formats: f32; or f16
+                or bf16, each result of an op rounded so, sums in f32.  ``"auto"`` is what the
+                file's matrices are in, where all are in one of these, the device has kernels for
+                it, numerics are not exact, and models of the architecture are known to fit into
+                f16; and f32 elsewhere.  Keys and values are as
+                activations where these are not f32, unless ``kv_type`` says otherwise.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -133,9 +142,10 @@ class LLM:
         runtime = runtime or default_runtime()
         device = runtime.device(device)
         path = located(os.fspath(path), runtime.config) if path else find_model(runtime.config)
-        kept = kept_dtype(kv_type, device)
         source, config, tokenizer = open_model(path)
-        config = replace(config, kv_dtype=kept)
+        computed = computed_dtype(dtype, source, config, device)
+        kept = kept_dtype(kv_type, device, computed)
+        config = replace(config, kv_dtype=kept, dtype=computed)
         _expect_whole_blocks(path.name, config)
         _expect_room(path.name, source, config, device, tokens)
         model = build(source, config, device, _counter(source, progress))
@@ -246,14 +256,60 @@ class LLM:
         return engine if engine.begin(capacity) else None
 
 
-def kept_dtype(name: str | DType, device: Device) -> DType:
+def computed_dtype(
+    name: str | DType,
+    source: GGUFFile | SafetensorsFolder,
+    config: ModelConfig,
+    device: Device,
+) -> DType:
+    """
+    What activations are in on a device; see :meth:`LLM.load`.
+
+    Raises:
+        UsageError: they cannot be.
+    """
+    if name == "auto":
+        held = _matrices_in(source)
+        if held is None or not _computes_in(device, held):
+            return dtypes.f32
+        exceeded = held is dtypes.f16 and architectures()[config.architecture].exceeds_f16
+        return dtypes.f32 if exceeded else held
+    dtype = parse_dtype(name)
+    if dtype not in DTYPES:
+        supported = ", ".join(["auto", *(one.name for one in DTYPES)])
+        msg = f"activations in {dtype}; supported: {supported}"
+        raise UsageError(msg)
+    return dtype
+
+
+def _matrices_in(source: GGUFFile | SafetensorsFolder) -> DType | None:
+    """The one dtype of a file's matrices; None where there are several."""
+    found = {info.dtype for info in source.tensors.values() if len(info.shape) > 1}
+    return found.pop() if len(found) == 1 else None
+
+
+def _computes_in(device: Device, dtype: DType) -> bool:
+    """Whether a device has kernels for 16 bits, and rounding is allowed."""
+    if dtype not in DTYPES or DispatchTable.of(device).rules.exact:
+        return False
+    return all(has_kernel(device, op, dtype) for op in (ops.linear, ops.attention, ops.rms_norm))
+
+
+def kept_dtype(name: str | DType, device: Device, computed: DType = dtypes.f32) -> DType:
     """
     What keys and values are kept in on a device; see :meth:`LLM.load`.
+
+    Args:
+        name: what was asked for.
+        device: where.
+        computed: what activations are in.
 
     Raises:
         UsageError: they cannot be kept so.
     """
     if name == "auto":
+        if computed is not dtypes.f32:
+            return computed
         return dtypes.f16 if _gains_by_halves(device) else dtypes.f32
     dtype = parse_dtype(name)
     if dtype not in KV_DTYPES:
@@ -298,7 +354,7 @@ def _expect_room(
     """Check that weights and a sequence of so many tokens fit, before any are read."""
     names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
-    weights = weight_bytes(source, embedding, output, device)
+    weights = weight_bytes(source, embedding, output, device, config.dtype)
     device.expect_room(weights, name, "take a smaller model, or one with fewer bits a weight")
     tokens = min(tokens, config.context_length)
     needed = weights + sequence_bytes(config, tokens, device.threads)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
 
 
@@ -15,6 +16,7 @@ from propolis_workers.llm.cli import load
 )
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
+@dtype_option
 @click.option(
     "--prompt",
     "prompts",

@@ -18,6 +18,7 @@ from propolis_workers.llm.models import names_in
 from propolis_workers.llm.models import read_config
 from propolis_workers.llm.prompts import open_tokenizer
 from propolis_workers.llm.prompts import open_weights
+from propolis_workers.llm.session import computed_dtype
 from propolis_workers.llm.session import kept_dtype
 from propolis_workers.weights import GGUFFile
 
@@ -207,8 +208,9 @@ def _needs(
     for properties in runtime.devices():
         try:
             device = runtime.device(properties.id)
-            weights = weight_bytes(source, embedding, output, device)
-            kept = replace(config, kv_dtype=kept_dtype("auto", device))
+            dtype = computed_dtype("auto", source, config, device)
+            weights = weight_bytes(source, embedding, output, device, dtype)
+            kept = replace(config, dtype=dtype, kv_dtype=kept_dtype("auto", device, dtype))
             contexts = {
                 tokens: weights + sequence_bytes(kept, tokens, device.threads)
                 for tokens in sorted({min(DEFAULT_CONTEXT, longest), longest})

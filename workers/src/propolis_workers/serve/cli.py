@@ -50,7 +50,11 @@ _FILES = 65536
     type=click.Choice(["llm", "sd", "both"]),
     help="What to serve; both where both models are named, else what is named, else llm.",
 )
-@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of what draws; f32.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "f32", "f16", "bf16"]),
+    help="Of activations; auto: f32 of what draws, of a language model as its file's matrices.",
+)
 @click.option("--use-f16", is_flag=True, help="The same as --dtype f16.")
 @click.option("--loras", metavar="FOLDER", help="LoRA files that may be asked for.")
 @click.option(
@@ -240,7 +244,7 @@ def _application(
     config = settings(ctx, sd_model=options.pop("images"), **own, device=_device(options))
     what = options["what"] or _named(config)
     service = _writer(config, options) if what in ("llm", "both") else None
-    for name in ("loras", "dtype", "use_f16"):
+    for name in ("loras", "use_f16"):
         if options[name] and what == "llm":
             msg = (
                 f"--{name.replace('_', '-')} is for what draws, and nothing does: add --serve both"
@@ -303,7 +307,12 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
     told |= {"speculate": options["speculate"], "budget": options["step_tokens"]}
     engine = Engine(
         {**config.model_dump(mode="json"), "model": os.fspath(path)},
-        {**told, "tokens": options["cache_tokens"], "kv_type": options["kv_type"]},
+        {
+            **told,
+            "tokens": options["cache_tokens"],
+            "kv_type": options["kv_type"],
+            "dtype": _dtype(options),
+        },
         most_waiting=options["queue"],
         stalls=options["stall"],
     )
@@ -327,7 +336,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         if not loras.is_dir():
             msg = f"--loras {options['loras']} is no folder; give one with LoRA files in it"
             raise UsageError(msg)
-    path, dtype = find_model(config), _dtype(options)
+    path, dtype = find_model(config), _dtype(options).replace("auto", "f32")
     engine = Engine(
         {**config.model_dump(mode="json"), "sd_model": os.fspath(path)},
         {"most": options["images_at_once"], "dtype": dtype},
@@ -339,11 +348,11 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
 
 
 def _dtype(options: dict[str, Any]) -> str:
-    """What draws computes in, as either option says."""
-    dtype: str | None = options["dtype"]
+    """What is computed in, as either option says."""
+    dtype: str = options["dtype"] or "auto"
     if not options["use_f16"]:
-        return dtype or "f32"
-    if dtype not in (None, "f16"):
+        return dtype
+    if dtype not in ("auto", "f16"):
         msg = f"--dtype {dtype} and --use-f16 are two dtypes; give one of them"
         raise UsageError(msg)
     return "f16"

@@ -59,8 +59,8 @@ class Writer:
         """
         runtime = Runtime.start(Config(**config))
         told = dict(options)
-        kept = told.pop("kv_type", "auto")
-        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], kv_type=kept)
+        types = {name: told.pop(name, "auto") for name in ("kv_type", "dtype")}
+        llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], **types)
         self._engine = engine = BatchEngine(llm, **told)
         self._model = llm.model
         self._budget = told.get("budget", CHUNK)

@@ -290,7 +290,7 @@ class BatchEngine:
             if request.grammar is None
             else self._grammars.constraint(request.grammar),
             shown=request.shown,
-            blame=lambda: suspects(self._model.device, self._llm.path),
+            blame=lambda: suspects(self._model.device, self._llm.path, self._llm.config.dtype),
         )
         answer.start()
         sequence = Sequence(answer.tokens)

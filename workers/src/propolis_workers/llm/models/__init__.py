@@ -100,7 +100,8 @@ def build(
     """
     network = architectures()[config.architecture].network
     names = names_in(source, config)
-    return network(config, Layers(weights_of(source, config), names, device, progress))
+    held = weights_of(source, config)
+    return network(config, Layers(held, names, device, progress, dtype=config.dtype))
 
 
 def weights_of(source: GGUFFile | SafetensorsFolder, config: ModelConfig) -> Weights:

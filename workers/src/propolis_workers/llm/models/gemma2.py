@@ -79,4 +79,5 @@ ARCHITECTURE: Final = Architecture(
     },
     from_gguf=from_gguf,
     from_folder=from_folder,
+    exceeds_f16=True,
 )

@@ -73,7 +73,7 @@ def attend(
     y, lse = attention_lse(q, keys, values, lengths, **said)
     y = as_kept(y, wide)
     heads = rules.sinks.unsqueeze(1).broadcast_to(*lse.shape)
-    share = ops.sigmoid(ops.sub(lse, heads)).permute(0, 2, 1).unsqueeze(3)
+    share = as_kept(ops.sigmoid(ops.sub(lse, heads)), y).permute(0, 2, 1).unsqueeze(3)
     return ops.mul(y, share.broadcast_to(*y.shape))
 
 

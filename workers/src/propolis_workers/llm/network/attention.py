@@ -32,7 +32,7 @@ def _as_kept(weights: Layers, config: ModelConfig, kept: DType) -> int:
     widths = config.head_dim, config.values_dim
     if kept not in ops.qattention.dtypes["k"] or any(n % _RUN or n > _WIDEST for n in widths):
         return 0
-    if not weights.has_kernel(ops.qattention, dtypes.f32, kept):
+    if not weights.has_kernel(ops.qattention, weights.dtype, kept):
         return 0
     return _FEW if weights.rounds_queries else _ANY
 
@@ -73,6 +73,7 @@ class Attention:
         self.turns_kept = (
             self.turns_together
             and config.head_dim == config.values_dim
+            and weights.dtype in (dtypes.f32, kept)
             and kept in ops.rope_kv_append.dtypes["cache"]
             and weights.has_kernel(ops.rope_kv_append, kept)
         )
@@ -81,7 +82,7 @@ class Attention:
             scale=config.score_scale or None,
             window=config.window(layer),
             cap=config.score_cap,
-            sinks=weights.vector(name + "sinks", config.heads, "")
+            sinks=weights.vector(name + "sinks", config.heads, "", dtype=dtypes.f32)
             if weights.has(name + "sinks", "")
             else None,
             as_kept=_as_kept(weights, config, kept),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import ClassVar
 
+from propolis import dtypes
 from propolis import ops
+from propolis_workers.llm.layers import converted
 from propolis_workers.llm.layers import sum_and_norm
 from propolis_workers.llm.network.block import Block
 from propolis_workers.llm.network.rotation import RopeTables
@@ -42,8 +44,7 @@ class Decoder:
         self.embedding = weights.embedding("embedding", config.vocab_size, config.width)
         self.blocks = [self.block_type(config, weights, layer) for layer in range(config.layers)]
         self.norm = weights.norm("norm", config.width, config)
-        tied = "embedding" if config.tied else ""
-        self.output = weights.linear("output", config.width, config.vocab_size, tied=tied)
+        self.output = weights.output(config, self.embedding)
         self.rope = RopeTables(config, weights.device)
 
     def __call__(
@@ -68,6 +69,7 @@ class Decoder:
         """
         config = self.config
         logits = self.output(self.states(ids, positions, ropes, cache, last_only=last_only))
+        logits = converted(logits, dtypes.f32)
         if config.logit_scale != 1:
             logits = ops.affine(logits, config.logit_scale, 0.0)
         if config.logit_cap:
@@ -84,7 +86,7 @@ class Decoder:
         *,
         last_only: bool = True,
     ) -> Tensor:
-        """What logits are made of: (b, 1 or t, width), f32, after the last norm; as a call."""
+        """What logits are made of: (b, 1 or t, width), after the last norm; as a call."""
         config = self.config
         x = self.embedding(ids)
         if config.embedding_scale != 1:

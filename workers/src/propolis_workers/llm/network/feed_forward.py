@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from propolis import ops
 from propolis_workers.llm.layers import ACTIVATIONS
+from propolis_workers.llm.layers import converted
 from propolis_workers.llm.network.router import Router
 
 
@@ -108,6 +109,7 @@ class Mixture:
         each = rows.unsqueeze(1)
         y = self.gated(self.gate(each, chosen), self.up(each, chosen))
         y = self.down(y, chosen)
+        shares = converted(shares, y.dtype)
         y = ops.sum(ops.mul(y, shares.unsqueeze(2).broadcast_to(*y.shape)), 1)
         if self.experts.scale != 1:
             y = ops.affine(y, self.experts.scale, 0.0)

@@ -75,7 +75,7 @@ class LatentAttention:
         k = weights.array(name + "k_b", (config.heads, latent, self.plain)).swapaxes(1, 2)
         v = weights.array(name + "v_b", (config.heads, config.values_dim, latent))
         both = np.concatenate([k, v], 1).reshape(config.heads * each, latent)
-        return Linear(Tensor.from_numpy(both, weights.device))
+        return Linear(weights.plain(Tensor.from_numpy(both, weights.device)))
 
 
 __all__ = ["LatentAttention"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_workers.llm.layers import converted
 
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ class Router:
         self.linear = weights.linear(name + "router", config.width, experts.count)
         self.bias = None
         if weights.has(name + "router_bias", ""):
-            self.bias = weights.vector(name + "router_bias", experts.count, "")
+            self.bias = weights.vector(name + "router_bias", experts.count, "", dtype=dtypes.f32)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(tokens, width) -> shares (tokens, used) and experts (tokens, used), i64."""
+        """(tokens, width) -> shares (tokens, used), f32, and experts (tokens, used), i64."""
         experts = self.experts
-        logits = self.linear(x)
+        logits = converted(self.linear(x), dtypes.f32)
         if experts.score == "softmax" and experts.groups == 1 and self.bias is None:
             return ops.moe_gate(logits, experts.used, renormalize=experts.renormalize)
         scores = ops.sigmoid(logits) if experts.score == "sigmoid" else ops.softmax(logits, -1)

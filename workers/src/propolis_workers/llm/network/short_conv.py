@@ -31,7 +31,8 @@ class ShortConv:
         self.out = weights.linear(name + "conv_out", width, width)
         taps = weights.taps(name + "conv", width, self.taps).numpy()
         self.weights = [
-            Tensor.from_numpy(taps[:, tap].copy(), weights.device) for tap in range(self.taps)
+            weights.plain(Tensor.from_numpy(taps[:, tap].copy(), weights.device))
+            for tap in range(self.taps)
         ]
         self.bias = weights.bias(name + "conv", width)
 
