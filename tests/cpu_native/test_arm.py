@@ -142,9 +142,10 @@ def attention(kernels, dtype, tokens):
 
 def images(kernels, dtype):
     """Linear layers, 3 x 3 convolutions of both ways, and norms of groups."""
-    (x, a), (w, b), (bias, c) = normal(dtype, 33, 70), normal(dtype, 21, 70), normal(dtype, 21)
-    raw = kernels("linear", dtype, (33, 21, 70), x, w, bias)
-    assert near(raw, dtype, a @ b.T + c)
+    for rows in (33, 7):  # packed, and as they lie
+        (x, a), (w, b), (bias, c) = (normal(dtype, *s) for s in ((rows, 70), (21, 70), (21,)))
+        raw = kernels("linear", dtype, (rows, 21, 70), x, w, bias)
+        assert near(raw, dtype, a @ b.T + c)
     (x, a), (w, b), (bias, c) = (
         normal(dtype, 9, 11, 14),
         normal(dtype, 21, 9, 3, 3),

@@ -187,7 +187,7 @@ template <bool interleaved, class O, class T>
 PROPOLIS_FN void append_any(i64 heads, i64 each, i64 dim, bool packed, O* cache, i64 to_stride,
                             const T* x, i64 stride, const Places& places, const Tables& tables,
                             const Strided4& s) {
-    constexpr int N = pack_of(sizeof(T), true);
+    constexpr int N = pack_of(sizeof(f32), true);  // of 16 bits too: for more gfx90a has no registers
     if (packed && aligned<N>(cache) && aligned<N>(x)) {
         append<N, interleaved>(heads, each, dim, cache, 1, x, 1, places, tables, s);
     } else {

@@ -136,7 +136,7 @@ def rope_kv_append(
         (outer, (*positions.layout.strides, 0)),
     )
     into = kept.shape, kept.strides
-    whole, blocks = _plan(shape, strides, half, x.dtype.block_bytes, into)
+    whole, blocks = _plan(shape, strides, half, dtypes.f32.block_bytes, into)
     _APPEND[interleaved, x.dtype, cache.dtype](
         cache.device,
         blocks,
