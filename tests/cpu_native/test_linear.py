@@ -1,14 +1,21 @@
-"""Linear layers of few rows, which take weights as they lie."""
+"""Linear layers of few rows, which take weights as they lie, and models in 16 bits."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from tiny_families import FAMILIES
+from tiny_families import IDS
+from tiny_families import Truth
+from tiny_families import vocabulary
+from tiny_families import write_gguf
 
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis_cpu_native import ops_linear
+from propolis_workers.llm import LLM
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -51,3 +58,27 @@ def test_who_multiplies(runtime, dtype, rows, own):
     w, x = (Tensor.from_numpy(np.ones((count, 8), dtype.numpy), device) for count in (4, rows))
     assert (ops.linear(x, w).numpy() == 8).all()
     assert (ops_linear._mine(x, w) is None) is own
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+@pytest.mark.parametrize("held", ["F16", "BF16"])
+def test_a_file_of_halves(runtime, tmp_path, held, numerics):
+    """It is computed so where numerics are fast, and its logits are those of f32, nearly."""
+    kind = GGMLQuantizationType[held]
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        FAMILIES["llama"],
+        Truth.read("llama"),
+        tokenizer=vocabulary(),
+        stored=kind,
+    )
+    llm = LLM.load(path, runtime=runtime(numerics=numerics))
+    fast = numerics == "fast"
+    assert llm.config.dtype.name == (held.lower() if fast else "f32")
+    found, wide = (
+        np.stack([engine.prefill(IDS[:20]), *(engine.decode(i) for i in IDS[20:30])])
+        for engine in (llm.engine(64), LLM.load(path, runtime=runtime(), dtype="f32").engine(64))
+    )
+    assert ((found - wide) ** 2).mean() / (wide**2).mean() <= (
+        {"F16": 3e-5, "BF16": 2e-3}[held] if fast else 1e-6
+    )

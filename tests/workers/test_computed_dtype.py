@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import vendor
+from gguf import GGMLQuantizationType
 from ml_dtypes import bfloat16
 from tiny_families import FAMILIES
 from tiny_families import IDS
@@ -66,6 +67,13 @@ def errors(ours, truth) -> np.ndarray:
     return ((ours - truth) ** 2).mean(1) / (truth**2).mean()
 
 
+def blocks_of(path: Path, name: str) -> Path:
+    """A family's file in Q8_0."""
+    stored = GGMLQuantizationType.Q8_0
+    truth = Truth.read(name)
+    return write_gguf(path, FAMILIES[name], truth, tokenizer=vocabulary(), stored=stored)
+
+
 def folder_of(path: Path, held: str, name: str = "llama") -> SafetensorsFolder:
     """A family's checkpoint, its weights in a dtype."""
     truth = Truth.read(name)
@@ -88,8 +96,8 @@ def test_logits(name, dtype, tmp_path):
     prompt = engine.logits_of(IDS[:PROMPT])
     decoded = np.array([engine.decode(token) for token in IDS[PROMPT:]])
     assert prompt.dtype == decoded.dtype == np.float32
-    off = errors(np.concatenate([prompt, decoded]), truth)
-    assert 0 < np.median(off) <= MOST[dtype]
+    for found, expected in ((prompt, truth[:PROMPT]), (decoded, truth[PROMPT:])):
+        assert 0 < np.median(errors(found, expected)) <= MOST[dtype]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -114,12 +122,12 @@ def test_all_is_computed_so(dtype, tmp_path, monkeypatch):
     assert {"linear", "add_rms_norm", "rope", "attention"} <= {name for name, _ in seen}
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_blocks(dtype, tmp_path):
+def test_blocks(dtype, name, tmp_path):
     """Weights in block formats stay so: what they are multiplied with is rounded."""
-    path = write_gguf(
-        tmp_path / "m.gguf", FAMILIES["llama"], Truth.read("llama"), tokenizer=vocabulary()
-    )
+    path = blocks_of(tmp_path / "m.gguf", name)
+    assert LLM.load(path, dtype=dtype).model.output.weight.dtype is dtypes.q8_0
     wide, narrow = (LLM.load(path, dtype=one).engine(64) for one in ("f32", dtype))
     rows = [np.array([e.prefill(IDS[:9]), e.decode(3), e.decode(5)]) for e in (wide, narrow)]
     assert 0 < np.median(errors(rows[1], rows[0])) <= MOST[dtype]
@@ -155,6 +163,18 @@ def test_numbers_beyond_f16(tmp_path):
         block.attention.o.weight.array[:] = 6e4
     with pytest.raises(ModelError, match=r"beyond f16's, which --dtype f32 has, or the ops were"):
         "".join(llm.complete("HELLO", max_tokens=2))
+
+
+@pytest.mark.parametrize("held", ["f16", "bf16"])
+def test_auto_of_experts(held, tmp_path, monkeypatch):
+    """A mixture is computed so where somebody has a kernel for its experts too."""
+    source = folder_of(tmp_path / "m", held, "mixtral")
+    given = source, read_config(source), default_runtime().cpu
+    known = {ops.linear, ops.attention, ops.rms_norm}
+    monkeypatch.setattr(session, "has_kernel", lambda _, op, *__: op in known)
+    assert computed_dtype("auto", *given) is dtypes.f32
+    known.add(ops.moe_linear)
+    assert computed_dtype("auto", *given).name == held
 
 
 def test_auto_without_kernels(tmp_path):
@@ -213,14 +233,17 @@ def test_memory(dtype, tied, tmp_path):
 
 @pytest.mark.slow
 def test_on_a_gpu(hipsim, tmp_path):
-    """As the CPU's in f32, of a checkpoint and of blocks; nothing leaves the GPU."""
-    family, truth = FAMILIES["llama"], Truth.read("llama")
-    blocks = write_gguf(tmp_path / "m.gguf", family, truth, tokenizer=vocabulary())
-    asked = [f"{blocks}={dtype}" for dtype in ("f32", "f16", "bf16")]
-    told = vendor.told(hipsim, tmp_path, CHILD, *asked)
-    _, ids, wide = told[asked[0]]
-    for one, dtype in zip(asked[1:], HALVES, strict=True):
-        computed, same, rows = told[one]
-        assert (computed, same) == ([dtype.name, dtype.name], ids)
-        assert 0 < np.median(errors(np.array(rows), np.array(wide))) <= MOST[dtype]
+    """Near what they are in f32, of floats and of blocks; nothing leaves the GPU."""
+    plain = write_gguf(
+        tmp_path / "plain.gguf", FAMILIES["llama"], Truth.read("llama"), tokenizer=vocabulary()
+    )
+    files = plain, blocks_of(tmp_path / "blocks.gguf", "llama")
+    asked = [[f"{file}={dtype}" for dtype in ("f32", "f16", "bf16")] for file in files]
+    told = vendor.told(hipsim, tmp_path, CHILD, *asked[0], *asked[1])
+    for every in asked:
+        _, ids, wide = told[every[0]]
+        for one, dtype in zip(every[1:], HALVES, strict=True):
+            computed, same, rows = told[one]
+            assert (computed, same) == ([dtype.name, dtype.name], ids)
+            assert 0 < np.median(errors(np.array(rows), np.array(wide))) <= MOST[dtype]
     assert not [line for line in told["placement"] if "on the cpu" in line or "decompos" in line]

@@ -334,6 +334,31 @@ def test_what_draws_is_not_set_where_nothing_does(tmp_path):
     assert "--loras is for what draws" in str(result.exception)
 
 
+@pytest.mark.parametrize("asked", [["--dtype", "f16"], ["--use-f16"]], ids=str)
+def test_what_draws_has_a_dtype_of_its_own(asked):
+    """It is not the language model's, which has an option too."""
+    result = CliRunner().invoke(cli, ["serve", *asked, "--port", "0"])
+    assert result.exit_code != 0
+    assert "--llm-dtype is for a language model" in str(result.exception)
+
+
+def test_the_language_models_dtype(monkeypatch):
+    """What --llm-dtype says is what the engine is told, and auto where it says nothing."""
+    told = []
+
+    class KnownError(Exception):
+        """The engine would begin now."""
+
+    def engine(_, options, **__):
+        told.append(options["dtype"])
+        raise KnownError
+
+    monkeypatch.setattr("propolis_workers.serve.engine.Engine", engine)
+    for asked in ([], ["--llm-dtype", "bf16"]):
+        CliRunner().invoke(cli, ["serve", *asked, "--port", "0"])
+    assert told == ["auto", "bf16"]
+
+
 def test_the_memory_that_is_taken(server):
     """A job's metrics say how much of the device's memory is taken."""
     job = server.http.post("/v1/infer", json={"operation": "infer", "prompt": "a", "max_tokens": 3})

@@ -37,7 +37,8 @@ def suspects(device: Device, model: Path, dtype: DType) -> str:
         model: its file or folder.
         dtype: what it computed in.
     """
-    command = _propolis("drift", "-m", str(model), "--device", device.id)
+    told = () if dtype is dtypes.f32 else ("--dtype", dtype.name)
+    command = _propolis("drift", "-m", str(model), "--device", device.id, *told)
     found = f"{_served(device)}: {command} finds the op that is wrong; if none is, the weights are"
     if dtype is dtypes.f16:
         found = f"a number may be beyond f16's, which --dtype f32 has, or {found}"

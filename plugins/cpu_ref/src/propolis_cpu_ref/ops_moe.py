@@ -47,9 +47,13 @@ def moe_gate(
 
 @ieee
 def moe_linear(out: Tensor, x: Tensor, w: Tensor, experts: Tensor, /) -> None:
-    """Each token times its experts' weights."""
-    dense = wide(w)
-    _by_expert("moe_linear", out, x, experts, lambda expert: dense[expert], len(dense))
+    """Each token times its experts' weights; of 16 bits, those of an expert that is used, once."""
+
+    def dense(expert: int) -> np.ndarray:
+        one: np.ndarray = wide(w.narrow(0, expert, 1))[0]
+        return one
+
+    _by_expert("moe_linear", out, x, experts, dense, w.shape[0])
 
 
 @ieee

@@ -99,6 +99,7 @@ def drift(
             {
                 "model": model.path.name,
                 "device": watch.device.id,
+                "dtype": model.config.dtype.name,
                 "prompt_tokens": len(ids),
                 "text": model.tokenizer.decode(drawn, continues=True),
                 "seconds": seconds,

@@ -309,10 +309,9 @@ class Layers:
         """
         if heads:
             return HeadNorms(self.plain(self._stacked(name, heads, (width,))), config)
-        weight = self.vector(name, width)
-        if config.norm_offset:  # in f32: what is near 1 has few of 16 bits left
-            weight = ops.affine(self.vector(name, width, dtype=dtypes.f32), 1.0, config.norm_offset)
-            weight = self.plain(weight)
+        weight = self.vector(name, width, dtype=dtypes.f32 if config.norm_offset else None)
+        if config.norm_offset:
+            weight = self.plain(ops.affine(weight, 1.0, config.norm_offset))  # rounded once
         if config.norm == "rms":
             return RMSNorm(weight, config.norm_eps)
         return LayerNorm(weight, self.bias(name, width), config.norm_eps)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis import Runtime
+    from propolis.opspec.spec import OpSpec
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.decoder import Decoder
     from propolis_workers.llm.prompts import Message
@@ -123,14 +124,13 @@ class LLM:
                 the weights, before these are read.
             kv_type: what keys and values are kept in: f32; f16 or bf16, at half of the memory; or
                 q8_0, at 34 bytes for 32 numbers; sums are in f32 of numbers rounded so.  ``"auto"``
-                is f16 where a device other than the CPU has kernels for it and numerics are not
-                exact, and f32 elsewhere.
+                is as activations where these are not f32; else f16 where the device has kernels for
+                it and numerics are not exact, and f32 elsewhere.
             dtype: what activations are in, and weights that are not in block formats: f32; or f16
                 or bf16, each result of an op rounded so, sums in f32.  ``"auto"`` is what the
                 file's matrices are in, where all are in one of these, the device has kernels for
-                it, numerics are not exact, and models of the architecture are known to fit into
-                f16; and f32 elsewhere.  Keys and values are as
-                activations where these are not f32, unless ``kv_type`` says otherwise.
+                it and numerics are not exact; and f32 elsewhere, and in place of f16 for
+                architectures whose activations are known to exceed it (Gemma, GLM-4).
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -270,7 +270,7 @@ def computed_dtype(
     """
     if name == "auto":
         held = _matrices_in(source)
-        if held is None or not _computes_in(device, held):
+        if held is None or not _computes_in(device, held, config):
             return dtypes.f32
         exceeded = held is dtypes.f16 and architectures()[config.architecture].exceeds_f16
         return dtypes.f32 if exceeded else held
@@ -288,11 +288,14 @@ def _matrices_in(source: GGUFFile | SafetensorsFolder) -> DType | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _computes_in(device: Device, dtype: DType) -> bool:
+def _computes_in(device: Device, dtype: DType, config: ModelConfig) -> bool:
     """Whether a device has kernels for 16 bits, and rounding is allowed."""
     if dtype not in DTYPES or DispatchTable.of(device).rules.exact:
         return False
-    return all(has_kernel(device, op, dtype) for op in (ops.linear, ops.attention, ops.rms_norm))
+    most_work: list[OpSpec] = [ops.linear, ops.attention, ops.rms_norm]
+    if config.experts is not None:
+        most_work.append(ops.moe_linear)
+    return all(has_kernel(device, op, dtype) for op in most_work)
 
 
 def kept_dtype(name: str | DType, device: Device, computed: DType = dtypes.f32) -> DType:

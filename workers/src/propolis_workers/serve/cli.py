@@ -50,11 +50,7 @@ _FILES = 65536
     type=click.Choice(["llm", "sd", "both"]),
     help="What to serve; both where both models are named, else what is named, else llm.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "f32", "f16", "bf16"]),
-    help="Of activations; auto: f32 of what draws, of a language model as its file's matrices.",
-)
+@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of what draws; f32.")
 @click.option("--use-f16", is_flag=True, help="The same as --dtype f16.")
 @click.option("--loras", metavar="FOLDER", help="LoRA files that may be asked for.")
 @click.option(
@@ -122,6 +118,13 @@ _FILES = 65536
     default="auto",
     show_default=True,
     help="What keys and values are kept in; auto: f16 where there are kernels for it.",
+)
+@click.option(
+    "--llm-dtype",
+    type=click.Choice(["auto", "f32", "f16", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="Of a language model's activations; auto: as its file's matrices.",
 )
 @click.option(
     "--step-tokens",
@@ -244,11 +247,13 @@ def _application(
     config = settings(ctx, sd_model=options.pop("images"), **own, device=_device(options))
     what = options["what"] or _named(config)
     service = _writer(config, options) if what in ("llm", "both") else None
-    for name in ("loras", "use_f16"):
+    for name in ("loras", "dtype", "use_f16"):
         if options[name] and what == "llm":
             msg = (
                 f"--{name.replace('_', '-')} is for what draws, and nothing does: add --serve both"
             )
+            if name != "loras":
+                msg += "; --llm-dtype is for a language model"
             raise UsageError(msg)
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
@@ -311,7 +316,7 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
             **told,
             "tokens": options["cache_tokens"],
             "kv_type": options["kv_type"],
-            "dtype": _dtype(options),
+            "dtype": options["llm_dtype"],
         },
         most_waiting=options["queue"],
         stalls=options["stall"],
@@ -336,7 +341,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
         if not loras.is_dir():
             msg = f"--loras {options['loras']} is no folder; give one with LoRA files in it"
             raise UsageError(msg)
-    path, dtype = find_model(config), _dtype(options).replace("auto", "f32")
+    path, dtype = find_model(config), _dtype(options)
     engine = Engine(
         {**config.model_dump(mode="json"), "sd_model": os.fspath(path)},
         {"most": options["images_at_once"], "dtype": dtype},
@@ -348,11 +353,11 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
 
 
 def _dtype(options: dict[str, Any]) -> str:
-    """What is computed in, as either option says."""
-    dtype: str = options["dtype"] or "auto"
+    """What draws computes in, as either option says."""
+    dtype: str | None = options["dtype"]
     if not options["use_f16"]:
-        return dtype
-    if dtype not in ("auto", "f16"):
+        return dtype or "f32"
+    if dtype not in (None, "f16"):
         msg = f"--dtype {dtype} and --use-f16 are two dtypes; give one of them"
         raise UsageError(msg)
     return "f16"

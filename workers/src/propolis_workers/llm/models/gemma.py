@@ -41,4 +41,5 @@ ARCHITECTURE: Final = Architecture(
     names={**USUAL, **NORMS, **GATED},
     from_gguf=from_gguf,
     from_folder=from_folder,
+    exceeds_f16=True,
 )
