@@ -19,7 +19,8 @@ from propolis_cpu_native._native import native
 
 
 FEW: Final = 16
-"""Fewer rows are no matrix yet: reading the weights, without packing them, is all the work."""
+"""Fewer rows are no matrix yet: reading the weights, without packing them, is all the work.  As in
+``linear.cpp``."""
 
 
 def _packs(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:

@@ -38,7 +38,8 @@ class Architecture:
             by their names.
         filed: of tensors that GGUF files hold in another arrangement than checkpoints, by their
             names there; given our names of the weights -> the checkpoint's.
-        exceeds_f16: whether activations of usual models are beyond what f16 has.
+        exceeds_f16: whether activations of usual models are beyond what f16 has: those that vLLM
+            lists as unstable in it (Gemma 2 and 3, GLM-4), and Gemma, their kin.
     """
 
     gguf: tuple[str, ...]

@@ -274,12 +274,7 @@ def computed_dtype(
             return dtypes.f32
         exceeded = held is dtypes.f16 and architectures()[config.architecture].exceeds_f16
         return dtypes.f32 if exceeded else held
-    dtype = parse_dtype(name)
-    if dtype not in DTYPES:
-        supported = ", ".join(["auto", *(one.name for one in DTYPES)])
-        msg = f"activations in {dtype}; supported: {supported}"
-        raise UsageError(msg)
-    return dtype
+    return _among(DTYPES, name, "activations")
 
 
 def _matrices_in(source: GGUFFile | SafetensorsFolder) -> DType | None:
@@ -314,10 +309,14 @@ def kept_dtype(name: str | DType, device: Device, computed: DType = dtypes.f32) 
         if computed is not dtypes.f32:
             return computed
         return dtypes.f16 if _gains_by_halves(device) else dtypes.f32
+    return _among(KV_DTYPES, name, "keys and values")
+
+
+def _among(known: Sequence[DType], name: str | DType, what: str) -> DType:
     dtype = parse_dtype(name)
-    if dtype not in KV_DTYPES:
-        supported = ", ".join(["auto", *(one.name for one in KV_DTYPES)])
-        msg = f"keys and values in {dtype}; supported: {supported}"
+    if dtype not in known:
+        supported = ", ".join(["auto", *(one.name for one in known)])
+        msg = f"{what} in {dtype}; supported: {supported}"
         raise UsageError(msg)
     return dtype
 
