@@ -49,6 +49,9 @@ constexpr int PARTS = LANES * 4 / VECTOR;  // vectors of 16 numbers of 4 bytes
 typedef f32 f32v __attribute__((vector_size(VECTOR)));
 typedef i32 i32v __attribute__((vector_size(VECTOR)));
 typedef u32 u32v __attribute__((vector_size(VECTOR)));
+// In memory, of whatever type and wherever: a struct of two vectors, copied as such, goes by way of a place that
+// is written by halves, and waits for them.
+typedef u32 anywhere __attribute__((vector_size(VECTOR), aligned(1), may_alias));
 
 // -- sixteen of 4 bytes ---------------------------------------------------------------------------
 
@@ -104,11 +107,14 @@ PROPOLIS_INLINE Sixteen<V> operator>>(const Sixteen<V>& a, int bits) {
 template <class S>
 PROPOLIS_INLINE S load_bytes(const void* from) {
     S s;
-    std::memcpy(&s, from, sizeof(S));
+    typedef std::remove_reference_t<decltype(s.part[0])> V;
+    PROPOLIS_EACH s.part[p] = (V)((const anywhere*)from)[p];
     return s;
 }
 PROPOLIS_INLINE F32s load(const f32* from) { return load_bytes<F32s>(from); }
-PROPOLIS_INLINE void store(f32* to, const F32s& s) { std::memcpy(to, &s, sizeof s); }
+PROPOLIS_INLINE void store(f32* to, const F32s& s) {
+    PROPOLIS_EACH ((anywhere*)to)[p] = (anywhere)s.part[p];
+}
 
 template <class To, class From>
 PROPOLIS_INLINE To bits_as(const From& from) {
@@ -116,6 +122,17 @@ PROPOLIS_INLINE To bits_as(const From& from) {
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;
+}
+template <class To, class V>
+PROPOLIS_INLINE To bits_as(const Sixteen<V>& from) {
+    if constexpr (requires(To to) { to.part[PARTS - 1]; }) {
+        To to;
+        typedef std::remove_reference_t<decltype(to.part[0])> Other;
+        PROPOLIS_EACH to.part[p] = (Other)from.part[p];
+        return to;
+    } else {
+        return (To)from.part[0];
+    }
 }
 
 PROPOLIS_INLINE F32s fma(const F32s& a, const F32s& b, const F32s& c) {
