@@ -39,13 +39,47 @@ def nmse(a, b):
 
 
 def test_logits(logits):
-    """NMSE to the reference: 1e-9 where numerics are exact, 1e-6 where activations are rounded."""
+    """NMSE to the reference: 1e-9 where numerics are exact, 1e-3 where activations are rounded."""
     reference = logits(plugins=["cpu_ref"])
     exact = logits(numerics="exact")
     fast = logits()
     assert nmse(exact, reference) <= 1e-9
-    assert nmse(fast, reference) <= 1e-6
+    assert nmse(fast, reference) <= 1e-3
     assert (exact.argmax(1) == reference.argmax(1)).all()
+
+
+def test_where_a_prompt_is_parted_does_not_matter(runtime):
+    """Logits of a prompt are the same bits by token, in parts, and beside other sequences' parts."""
+    started = runtime()
+    model = LLM.load(find_model(started.config), runtime=started)
+    ids = list(model.tokenizer.encode(PROMPT * 8))[:100]
+    whole = Engine(model.model, 128).logits_of(ids)
+    for size in (1, 3, 13, 40):
+        engine = Engine(model.model, 128)
+        for first in range(0, len(ids), size):
+            got = engine.prefill(ids[first : first + size])
+            np.testing.assert_array_equal(np.ravel(got), whole[min(first + size, len(ids)) - 1])
+
+
+def test_answers_in_a_batch_are_those_alone(runtime):
+    """Of fast numerics too: sixteen at once, with prompts of several lengths, and each by itself."""
+    started = runtime()
+    model = LLM.load(find_model(started.config), runtime=started)
+    ids = list(model.tokenizer.encode("Once upon a time there was a bee that lived near a river"))
+    prompts = [ids[first : first + 3 + first % 5] for first in range(8)] * 2
+
+    def answers(groups):
+        found = {}
+        for group in groups:
+            engine = BatchEngine(model, context=64, most=16)
+            for key in group:
+                wanted = Request(prompt=prompts[key], params=SamplingParams(), max_tokens=24)
+                engine.add(key, wanted)
+            while engine.busy:
+                found.update((d.key, d.finish.ids) for d in engine.step() if d.finish)
+        return found
+
+    assert answers([range(16)]) == answers([[key] for key in range(16)])
 
 
 def test_keys_and_values_are_kept_in_halves(runtime):

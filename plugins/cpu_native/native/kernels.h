@@ -189,8 +189,6 @@ void convolve(const Convolution&, bool exact);
 // What multiplies tiles, of bf16: the name of an extension of instructions; empty where this level has none,
 // and the others do nothing.
 const char* matrix_instructions();
-// Whether products of bf16 are faster than of bytes: by AMX, and on AMD's, which have as many a cycle.
-bool matrix_is_quick();
 // A weight of a linear layer as tiles.
 i64 packed_bytes(i64 outputs, i64 depth);
 void pack_weight(void* tiles, const void* w, i64 outputs, i64 depth, int threads);

@@ -68,8 +68,6 @@ const bool has_amx = granted();
 
 const char* matrix_instructions() { return has_amx ? "AMX" : "AVX512_BF16"; }
 
-bool matrix_is_quick() { return has_amx || __builtin_cpu_is("amd"); }
-
 i64 packed_bytes(i64 outputs, i64 depth) {
     return parts(outputs, SIDE) * 2 * parts(depth, DEPTH) * TILE_SIZE * (i64)sizeof(bf16);
 }
@@ -149,7 +147,6 @@ void linear_tiled(const Linear& l) {
 namespace propolis {
 
 const char* matrix_instructions() { return ""; }
-bool matrix_is_quick() { return false; }
 i64 packed_bytes(i64, i64) { return 0; }
 void pack_weight(void*, const void*, i64, i64, int) {}
 void unpack_weight(void*, const void*, i64, i64, int) {}

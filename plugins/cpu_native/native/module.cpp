@@ -440,12 +440,6 @@ FUNCTION(move_weight) {
     });
 }
 
-FUNCTION(matrix_is_quick_) {
-    if (count) return PyErr_SetString(PyExc_TypeError, "matrix_is_quick()"), nullptr;
-    (void)args;
-    return PyBool_FromLong(matrix_is_quick());
-}
-
 // linear(out, x, w, tiles, bias, kind, rows, outputs, depth, threads, way)
 FUNCTION(linear_) {
     Arguments a(args, count);
@@ -548,7 +542,6 @@ PyMethodDef METHODS[] = {
     METHOD("upsample_nearest2d", upsample_nearest2d),
     METHOD("conv2d", conv2d),
     METHOD("matrix_instructions", matrix_instructions_),
-    METHOD("matrix_is_quick", matrix_is_quick_),
     METHOD("packed_bytes", packed_bytes_),
     METHOD("pack_weight", move_weight<pack_weight>),
     METHOD("unpack_weight", move_weight<unpack_weight>),

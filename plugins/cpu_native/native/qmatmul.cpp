@@ -30,11 +30,11 @@ PROPOLIS_INLINE void for_each(Function f) {
     (std::make_integer_sequence<int, COUNT>{});
 }
 
-// Whether any of so many rows of a panel has lower bytes in a sub-block.  A panel of one row asks nobody: its
+// Whether any of so many rows of a panel has upper bytes in a sub-block.  A panel of one row asks nobody: its
 // weights come from memory.
 template <int ROWS, int M>
 PROPOLIS_INLINE bool any_finer(const u8* finer) {
-    if constexpr (M == 1) return true;
+    if constexpr (M == 1 && VECTOR == 64) return true;
     u32 all = 0;
     std::memcpy(&all, finer, ROWS);
     return all;
@@ -58,19 +58,21 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN
     for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
         lower[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
     });
-    for_each<each>([&](auto g) PROPOLIS_INLINED {
+    constexpr int some = BY_SIGN<F> ? 1 : std::min(each, IN_16_BITS<(1 << (F::LOW + F::HIGH)) - 1>);
+    const auto products = [&](const I32s& sums, int g, const Four* a) PROPOLIS_INLINED {
+        return BY_SIGN<F> ? dot_signed(sums, w[g], *a) : dot_groups<some>(sums, w + g, a, M);
+    };
+    for_each<each / some>([&](auto number) PROPOLIS_INLINED {
+        constexpr int g = number * some;
         const Four* a = (const Four*)at.bytes + ((part * each + g) * M + FIRST);
         for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
-            upper[j] = BY_SIGN<F> ? dot_signed(upper[j], w[g], a[j]) : dot(upper[j], w[g], a[j]);
-            if constexpr (FINER) {
-                const Four& b = a[GROUPS * M + j];
-                lower[j] = BY_SIGN<F> ? dot_signed(lower[j], w[g], b) : dot(lower[j], w[g], b);
-            }
+            lower[j] = products(lower[j], g, a + j);
+            if constexpr (FINER) upper[j] = products(upper[j], g, a + GROUPS * M + j);
         });
     });
     for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
-        const I32s both = (upper[j] << 8) + lower[j];
+        const I32s both = FINER ? (upper[j] << 8) + lower[j] : lower[j];
         // The weights' scale last: with the other it might be no normal number.
         sums[i] = fma(as_floats(both) * splat(at.scales[i]), d, sums[i]);
         if constexpr (F::SHIFTED) sums[i] = fma(shift, splat(at.totals[part * M + i]), sums[i]);
@@ -254,8 +256,8 @@ T* room(i64 count) {
 constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
 
 // Rows of activations in panels of those that a kernel takes together: MOST rows each, and the last ones by
-// powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four upper bytes, then
-// words of lower ones; and each row has as many as if it lay alone.
+// powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four lower bytes, then
+// words of upper ones; and each row has as many as if it lay alone.
 struct Rounded {
     i8* bytes;
     f32* scales;
@@ -317,10 +319,9 @@ Span panel(i64 rows, i64 number) {
     }
 }
 
-// Of so many rows on, a sub-block has lower bytes only where its largest element is more than so many times its
-// row's mean.  Fewer rows are answers being written: what is rounded to bytes is rounded otherwise by the next
-// digit's worth of noise, so that an answer would depend on who else is in its batch.
-constexpr i64 COARSE_ROWS = 128;
+// A sub-block has two bytes of an element where its largest one is more than so many times its row's mean.  It
+// depends on the row alone: what is rounded to bytes is rounded otherwise by the next digit's worth of noise, so
+// that an answer would depend on who else is in its batch if any sum of a model did.
 constexpr f32 OUTSTANDING = 10;
 
 // What is more than this stands out of a row.
@@ -335,7 +336,7 @@ f32 outstanding(const T* x, i64 k) {
 }
 
 // Sub-block i of a row, the panel's `row`-th, as integers with a scale: bytes, and where an element stands out,
-// 16 bits as an upper and a lower byte, both signed.  Language models have rows with elements a hundred times
+// 16 bits as a lower and an upper byte, both signed.  Language models have rows with elements a hundred times
 // the others: bytes alone made their logits wrong by 5 %.  NaN and infinities make the scale NaN.
 template <class T>
 PROPOLIS_INLINE void round_subblock(const Product& p, const Rounded& r, const Span& span, i64 row, i64 i, f32 most) {
@@ -363,15 +364,12 @@ PROPOLIS_INLINE void round_subblock(const Product& p, const Rounded& r, const Sp
     i8* const to = r.bytes + 2 * (span.first * p.k + i * SUBBLOCK * span.width);
     i8 apart[2 * SUBBLOCK], *bytes = span.width == 1 ? to : apart;
     if (finer) {
-        split(a, bytes, bytes + SUBBLOCK);
-        split(b, bytes + LANES, bytes + SUBBLOCK + LANES);
+        split(a, bytes + SUBBLOCK, bytes);
+        split(b, bytes + SUBBLOCK + LANES, bytes + LANES);
     } else {
         as_bytes(a, bytes);
         as_bytes(b, bytes + LANES);
         std::memset(bytes + SUBBLOCK, 0, SUBBLOCK);
-        a = a << 8;
-        b = b << 8;
-        scale *= 0x1p-8f;
     }
     const i64 at = span.first * (p.k / SUBBLOCK) + i * span.width + row;
     if (span.width > 1) {
@@ -391,7 +389,7 @@ template <class T>
 void round_panel(const Product& p, const Rounded& r, const Span& span, i64 i0, i64 i1) {
     f32 most[MOST];
     for (i64 row = 0; row < span.width; ++row) {
-        most[row] = p.m < COARSE_ROWS ? -1 : outstanding((const T*)p.x + (span.first + row) * p.k, p.k);
+        most[row] = outstanding((const T*)p.x + (span.first + row) * p.k, p.k);
     }
     for (i64 i = i0; i < i1; ++i) {
         for (i64 row = 0; row < span.width; ++row) round_subblock<T>(p, r, span, row, i, most[row]);

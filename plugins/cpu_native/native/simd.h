@@ -140,6 +140,22 @@ PROPOLIS_INLINE F32s fma(const F32s& a, const F32s& b, const F32s& c) {
     PROPOLIS_EACH d.part[p] = a.part[p] * b.part[p] + c.part[p];  // -ffp-contract=fast
     return d;
 }
+// A product that is rounded as such: of a sum of two products, the compiler may put either into its one rounding.
+#if defined(__aarch64__)
+#define PROPOLIS_ROUNDED(x) asm("" : "+w"(x))
+#else
+#define PROPOLIS_ROUNDED(x) asm("" : "+v"(x))
+#endif
+PROPOLIS_INLINE F32s product(const F32s& a, const F32s& b) {
+    F32s c = a * b;
+    PROPOLIS_EACH PROPOLIS_ROUNDED(c.part[p]);
+    return c;
+}
+PROPOLIS_INLINE f32 product(f32 a, f32 b) {
+    f32 c = a * b;
+    PROPOLIS_ROUNDED(c);
+    return c;
+}
 PROPOLIS_INLINE F32s larger(const F32s& a, const F32s& b) {  // of NaN and b: b
     F32s c;
     PROPOLIS_EACH c.part[p] = a.part[p] > b.part[p] ? a.part[p] : b.part[p];
@@ -162,13 +178,15 @@ PROPOLIS_INLINE F32s as_floats(const U32s& a) {  // below 2**31
     return as_floats(bits_as<I32s>(a));
 }
 
-// Halves are put on each other until one number is left: in registers, as a loop over lanes is not.
+// Halves are put on each other until one number is left (lanes 8 apart, 4, 2 and 1): in registers, as a loop over
+// lanes is not.
 template <class F>
 PROPOLIS_INLINE f32 folded(const F32s& a, F f) {
     typedef f32 eight __attribute__((vector_size(32)));
     typedef f32 four __attribute__((vector_size(16)));
     f32v v = a.part[0];
-    for (int p = 1; p < PARTS; ++p) v = f(v, a.part[p]);
+    if constexpr (PARTS == 2) v = f(v, a.part[1]);
+    if constexpr (PARTS == 4) v = f(f(v, a.part[2]), f(a.part[1], a.part[3]));
     four last[VECTOR / 16];
     std::memcpy(last, &v, sizeof v);
     if constexpr (VECTOR == 64) {
@@ -192,25 +210,26 @@ PROPOLIS_INLINE bool any_nan(const F32s& a) {
     return total != total;
 #endif
 }
-// Of sixteen vectors each one's sum.
+// Of sixteen vectors each one's sum, to the bit as `sum` has it.
 PROPOLIS_INLINE F32s sum_each(const F32s (&a)[LANES]) {
 #if defined(__AVX512F__)
-    // Halves of two at a time share a vector, until all do.
+    // Halves of two at a time share a vector, until all do: quarters are of vectors i, 4 + i, 8 + i, 12 + i.
     __m512 fours[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        const auto pairs = [&](int j) PROPOLIS_INLINED {
-            const __m512 x = (__m512)a[4 * i + j].part[0], y = (__m512)a[4 * i + j + 1].part[0];
-            return (__m512d)(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
+        const auto halves = [&](int j) PROPOLIS_INLINED {
+            const __m512 x = (__m512)a[j].part[0], y = (__m512)a[j + 4].part[0];
+            return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xee);
         };
-        const __m512d x = pairs(0), y = pairs(2);
-        fours[i] = (__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y);
+        const __m512 x = halves(i), y = halves(i + 8);
+        fours[i] = _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
     }
-    const auto halves = [](__m512 x, __m512 y) PROPOLIS_INLINED {
-        return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
+    const auto pairs = [](__m512 x, __m512 y) PROPOLIS_INLINED {
+        return (__m512d)(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
     };
+    const __m512d x = pairs(fours[0], fours[1]), y = pairs(fours[2], fours[3]);
     F32s sums;
-    sums.part[0] = (f32v)(halves(halves(fours[0], fours[1]), halves(fours[2], fours[3])));
+    sums.part[0] = (f32v)((__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y));
     return sums + splat(0.0f);  // 0, of zeros with a sign
 #else
     f32 each[LANES];
@@ -353,121 +372,6 @@ PROPOLIS_INLINE I32s load_widened(const T* from) {
     std::memcpy(&s, each, sizeof s);
 #endif
     return s;
-}
-
-// -- sixty-four bytes -----------------------------------------------------------------------------
-
-// Sixteen groups of four bytes: of each of sixteen rows four neighbours.
-typedef U32s U8s;
-
-PROPOLIS_INLINE U8s load_u8s(const u8* from) { return load_bytes<U8s>(from); }
-PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * value); }
-
-// Four bytes where they lie, which a product repeats as it reads them.  Copied as an array, they are read by
-// eights and taken apart again.
-typedef i32 Four __attribute__((may_alias, aligned(1)));
-
-// Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
-PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
-    I32s c;
-#if defined(__AVX512VNNI__)
-    c.part[0] = (i32v)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], _mm512_set1_epi32(a));
-#elif defined(__AVX512BW__)
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w.part[0], _mm512_set1_epi32(a));
-    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#elif defined(__AVX2__)
-    PROPOLIS_EACH {
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.part[p], _mm256_set1_epi32(a));
-        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-#elif defined(__SSSE3__)
-    PROPOLIS_EACH {
-        const __m128i pairs = _mm_maddubs_epi16((__m128i)w.part[p], _mm_set1_epi32(a));
-        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
-    }
-#elif defined(__ARM_FEATURE_DOTPROD)
-    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(a));
-    PROPOLIS_EACH c.part[p] = (i32v)vdotq_s32((int32x4_t)sums.part[p], (int8x16_t)w.part[p], four);
-#else
-    i32 each[LANES];
-    u8 bytes[4 * LANES];
-    i8 four[4];
-    std::memcpy(each, &sums, sizeof each);
-    std::memcpy(bytes, &w, sizeof bytes);
-    std::memcpy(four, &a, sizeof four);
-    for (int i = 0; i < LANES; ++i)
-        for (int j = 0; j < 4; ++j) each[i] += (i32)(i8)bytes[4 * i + j] * four[j];
-    std::memcpy(&c, each, sizeof c);
-#endif
-    return c;
-}
-
-// The same of signed bytes from -128 on.  What is given to `dot_signed` is made by `as_dotted`, and its
-// sums are too large by OFFSET times the sum of the other factors.
-#if defined(__AVX512VNNI__)
-constexpr i32 OFFSET = 128;
-PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w ^ repeat_byte(0x80); }
-PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return dot(sums, w, a); }
-#else
-constexpr i32 OFFSET = 0;
-PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w; }
-PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
-#if defined(__AVX512BW__)
-    // Products of pairs of bytes with signs fit 16 bits where one factor is unsigned: |w| and +-a.
-    const __m512i v = (__m512i)w.part[0];
-    const __mmask64 negative = _mm512_movepi8_mask(v);
-    const __m512i four = _mm512_set1_epi32(a);
-    const __m512i turned = _mm512_mask_sub_epi8(four, negative, _mm512_setzero_si512(), four);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(v), turned);
-    I32s c;
-    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-    return c;
-#elif defined(__AVX2__)
-    I32s c;
-    PROPOLIS_EACH {
-        const __m256i v = (__m256i)w.part[p];
-        const __m256i turned = _mm256_sign_epi8(_mm256_set1_epi32(a), v);
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), turned);
-        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-    return c;
-#elif defined(__SSSE3__)
-    I32s c;
-    PROPOLIS_EACH {
-        const __m128i v = (__m128i)w.part[p];
-        const __m128i turned = _mm_sign_epi8(_mm_set1_epi32(a), v);
-        const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(v), turned);
-        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
-    }
-    return c;
-#else
-    return dot(sums, w, a);
-#endif
-}
-#endif
-
-// One of sixteen bytes for each of sixty-four numbers below 16.
-PROPOLIS_INLINE U8s look_up(const i8* table, const U8s& index) {
-    U8s c;
-#if defined(__AVX512BW__)
-    const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
-    c.part[0] = (u32v)_mm512_shuffle_epi8(t, (__m512i)index.part[0]);
-#elif defined(__AVX2__)
-    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    PROPOLIS_EACH c.part[p] = (u32v)_mm256_shuffle_epi8(t, (__m256i)index.part[p]);
-#elif defined(__SSSE3__)
-    const __m128i t = _mm_loadu_si128((const __m128i*)table);
-    PROPOLIS_EACH c.part[p] = (u32v)_mm_shuffle_epi8(t, (__m128i)index.part[p]);
-#elif defined(__aarch64__)
-    const int8x16_t t = vld1q_s8(table);
-    PROPOLIS_EACH c.part[p] = (u32v)vqtbl1q_s8(t, (uint8x16_t)index.part[p]);
-#else
-    u8 bytes[4 * LANES];
-    std::memcpy(bytes, &index, sizeof bytes);
-    for (u8& byte : bytes) byte = (u8)table[byte];
-    std::memcpy(&c, bytes, sizeof c);
-#endif
-    return c;
 }
 
 // -- functions ------------------------------------------------------------------------------------

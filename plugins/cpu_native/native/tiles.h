@@ -3,7 +3,7 @@
 // elements by groups of four neighbours of each row.
 #pragma once
 
-#include "simd.h"
+#include "bytes.h"
 
 namespace propolis {
 

@@ -31,7 +31,7 @@ FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
 """The block formats of weights; the other two are of activations."""
 
 MANY: Final = 128
-"""Fewer rows are left to products of bytes, which round less: a batch of answers has no more."""
+"""Fewer rows do not pay for taking weights apart: they are left to products of bytes."""
 
 TILE: Final = 16
 """Rows of a weight that are repacked together."""
@@ -91,7 +91,7 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
-    """The same with activations rounded to 16 bits, of many rows mostly to 8, 32 with a scale."""
+    """The same with activations rounded to 8 bits, 32 with a scale, and to 16 where one stands out."""
     _multiply(out, x, w, Way.TILES)
 
 
@@ -111,9 +111,9 @@ OPS: Final = [
         supports=_supports_matrix,
         notes="activations and weights rounded to bf16; weights repacked",
         **(
-            {}
-            if not matrix_instructions() or native().matrix_is_quick()
-            else {"unusable": "products of bytes are faster on this CPU"}
+            {"unusable": "products of bytes are faster than of bf16, but for AMX's"}
+            if matrix_instructions() == "AVX512_BF16"
+            else {}
         ),
     ),
     implementation(
@@ -124,7 +124,7 @@ OPS: Final = [
         priority=Priority.GENERIC + 10,
         prepare=prepare,
         exact=False,
-        notes="activations rounded to 16 bits, of 128 rows on mostly to 8; weights repacked",
+        notes="activations rounded to 8 bits, to 16 where some stand out; weights repacked",
     ),
     implementation(
         "qmatmul",

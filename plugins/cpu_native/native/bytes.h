@@ -1,0 +1,162 @@
+// Sixty-four bytes as one value, and their products: four neighbours of each of sixteen rows.
+#pragma once
+
+#include "simd.h"
+
+namespace propolis {
+
+// Sixteen groups of four bytes: of each of sixteen rows four neighbours.
+typedef U32s U8s;
+
+PROPOLIS_INLINE U8s load_u8s(const u8* from) { return load_bytes<U8s>(from); }
+PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * value); }
+
+// Four bytes where they lie, which a product repeats as it reads them.  Copied as an array, they are read by
+// eights and taken apart again.
+typedef i32 Four __attribute__((may_alias, aligned(1)));
+
+// Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
+PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
+    I32s c;
+#if defined(__AVX512VNNI__)
+    c.part[0] = (i32v)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], _mm512_set1_epi32(a));
+#elif defined(__AVX512BW__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w.part[0], _mm512_set1_epi32(a));
+    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    PROPOLIS_EACH {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.part[p], _mm256_set1_epi32(a));
+        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+#elif defined(__SSSE3__)
+    PROPOLIS_EACH {
+        const __m128i pairs = _mm_maddubs_epi16((__m128i)w.part[p], _mm_set1_epi32(a));
+        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    }
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(a));
+    PROPOLIS_EACH c.part[p] = (i32v)vdotq_s32((int32x4_t)sums.part[p], (int8x16_t)w.part[p], four);
+#else
+    i32 each[LANES];
+    u8 bytes[4 * LANES];
+    i8 four[4];
+    std::memcpy(each, &sums, sizeof each);
+    std::memcpy(bytes, &w, sizeof bytes);
+    std::memcpy(four, &a, sizeof four);
+    for (int i = 0; i < LANES; ++i)
+        for (int j = 0; j < 4; ++j) each[i] += (i32)(i8)bytes[4 * i + j] * four[j];
+    std::memcpy(&c, each, sizeof c);
+#endif
+    return c;
+}
+
+// The same of signed bytes from -128 on.  What is given to `dot_signed` is made by `as_dotted`, and its
+// sums are too large by OFFSET times the sum of the other factors.
+#if defined(__AVX512VNNI__)
+constexpr i32 OFFSET = 128;
+PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w ^ repeat_byte(0x80); }
+PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return dot(sums, w, a); }
+#else
+constexpr i32 OFFSET = 0;
+PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w; }
+PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
+#if defined(__AVX512BW__)
+    // Products of pairs of bytes with signs fit 16 bits where one factor is unsigned: |w| and +-a.
+    const __m512i v = (__m512i)w.part[0];
+    const __mmask64 negative = _mm512_movepi8_mask(v);
+    const __m512i four = _mm512_set1_epi32(a);
+    const __m512i turned = _mm512_mask_sub_epi8(four, negative, _mm512_setzero_si512(), four);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(v), turned);
+    I32s c;
+    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    return c;
+#elif defined(__AVX2__)
+    I32s c;
+    PROPOLIS_EACH {
+        const __m256i v = (__m256i)w.part[p];
+        const __m256i turned = _mm256_sign_epi8(_mm256_set1_epi32(a), v);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), turned);
+        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    return c;
+#elif defined(__SSSE3__)
+    I32s c;
+    PROPOLIS_EACH {
+        const __m128i v = (__m128i)w.part[p];
+        const __m128i turned = _mm_sign_epi8(_mm_set1_epi32(a), v);
+        const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(v), turned);
+        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    }
+    return c;
+#else
+    return dot(sums, w, a);
+#endif
+}
+#endif
+
+// Where a product of bytes is one of pairs, whose sums have 16 bits: of so many groups they are added as such, if
+// no factor of `w` is above `most`.
+template <int most>
+constexpr int IN_16_BITS =
+#if (defined(__AVX2__) || defined(__SSSE3__)) && !defined(__AVX512F__)
+    2 * 127 * most * 8 <= 32767 ? 8 : 2 * 127 * most * 4 <= 32767 ? 4 : 2 * 127 * most * 2 <= 32767 ? 2 : 1;
+#else
+    1;
+#endif
+// `sums` and the products of so many groups, whose fours lie `apart` from each other.
+template <int groups>
+PROPOLIS_INLINE I32s dot_groups(const I32s& sums, const U8s* w, const Four* a, int apart) {
+    I32s c = sums;
+    if constexpr (groups == 1) {
+        c = dot(sums, *w, *a);
+    } else {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        PROPOLIS_EACH {
+            __m256i pairs = _mm256_maddubs_epi16((__m256i)w[0].part[p], _mm256_set1_epi32(a[0]));
+#pragma GCC unroll 8
+            for (int g = 1; g < groups; ++g) {
+                const __m256i four = _mm256_set1_epi32(a[g * apart]);
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w[g].part[p], four));
+            }
+            c.part[p] = c.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        }
+#elif defined(__SSSE3__) && !defined(__AVX512F__)
+        PROPOLIS_EACH {
+            __m128i pairs = _mm_maddubs_epi16((__m128i)w[0].part[p], _mm_set1_epi32(a[0]));
+#pragma GCC unroll 8
+            for (int g = 1; g < groups; ++g) {
+                const __m128i four = _mm_set1_epi32(a[g * apart]);
+                pairs = _mm_add_epi16(pairs, _mm_maddubs_epi16((__m128i)w[g].part[p], four));
+            }
+            c.part[p] = c.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+        }
+#endif
+    }
+    return c;
+}
+
+// One of sixteen bytes for each of sixty-four numbers below 16.
+PROPOLIS_INLINE U8s look_up(const i8* table, const U8s& index) {
+    U8s c;
+#if defined(__AVX512BW__)
+    const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    c.part[0] = (u32v)_mm512_shuffle_epi8(t, (__m512i)index.part[0]);
+#elif defined(__AVX2__)
+    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    PROPOLIS_EACH c.part[p] = (u32v)_mm256_shuffle_epi8(t, (__m256i)index.part[p]);
+#elif defined(__SSSE3__)
+    const __m128i t = _mm_loadu_si128((const __m128i*)table);
+    PROPOLIS_EACH c.part[p] = (u32v)_mm_shuffle_epi8(t, (__m128i)index.part[p]);
+#elif defined(__aarch64__)
+    const int8x16_t t = vld1q_s8(table);
+    PROPOLIS_EACH c.part[p] = (u32v)vqtbl1q_s8(t, (uint8x16_t)index.part[p]);
+#else
+    u8 bytes[4 * LANES];
+    std::memcpy(bytes, &index, sizeof bytes);
+    for (u8& byte : bytes) byte = (u8)table[byte];
+    std::memcpy(&c, bytes, sizeof c);
+#endif
+    return c;
+}
+
+}  // namespace propolis
