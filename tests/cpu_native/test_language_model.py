@@ -49,7 +49,7 @@ def test_logits(logits):
 
 
 def test_where_a_prompt_is_parted_does_not_matter(runtime):
-    """Logits of a prompt are the same bits by token, in parts, and beside other sequences' parts."""
+    """Logits of a prompt are the same bits at once, by token and in parts."""
     started = runtime()
     model = LLM.load(find_model(started.config), runtime=started)
     ids = list(model.tokenizer.encode(PROMPT * 8))[:100]
@@ -62,7 +62,7 @@ def test_where_a_prompt_is_parted_does_not_matter(runtime):
 
 
 def test_answers_in_a_batch_are_those_alone(runtime):
-    """Of fast numerics too: sixteen at once, with prompts of several lengths, and each by itself."""
+    """Sixteen at once, with prompts of several lengths, and each by itself, numerics being fast."""
     started = runtime()
     model = LLM.load(find_model(started.config), runtime=started)
     ids = list(model.tokenizer.encode("Once upon a time there was a bee that lived near a river"))
@@ -110,7 +110,7 @@ def test_a_batch_decodes_in_one_plan(runtime):
         engine.add(number, Request(prompt=ids[number:], params=SamplingParams(), max_tokens=6))
     while engine.busy:
         engine.step()
-    _, graph, _ = engine._decodes[4]
+    _, graph, _ = engine._steps.decodes[4]
     assert len(graph._joined) == 1
     before = started.cpu.table.placement.strided_copies
     graph.replay()

@@ -42,7 +42,7 @@ def values_of(w, dtype):
 
 
 def activations(rows):
-    """Rows of which each third has an element far above the others, as language models have them."""
+    """Rows of which each third has an element far above the others, as in language models."""
     x = np.random.default_rng(8).normal(0, 1, (rows, WIDTH)).astype(np.float32)
     x[::3, 5] = 300
     return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import SamplingParams
 from propolis_workers.llm import engine as engines
-from propolis_workers.llm.batch import engine as batches
+from propolis_workers.llm.batch import steps as batches
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.batch.steps import rung
 from propolis_workers.llm.chunks import Pieces
 
 
@@ -84,32 +86,90 @@ def test_no_memory_to_capture_a_chunk(llm, full):
     assert len(full) == 1
 
 
+def uncaptured(llm, **sizes) -> BatchEngine:
+    """One that computes each step with prompts anew."""
+    engine = BatchEngine(llm, **sizes)
+    engine._steps._sizes = set()
+    engine._steps._shorts = False
+    return engine
+
+
 def test_a_long_prompt_of_an_engine_of_many(llm, queue):
     """From its fifth part on, parts of a prompt are replays; beside answers as well."""
-    plain = BatchEngine(llm, context=96, most=2, budget=8)
-    plain._captured = set()
+    plain = uncaptured(llm, context=96, most=2, budget=8)
     expected = answer(plain, PROMPT)
     engine = BatchEngine(llm, context=96, most=2, budget=8)
     assert answer(engine, PROMPT) == expected
-    assert queue.count(engine._prompts[8].graph) == 3
-    assert plain._prompts == {}
+    steps = engine._steps
+    assert queue.count(steps.pieces[8][1].graph) == 3
+    assert plain._steps.pieces == {}
     # Another answer takes a row of each step: they are of another shape, and alike.
     beside = Request(prompt=PROMPT[:3], params=SamplingParams(), max_tokens=30)
     engine.add("beside", beside)
     engine.step()
     assert answer(engine, [9, *PROMPT]) == answer(plain, [9, *PROMPT])
-    assert engine._prompts[8].key == (2, 8, 1)
-    assert queue.count(engine._prompts[8].graph) >= 3
+    assert steps.pieces[8][0] == (2, 8, 1)
+    assert queue.count(steps.pieces[8][1].graph) >= 3
 
 
 @pytest.mark.usefixtures("queue")
 def test_no_memory_to_capture_a_part_of_a_prompt(llm, monkeypatch, full):
     """The answer is the same."""
-    plain = BatchEngine(llm, context=96, most=2, budget=8)
-    plain._captured = set()
+    plain = uncaptured(llm, context=96, most=2, budget=8)
     engine = BatchEngine(llm, context=96, most=2, budget=8)
-    monkeypatch.setattr(engine, "_decoded", lambda parts: engine._mixed(parts, len(parts), [0]))
-    monkeypatch.setattr(plain, "_decoded", lambda parts: plain._mixed(parts, len(parts), [0]))
+    for steps in (engine._steps, plain._steps):
+        replaced = partial(lambda own, parts: own.mixed(parts, len(parts), [0]), steps)
+        monkeypatch.setattr(steps, "decode", replaced)
+    engine._steps._shorts = False
     assert answer(engine, PROMPT) == answer(plain, PROMPT)
-    assert engine._prompts == plain._prompts == {}
+    assert engine._steps.pieces == plain._steps.pieces == {}
+    assert len(full) == 1
+
+
+def drawn_beside(engine: BatchEngine, prompts: list[list[int]]) -> dict[int, list[int]]:
+    """Answers to prompts of which one comes at each step, beside an answer that goes on."""
+    found = {}
+    engine.add(-1, Request(prompt=[3, 4], params=SamplingParams(), max_tokens=60))
+    for number, prompt in enumerate(prompts):
+        engine.add(number, Request(prompt=prompt, params=SamplingParams(), max_tokens=2))
+        found.update((d.key, d.finish.ids) for d in engine.step() if d.finish)
+    while engine.busy:
+        found.update((d.key, d.finish.ids) for d in engine.step() if d.finish)
+    return found
+
+
+def test_short_prompts_are_replays(llm):
+    """
+    From the fourth of about as many tokens on, with rows of nobody's where they are fewer.
+
+    The answers are those of steps that are computed anew, and of prompts computed alone.
+    """
+    prompts = [[5 + n, *range(20 + n, 23 + n + n % 3)] for n in range(14)]
+    engine, plain = (make(llm, context=96, most=8) for make in (BatchEngine, uncaptured))
+    expected = drawn_beside(plain, prompts)
+    assert drawn_beside(engine, prompts) == expected
+    assert plain._steps.short == {}
+    assert engine._steps.short
+    assert all(rows == rung(rows - 1) for _, rows, _ in engine._steps.short)
+    alone = uncaptured(llm, context=96, most=8)
+    assert [answer(alone, prompt, 2) for prompt in prompts] == [expected[n] for n in range(14)]
+
+
+def test_few_captured_steps_are_kept(llm, monkeypatch):
+    """The one that was used the longest ago makes room."""
+    monkeypatch.setattr(batches, "KEPT", 2)
+    engine = BatchEngine(llm, context=96, most=4)
+    for size in (4, 12, 20):
+        for first in range(1, 6):
+            answer(engine, [first + 30, *range(first, first + size)], 1)
+    assert [rows for _, rows, _ in engine._steps.short] == [16, 24]
+
+
+def test_no_memory_to_capture_a_short_prompt(llm, full):
+    """Answers are the same, and it is not tried again."""
+    engine, plain = (make(llm, context=96, most=4) for make in (BatchEngine, uncaptured))
+    prompts = [[first, *range(first, first + 5)] for first in range(1, 8)]
+    got = [answer(engine, prompt, 1) for prompt in prompts]
+    assert got == [answer(plain, prompt, 1) for prompt in prompts]
+    assert engine._steps.short == {}
     assert len(full) == 1

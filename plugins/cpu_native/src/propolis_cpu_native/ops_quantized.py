@@ -91,7 +91,7 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
-    """The same with activations rounded to 8 bits, 32 with a scale, and to 16 where one stands out."""
+    """The same with activations rounded to 8 bits, 32 with a scale, to 16 where one stands out."""
     _multiply(out, x, w, Way.TILES)
 
 

@@ -105,4 +105,10 @@ def pieces_of(
     return Pieces(sizes, captured=fits(sizes))
 
 
-__all__ = ["CAPTURED", "WIDEST", "Pieces", "has_queue", "pieces_of"]
+def room_for_rows(config: ModelConfig, device: Device, capacity: int, rows: int) -> bool:
+    """Whether what is computed of so many tokens in between may be kept beside all else."""
+    free = device.guarded(device.memory.available)
+    return free is None or passing_bytes(config, capacity, rows) * _SHARE <= free
+
+
+__all__ = ["CAPTURED", "WIDEST", "Pieces", "has_queue", "pieces_of", "room_for_rows"]

@@ -2,10 +2,7 @@
 Many answers at once on one model.
 
 Call :meth:`BatchEngine.step` for as long as there is something to do: each step computes what
-the scheduler planned and draws the next token of every sequence that is due. A step in which
-each sequence has one token is captured once for each size of a ladder, and replayed; one that
-computes a part of a prompt is as its like comes for the fourth time (see chunks.py), where the
-device has a queue and room for it.
+the scheduler planned (see steps.py) and draws the next token of every sequence that is due.
 """
 
 from __future__ import annotations
@@ -18,10 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from propolis import ops
-from propolis.dispatch.capture import capture
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
-from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
@@ -32,17 +27,15 @@ from propolis_workers.llm.batch.blocks import blocks_of_windows
 from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Placed
-from propolis_workers.llm.batch.paged_cache import Step
 from propolis_workers.llm.batch.scheduler import Part
 from propolis_workers.llm.batch.scheduler import Plan
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
-from propolis_workers.llm.chunks import CAPTURED
+from propolis_workers.llm.batch.steps import Steps
 from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import batch_bytes
-from propolis_workers.llm.rows import Rows
 from propolis_workers.suspects import suspects
 
 
@@ -52,8 +45,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from propolis.dispatch.capture import Graph
     from propolis_workers.llm.answer import Finish
+    from propolis_workers.llm.batch.steps import Captured
+    from propolis_workers.llm.rows import Rows
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
 
@@ -149,23 +143,6 @@ class Draw(NamedTuple):
         return answer.draw(self.logits)
 
 
-class _Prompts(NamedTuple):
-    """
-    A captured step that computes a part of a prompt, and what it was made for.
-
-    Attributes:
-        key: sequences, rows, and rows whose logits are wanted.
-        step: says what it computes.
-        graph: computes it.
-        rows: the logits.
-    """
-
-    key: tuple[int, int, int]
-    step: Step
-    graph: Graph
-    rows: Rows
-
-
 class BatchEngine:
     """
     Answers requests together, each as if it were alone.
@@ -245,14 +222,11 @@ class BatchEngine:
         self._cache = PagedCache(
             model.config, model.device, count + 1, BLOCK, windows + 1 if windows else 0
         )
-        self._rope = model.rope.reserve(context)
+        blocks = -(-self.capacity // BLOCK)
+        self._steps = Steps(llm, self._cache, context, blocks, self._pieces)
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
-        self._decodes: dict[int, tuple[Step, Graph, Rows]] = {}
         self._ahead: Ahead | None = None
-        self._prompts: dict[int, _Prompts] = {}  # by rows
-        self._came: dict[int, tuple[tuple[int, int, int], int]] = {}  # and how often in a row
-        self._captured = set(self._pieces.sizes) if self._pieces.captured else set()
         self._failed = False
         self._grammars = Grammars(llm.tokenizer)
 
@@ -397,15 +371,15 @@ class BatchEngine:
         so the device is not idle while the host reads them and tells of them.
         """
         size = 1 << (len(every) - 1).bit_length()
-        step, graph, known = self._decodes.get(size, (None, None, None))
-        whole = known is rows and every == list(range(len(due)))
+        known = self._steps.decodes.get(size)
+        whole = known is not None and known.rows is rows and every == list(range(len(due)))
         if found is None and whole:
             found = rows.best_later(every)
         if found is None:
             return rows.best(every)
         following = None
-        if whole and step is not None and graph is not None and self._goes_on(due):
-            following = self._queued_ahead([part.sequence for part in due], step, graph, rows)
+        if whole and known is not None and self._goes_on(due):
+            following = self._queued_ahead([part.sequence for part in due], known)
         every_row = found()
         best = [every_row[row] for row in every]
         if following is not None:
@@ -419,10 +393,9 @@ class BatchEngine:
         room = all(len(part.sequence.tokens) + 1 < self.capacity for part in due)
         return room and any(self._answers[self._keys[part.sequence]][1].left > 1 for part in due)
 
-    def _queued_ahead(
-        self, sequences: list[Sequence], step: Step, graph: Graph, rows: Rows
-    ) -> Ahead | None:
+    def _queued_ahead(self, sequences: list[Sequence], known: Captured) -> Ahead | None:
         """Queue the step after the last one, of the tokens that it is about to find."""
+        step, graph, rows = known
         if self._speculate or not graph.is_one_launch() or not self.scheduler.goes_on(sequences):
             return None
         try:
@@ -491,7 +464,7 @@ class BatchEngine:
             parts.append(_placed(own, [*tokens, *part.guess]))
         if all(len(placed.tokens) == 1 for placed in parts):
             due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
-            return self._decoded(parts), due
+            return self._steps.decode(parts), due
         ends: list[int] = []
         due, rows = {}, 0
         for part, placed in zip(plan.parts, parts, strict=True):
@@ -499,67 +472,7 @@ class BatchEngine:
             if part.completes:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
-        return self._mixed(parts, rows, ends or [0]), due
-
-    def _mixed(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
-        """Of a step that has prompts too; those of a long prompt are alike, and are captured."""
-        key = len(parts), rows, len(ends)
-        known = self._prompts.get(rows)
-        if known is not None and known.key == key:
-            known.step.set(parts)
-            known.step.want(ends)
-            known.graph.replay()
-            return known.rows
-        step = self._step(len(parts), rows, wanted=len(ends))
-        step.set(parts)
-        step.want(ends)
-        if rows not in self._captured:
-            return self._computed_rows(step)
-        before, times = self._came.get(rows, (key, 0))
-        times = times + 1 if before == key else 1
-        self._came[rows] = key, times
-        if times < CAPTURED:
-            return self._computed_rows(step)
-        if known is not None:
-            known.graph.close()
-            del self._prompts[rows]
-        found = self._captured_rows(step, rows, key)
-        return self._computed_rows(step) if found is None else found
-
-    def _captured_rows(self, step: Step, rows: int, key: tuple[int, int, int]) -> Rows | None:
-        """As :meth:`_computed_rows`, to be replayed; None where there is no memory for that."""
-        try:
-            with capture(self._model.device) as graph:
-                found = self._computed_rows(step)
-        except OutOfMemoryError:
-            self._captured.discard(rows)
-            return None
-        self._prompts[rows] = _Prompts(key, step, graph, found)
-        return found
-
-    def _decoded(self, parts: list[Placed]) -> Rows:
-        """Of a step in which each sequence has one token."""
-        size = 1 << (len(parts) - 1).bit_length()
-        found = self._decodes.get(size)
-        if found is None:
-            step = self._step(size, size)
-            step.set(parts)
-            with capture(self._model.device) as graph:  # it runs: this step is done
-                rows = self._computed_rows(step)
-            self._decodes[size] = step, graph, rows
-        else:
-            step, graph, rows = found
-            step.set(parts)
-            graph.replay()
-        return rows
-
-    def _computed_rows(self, step: Step) -> Rows:
-        logits = self._model(step.ids, step.positions, self._rope, step)
-        return Rows(logits, self._llm.tokenizer.vocab_size)
-
-    def _step(self, sequences: int, rows: int, *, wanted: int | None = None) -> Step:
-        blocks = -(-self.capacity // BLOCK)
-        return Step(self._cache, sequences, rows, blocks, wanted=wanted)
+        return self._steps.mixed(parts, rows, ends or [0]), due
 
 
 def _placed(own: Sequence, tokens: list[int]) -> Placed:

@@ -1,0 +1,210 @@
+"""
+The steps of a batch: computed, captured where their like comes again, and replayed.
+
+One in which each sequence has one token is captured once for each size of a ladder.  One that has a
+part of a prompt is as its like comes for the fourth time: of the pieces of long prompts, which are
+as many tokens each, where the device has a queue and room for them (see chunks.py); of short
+prompts, and what is left of longer ones, as a step of a few more rows, which are nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import NamedTuple
+
+from propolis.dispatch.capture import capture
+from propolis.errors import OutOfMemoryError
+from propolis_workers.llm.batch.paged_cache import NOBODYS
+from propolis_workers.llm.batch.paged_cache import Placed
+from propolis_workers.llm.batch.paged_cache import Step
+from propolis_workers.llm.chunks import CAPTURED
+from propolis_workers.llm.chunks import room_for_rows
+from propolis_workers.llm.rows import Rows
+
+
+if TYPE_CHECKING:
+    from propolis.dispatch.capture import Graph
+    from propolis_workers.llm.batch.paged_cache import PagedCache
+    from propolis_workers.llm.chunks import Pieces
+    from propolis_workers.llm.session import LLM
+
+SHORT: Final = 128
+"""Rows of a step, up to which launching its calls costs as much as a few more rows would."""
+
+KEPT: Final = 12
+"""Captured steps with short prompts: the one that was used the longest ago makes room."""
+
+
+class Captured(NamedTuple):
+    """
+    A step, and what computes it.
+
+    Attributes:
+        step: says what it computes.
+        graph: computes it.
+        rows: the logits.
+    """
+
+    step: Step
+    graph: Graph
+    rows: Rows
+
+
+Kind = tuple[int, int, int]
+"""What steps that are alike have in common: sequences, rows, and rows whose logits are wanted."""
+
+
+def rung(rows: int) -> int:
+    """
+    The size of the captured step that so many rows and at least one of nobody's go into.
+
+    >>> [rung(rows) for rows in (1, 7, 8, 23, 35, 64, 100, 127)]
+    [4, 8, 12, 24, 40, 80, 112, 128]
+    """
+    unit = max(4, (1 << rows.bit_length()) >> 3)
+    return (rows // unit + 1) * unit
+
+
+class Steps:
+    """
+    Computes steps on one cache.
+
+    Attributes:
+        decodes: captured ones in which each sequence has one token, by how many these are.
+        pieces: captured ones with pieces of long prompts, by rows, and what kind each is.
+        short: captured ones with short prompts, the one used last at the end.
+    """
+
+    def __init__(
+        self, llm: LLM, cache: PagedCache, capacity: int, blocks: int, pieces: Pieces
+    ) -> None:
+        """
+        Compute nothing yet.
+
+        Args:
+            llm: the model.
+            cache: where keys and values are.
+            capacity: tokens that a sequence may have.
+            blocks: that a sequence may have.
+            pieces: of long prompts.
+        """
+        self._llm = llm
+        self._cache = cache
+        self._blocks = blocks
+        self._rope = llm.model.rope.reserve(capacity)
+        self.decodes: dict[int, Captured] = {}
+        self.pieces: dict[int, tuple[Kind, Captured]] = {}
+        self.short: dict[Kind, Captured] = {}
+        self._in_a_row: dict[int, tuple[Kind, int]] = {}
+        self._came: Counter[Kind] = Counter()
+        self._sizes = set(pieces.sizes) if pieces.captured else set()
+        model = llm.model
+        self._shorts = room_for_rows(model.config, model.device, capacity, KEPT * SHORT)
+
+    def decode(self, parts: list[Placed]) -> Rows:
+        """Of a step in which each sequence has one token."""
+        size = 1 << (len(parts) - 1).bit_length()
+        known = self.decodes.get(size)
+        if known is not None:
+            known.step.set(parts)
+            known.graph.replay()
+            return known.rows
+        step = self._step(size, size)
+        step.set(parts)
+        with capture(self._cache.device) as graph:  # it runs: this step is done
+            rows = self._computed(step)
+        self.decodes[size] = Captured(step, graph, rows)
+        return rows
+
+    def mixed(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
+        """
+        Of a step that has prompts too.
+
+        Args:
+            parts: of each sequence.
+            rows: their tokens.
+            ends: the rows whose logits are wanted.
+        """
+        if rows in self._sizes:
+            return self._piece(parts, rows, ends)
+        if rows < SHORT and self._shorts:
+            return self._short(parts, rows, ends)
+        return self._computed(self._told(parts, rows, ends))
+
+    def _piece(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
+        kind = len(parts), rows, len(ends)
+        before, known = self.pieces.get(rows, (None, None))
+        if known is not None and before == kind:
+            return self._replayed(known, parts, ends)
+        step = self._told(parts, rows, ends)
+        last, times = self._in_a_row.get(rows, (kind, 0))
+        times = times + 1 if last == kind else 1
+        self._in_a_row[rows] = kind, times
+        if times < CAPTURED:
+            return self._computed(step)
+        if known is not None:
+            known.graph.close()
+            del self.pieces[rows]
+        captured = self._captured(step)
+        if captured is None:
+            self._sizes.discard(rows)
+            return self._computed(step)
+        self.pieces[rows] = kind, captured
+        return captured.rows
+
+    def _short(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
+        size = rung(rows)
+        kind = len(parts), size, len(ends)
+        known = self.short.pop(kind, None)
+        if known is None:
+            self._came[kind] += 1
+            if self._came[kind] < CAPTURED:
+                return self._computed(self._told(parts, rows, ends))
+        # What fills it up is a sequence of nobody's, whose places are nobody's too.
+        nobodys = [NOBODYS] * -(-(size - rows) // self._cache.size)
+        parts = [*parts, Placed([0] * (size - rows), 0, nobodys, local=nobodys)]
+        if known is not None:
+            self.short[kind] = known
+            return self._replayed(known, parts, ends)
+        if len(self.short) == KEPT:
+            self.short.pop(next(iter(self.short))).graph.close()
+        step = self._told(parts, size, ends)
+        known = self._captured(step)
+        if known is None:
+            self._shorts = False
+            return self._computed(step)
+        self.short[kind] = known
+        return known.rows
+
+    def _replayed(self, known: Captured, parts: list[Placed], ends: list[int]) -> Rows:
+        known.step.set(parts)
+        known.step.want(ends)
+        known.graph.replay()
+        return known.rows
+
+    def _captured(self, step: Step) -> Captured | None:
+        """As :meth:`_computed`, to be replayed; None where there is no memory for that."""
+        try:
+            with capture(self._cache.device) as graph:
+                rows = self._computed(step)
+        except OutOfMemoryError:
+            return None
+        return Captured(step, graph, rows)
+
+    def _computed(self, step: Step) -> Rows:
+        logits = self._llm.model(step.ids, step.positions, self._rope, step)
+        return Rows(logits, self._llm.tokenizer.vocab_size)
+
+    def _told(self, parts: list[Placed], rows: int, ends: list[int]) -> Step:
+        step = self._step(len(parts), rows, wanted=len(ends))
+        step.set(parts)
+        step.want(ends)
+        return step
+
+    def _step(self, sequences: int, rows: int, *, wanted: int | None = None) -> Step:
+        return Step(self._cache, sequences, rows, self._blocks, wanted=wanted)
+
+
+__all__ = ["KEPT", "SHORT", "Captured", "Steps", "rung"]
