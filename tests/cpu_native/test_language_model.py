@@ -110,7 +110,7 @@ def test_a_batch_decodes_in_one_plan(runtime):
         engine.add(number, Request(prompt=ids[number:], params=SamplingParams(), max_tokens=6))
     while engine.busy:
         engine.step()
-    _, graph, _ = engine._steps.decodes[4]
+    _, graph, _ = engine.steps.decodes[4]
     assert len(graph._joined) == 1
     before = started.cpu.table.placement.strided_copies
     graph.replay()

@@ -159,9 +159,9 @@ def test_a_step_is_captured_once_for_each_size(llm):
     engine = BatchEngine(llm, context=96, most=8)
     answers(engine, [request([n + 1, 2, 3], 12) for n in range(7)])
     answers(engine, [request([n + 1, 2, 3], 12) for n in range(5)])
-    assert {8} == set(engine._steps.decodes)
+    assert {8} == set(engine.steps.decodes)
     answers(engine, [request([9, 2, 3], 12)])
-    assert {1, 8} == set(engine._steps.decodes)
+    assert {1, 8} == set(engine.steps.decodes)
 
 
 def test_cancel(llm):

@@ -223,7 +223,7 @@ def test_models_without_windows(llm) -> None:
     """They have one kind of blocks, and a step no table more."""
     engine = BatchEngine(llm, context=96)
     assert engine.blocks.windows is None
-    assert engine._steps._step(2, 2)._windows is None
+    assert engine.steps._step(2, 2)._windows is None
 
 
 def test_nothing_else_is_called(gemma3) -> None:
@@ -238,7 +238,7 @@ def test_nothing_else_is_called(gemma3) -> None:
         engine.add(0, replace(requests[1], prompt=[1, 2, 3], max_tokens=9, params=SamplingParams()))
         while engine.busy:
             engine.step()
-        (_, graph, _), *_ = engine._steps.decodes.values()
+        (_, graph, _), *_ = engine.steps.decodes.values()
         counts.append(len(graph))
     assert counts[0] is True
     assert counts[2] is False

@@ -89,8 +89,8 @@ def test_no_memory_to_capture_a_chunk(llm, full):
 def uncaptured(llm, **sizes) -> BatchEngine:
     """One that computes each step with prompts anew."""
     engine = BatchEngine(llm, **sizes)
-    engine._steps._sizes = set()
-    engine._steps._shorts = False
+    engine.steps._sizes = set()
+    engine.steps.shorts = False
     return engine
 
 
@@ -100,9 +100,9 @@ def test_a_long_prompt_of_an_engine_of_many(llm, queue):
     expected = answer(plain, PROMPT)
     engine = BatchEngine(llm, context=96, most=2, budget=8)
     assert answer(engine, PROMPT) == expected
-    steps = engine._steps
+    steps = engine.steps
     assert queue.count(steps.pieces[8][1].graph) == 3
-    assert plain._steps.pieces == {}
+    assert plain.steps.pieces == {}
     # Another answer takes a row of each step: they are of another shape, and alike.
     beside = Request(prompt=PROMPT[:3], params=SamplingParams(), max_tokens=30)
     engine.add("beside", beside)
@@ -117,12 +117,12 @@ def test_no_memory_to_capture_a_part_of_a_prompt(llm, monkeypatch, full):
     """The answer is the same."""
     plain = uncaptured(llm, context=96, most=2, budget=8)
     engine = BatchEngine(llm, context=96, most=2, budget=8)
-    for steps in (engine._steps, plain._steps):
+    for steps in (engine.steps, plain.steps):
         replaced = partial(lambda own, parts: own.mixed(parts, len(parts), [0]), steps)
         monkeypatch.setattr(steps, "decode", replaced)
-    engine._steps._shorts = False
+    engine.steps.shorts = False
     assert answer(engine, PROMPT) == answer(plain, PROMPT)
-    assert engine._steps.pieces == plain._steps.pieces == {}
+    assert engine.steps.pieces == plain.steps.pieces == {}
     assert len(full) == 1
 
 
@@ -148,9 +148,9 @@ def test_short_prompts_are_replays(llm):
     engine, plain = (make(llm, context=96, most=8) for make in (BatchEngine, uncaptured))
     expected = drawn_beside(plain, prompts)
     assert drawn_beside(engine, prompts) == expected
-    assert plain._steps.short == {}
-    assert engine._steps.short
-    assert all(rows == rung(rows - 1) for _, rows, _ in engine._steps.short)
+    assert plain.steps.short == {}
+    assert engine.steps.short
+    assert all(rows == rung(rows - 1) for _, rows, _ in engine.steps.short)
     alone = uncaptured(llm, context=96, most=8)
     assert [answer(alone, prompt, 2) for prompt in prompts] == [expected[n] for n in range(14)]
 
@@ -162,7 +162,7 @@ def test_few_captured_steps_are_kept(llm, monkeypatch):
     for size in (4, 12, 20):
         for first in range(1, 6):
             answer(engine, [first + 30, *range(first, first + size)], 1)
-    assert [rows for _, rows, _ in engine._steps.short] == [16, 24]
+    assert [rows for _, rows, _ in engine.steps.short] == [16, 24]
 
 
 def test_no_memory_to_capture_a_short_prompt(llm, full):
@@ -171,5 +171,5 @@ def test_no_memory_to_capture_a_short_prompt(llm, full):
     prompts = [[first, *range(first, first + 5)] for first in range(1, 8)]
     got = [answer(engine, prompt, 1) for prompt in prompts]
     assert got == [answer(plain, prompt, 1) for prompt in prompts]
-    assert engine._steps.short == {}
+    assert engine.steps.short == {}
     assert len(full) == 1

@@ -151,6 +151,7 @@ class BatchEngine:
         capacity: tokens that a sequence may have, its answer included.
         blocks: of the cache.
         scheduler: who runs and who waits.
+        steps: what computes what was planned.
         guessed: tokens that were guessed.
         taken: how many of them were right.
     """
@@ -223,7 +224,7 @@ class BatchEngine:
             model.config, model.device, count + 1, BLOCK, windows + 1 if windows else 0
         )
         blocks = -(-self.capacity // BLOCK)
-        self._steps = Steps(llm, self._cache, context, blocks, self._pieces)
+        self.steps = Steps(llm, self._cache, context, blocks, self._pieces)
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
         self._ahead: Ahead | None = None
@@ -371,7 +372,7 @@ class BatchEngine:
         so the device is not idle while the host reads them and tells of them.
         """
         size = 1 << (len(every) - 1).bit_length()
-        known = self._steps.decodes.get(size)
+        known = self.steps.decodes.get(size)
         whole = known is not None and known.rows is rows and every == list(range(len(due)))
         if found is None and whole:
             found = rows.best_later(every)
@@ -464,7 +465,7 @@ class BatchEngine:
             parts.append(_placed(own, [*tokens, *part.guess]))
         if all(len(placed.tokens) == 1 for placed in parts):
             due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
-            return self._steps.decode(parts), due
+            return self.steps.decode(parts), due
         ends: list[int] = []
         due, rows = {}, 0
         for part, placed in zip(plan.parts, parts, strict=True):
@@ -472,7 +473,7 @@ class BatchEngine:
             if part.completes:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
-        return self._steps.mixed(parts, rows, ends or [0]), due
+        return self.steps.mixed(parts, rows, ends or [0]), due
 
 
 def _placed(own: Sequence, tokens: list[int]) -> Placed:

@@ -75,6 +75,7 @@ class Steps:
         decodes: captured ones in which each sequence has one token, by how many these are.
         pieces: captured ones with pieces of long prompts, by rows, and what kind each is.
         short: captured ones with short prompts, the one used last at the end.
+        shorts: whether there are to be any.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Steps:
         self._came: Counter[Kind] = Counter()
         self._sizes = set(pieces.sizes) if pieces.captured else set()
         model = llm.model
-        self._shorts = room_for_rows(model.config, model.device, capacity, KEPT * SHORT)
+        self.shorts = room_for_rows(model.config, model.device, capacity, KEPT * SHORT)
 
     def decode(self, parts: list[Placed]) -> Rows:
         """Of a step in which each sequence has one token."""
@@ -129,7 +130,7 @@ class Steps:
         """
         if rows in self._sizes:
             return self._piece(parts, rows, ends)
-        if rows < SHORT and self._shorts:
+        if rows < SHORT and self.shorts:
             return self._short(parts, rows, ends)
         return self._computed(self._told(parts, rows, ends))
 
@@ -173,7 +174,7 @@ class Steps:
         step = self._told(parts, size, ends)
         known = self._captured(step)
         if known is None:
-            self._shorts = False
+            self.shorts = False
             return self._computed(step)
         self.short[kind] = known
         return known.rows
