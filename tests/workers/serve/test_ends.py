@@ -48,10 +48,13 @@ def ask(program, pool):
 
 
 def test_readiness_is_told(program):
-    """Who started it on a terminal sees when it answers, and on what."""
+    """Who started it on a terminal sees when it answers, on what, and what it computes in."""
     server = program()
     until(lambda: "on cpu (" in server.log.read_text(), 10)
     assert "ready after " in server.log.read_text()
+    assert " in f32, keys in " in server.log.read_text()
+    told = server.http.get("/info").json()
+    assert (told["dtype"], told["kv_type"]) == ("f32", "f32")
 
 
 def test_a_taken_port(tiny_gguf, monkeypatch):

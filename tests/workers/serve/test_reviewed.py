@@ -274,6 +274,10 @@ def test_a_name_with_a_tag(serving, tiny_gguf):
     assert listed["name"] == "some/model:latest"
     assert re.fullmatch(r"[\d.]+[KMB]", listed["details"]["parameter_size"])
     assert listed["details"]["quantization_level"] == "F32"
+    assert re.fullmatch("[0-9a-f]{64}", listed["digest"])
+    unnamed = server.http.post("/api/show", json={})
+    assert unnamed.status_code == 400
+    assert "no model is named; there is 'some/model:latest'" in unnamed.json()["error"]
     other = server.http.post("/api/generate", json={**body, "model": "other:latest"})
     assert other.status_code == 404
 

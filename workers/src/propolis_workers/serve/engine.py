@@ -75,7 +75,8 @@ class Status:
         error: why it is not ready, where something failed.
         done: bytes of the weights that are loaded.
         all: bytes of the weights; 0 before that is known.
-        ready: what it said when it was: device, name, context, blocks, window_blocks, seconds.
+        ready: what it said when it was: device, name and seconds, and of a language model dtype,
+            kv_type, context, blocks and window_blocks.
         now: what it said last of each thing that it tells after a step.
         restarts: how often it was started again.
         since: when it came into this state, by the monotonic clock.

@@ -147,7 +147,8 @@ async def _tell_when_ready(engine: Engine) -> None:
     said = status.ready
     if status.state == "ready":
         where = f"{said['device']} ({said['name']})"
-        click.echo(f"ready after {said['seconds']} s, on {where}", err=True)
+        how = f" in {said['dtype']}, keys in {said['kv_type']}" if "dtype" in said else ""
+        click.echo(f"ready after {said['seconds']} s, on {where}{how}", err=True)
 
 
 async def _run(

@@ -69,6 +69,8 @@ class Writer:
         return {
             "device": device.id,
             "name": device.properties.name,
+            "dtype": llm.config.dtype.name,
+            "kv_type": llm.config.kv_dtype.name,
             "context": engine.capacity,
             "blocks": engine.blocks.count,
             "window_blocks": 0 if (windows := engine.blocks.windows) is None else windows.count,
