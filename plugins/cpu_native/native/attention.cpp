@@ -2,7 +2,8 @@
 // Sums and softmax are in f32.  Semantics: core's propolis/ops/attention.py.
 //
 // Either way the same numbers are added in the same order, so that a query gets the same bits however many
-// others its sequence or batch has: what a prompt leaves does not depend on where it was parted.  A score is
+// others its sequence or batch has: what a prompt leaves does not depend on where it was parted.  (Many queries
+// multiply by 0 what is hidden from some: an infinity there makes NaN, which it does not beside few.)  A score is
 // sixteen sums, of each sixteenth product, put on each other as `sum` does; keys go in parts, of the same
 // positions for all queries, with their own largest score, and one part after the other is added to those before.
 #include <algorithm>
@@ -179,12 +180,12 @@ void few(const Attention& a, const Tokens& wanted) {
         most += sequence.tokens * (sequence.valid / SHARE + 2);
     }
     if (place_room < total_tokens * kv_heads) {
+        places.reset(new Place[total_tokens * kv_heads]);
         place_room = total_tokens * kv_heads;
-        places.reset(new Place[place_room]);
     }
     if (task_room < most * kv_heads) {
+        tasks.reset(new Task[most * kv_heads]);
         task_room = most * kv_heads;
-        tasks.reset(new Task[task_room]);
     }
     i64 count = 0, spots = 0, parts = 0, work = 0;
     for (i64 s = 0; s < a.batch; ++s) {

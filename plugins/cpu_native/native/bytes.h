@@ -105,7 +105,7 @@ constexpr int IN_16_BITS =
 #endif
 // `sums` and the products of so many groups, whose fours lie `apart` from each other.
 template <int groups>
-PROPOLIS_INLINE I32s dot_groups(const I32s& sums, const U8s* w, const Four* a, int apart) {
+PROPOLIS_INLINE I32s dot_groups(const I32s& sums, const U8s* w, const Four* a, [[maybe_unused]] int apart) {
     I32s c = sums;
     if constexpr (groups == 1) {
         c = dot(sums, *w, *a);
