@@ -59,7 +59,7 @@ def vars_of(config):
 
 
 def test_the_cpu_has_no_queue(llm):
-    """Nothing is captured there, and pieces are small."""
+    """No pieces of long prompts are captured there, and they are small."""
     assert chunks.pieces_of(llm.model.config, llm.model.device, 8192, 0).captured is False
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from propolis.dispatch.capture import Graph
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import SamplingParams
 from propolis_workers.llm import engine as engines
@@ -126,6 +127,15 @@ def test_no_memory_to_capture_a_part_of_a_prompt(llm, monkeypatch, full):
     assert len(full) == 1
 
 
+@pytest.fixture
+def replays(monkeypatch):
+    """The graphs that are replayed, each time that they are."""
+    found = []
+    replay = Graph.replay
+    monkeypatch.setattr(Graph, "replay", lambda graph: (found.append(graph), replay(graph))[1])
+    return found
+
+
 def drawn_beside(engine: BatchEngine, prompts: list[list[int]]) -> dict[int, list[int]]:
     """Answers to prompts of which one comes at each step, beside an answer that goes on."""
     found = {}
@@ -138,7 +148,7 @@ def drawn_beside(engine: BatchEngine, prompts: list[list[int]]) -> dict[int, lis
     return found
 
 
-def test_short_prompts_are_replays(llm):
+def test_short_prompts_are_replays(llm, replays):
     """
     From the fourth of about as many tokens on, with rows of nobody's where they are fewer.
 
@@ -147,29 +157,81 @@ def test_short_prompts_are_replays(llm):
     prompts = [[5 + n, *range(20 + n, 23 + n + n % 3)] for n in range(14)]
     engine, plain = (make(llm, context=96, most=8) for make in (BatchEngine, uncaptured))
     expected = drawn_beside(plain, prompts)
+    replays.clear()
     assert drawn_beside(engine, prompts) == expected
+    short = engine.steps.short
+    assert all(rows == rung(rows) for _, rows, _ in short)
+    assert sum(replays.count(step.graph) for step in short.values()) >= 6
     assert plain.steps.short == {}
-    assert engine.steps.short
-    assert all(rows == rung(rows - 1) for _, rows, _ in engine.steps.short)
     alone = uncaptured(llm, context=96, most=8)
     assert [answer(alone, prompt, 2) for prompt in prompts] == [expected[n] for n in range(14)]
 
 
+def test_guesses_are_replays(llm, replays):
+    """Steps that check guesses are captured as those with prompts are; the answer is the same."""
+    prompt = [7, 8, 9, 10] * 6
+    engine = BatchEngine(llm, context=96, most=2, speculate=3)
+    plain = uncaptured(llm, context=96, most=2)
+    assert answer(engine, prompt, 40) == answer(plain, prompt, 40)
+    assert engine.guessed
+    replays.clear()
+    for last in range(11, 17):  # and prompts of one size
+        tokens = [*range(last, last + 9)]
+        assert answer(engine, tokens, 3) == answer(plain, tokens, 3)
+    assert any(replays.count(step.graph) for step in engine.steps.short.values())
+
+
 def test_few_captured_steps_are_kept(llm, monkeypatch):
-    """The one that was used the longest ago makes room."""
+    """The one that was used the longest ago makes room, and has to come as often again."""
     monkeypatch.setattr(batches, "KEPT", 2)
     engine = BatchEngine(llm, context=96, most=4)
-    for size in (4, 12, 20):
-        for first in range(1, 6):
-            answer(engine, [first + 30, *range(first, first + size)], 1)
-    assert [rows for _, rows, _ in engine.steps.short] == [16, 24]
+
+    def ask(size, times):
+        for first in range(times):
+            answer(engine, [first + 30 + size, *range(first + 1, first + size)], 1)
+        return [rows for _, rows, _ in engine.steps.short]
+
+    assert ask(5, 5) == [8]
+    assert ask(13, 5) == [8, 16]
+    assert ask(21, 5) == [16, 24]
+    assert ask(6, 3) == [16, 24]
+    assert ask(7, 2) == [24, 8]
 
 
-def test_no_memory_to_capture_a_short_prompt(llm, full):
-    """Answers are the same, and it is not tried again."""
+def test_no_memory_to_capture_a_short_prompt(llm, monkeypatch):
+    """Answers are the same, what is kept is given back, and it is not tried again."""
     engine, plain = (make(llm, context=96, most=4) for make in (BatchEngine, uncaptured))
     prompts = [[first, *range(first, first + 5)] for first in range(1, 8)]
+    longer = [[first, *range(first, first + 20)] for first in range(1, 8)]
+    expected = [answer(plain, prompt, 1) for prompt in [*prompts, *longer]]
     got = [answer(engine, prompt, 1) for prompt in prompts]
-    assert got == [answer(plain, prompt, 1) for prompt in prompts]
+    assert engine.steps.short
+    tries = []
+
+    @contextmanager
+    def capture(device):
+        tries.append(device)
+        yield
+        raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(batches, "capture", capture)
+    assert [*got, *(answer(engine, prompt, 1) for prompt in longer)] == expected
     assert engine.steps.short == {}
-    assert len(full) == 1
+    assert len(tries) == 1
+
+
+def test_little_memory(llm, monkeypatch):
+    """Where captured steps would take more than their share of it, none are kept."""
+    monkeypatch.setattr(batches, "captured_bytes", lambda *_: 1 << 60)
+    monkeypatch.setattr(type(llm.model.device.memory), "available", lambda _: 1 << 40)
+    engine = BatchEngine(llm, context=96, most=4)
+    assert not engine.steps.shorts
+    for first in range(1, 7):
+        answer(engine, [first, *range(first, first + 5)], 1)
+    assert engine.steps.short == {}
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_queue_needs_no_short_steps(llm):
+    """It is filled while the device computes."""
+    assert not BatchEngine(llm, context=96, most=4).steps.shorts

@@ -31,7 +31,8 @@ WIDEST: Final = 2048
 CAPTURED: Final = 4
 """How often a step must have come to be captured, which takes as long as several of them."""
 
-_SHARE: Final = 8  # of the memory that is free, what they may take
+SHARE: Final = 1 / 8
+"""Of the memory that is free, what captured steps may take."""
 
 
 class Pieces(NamedTuple):
@@ -95,7 +96,7 @@ def pieces_of(
         # Those that are captured, and the widest that is not.
         rows = sum(sizes) + sizes[0] - least
         more = passing_bytes(config, capacity, rows)
-        return needed + more <= free and (more * _SHARE <= free or sizes == (least,))
+        return needed + more <= free and (more <= free * SHARE or sizes == (least,))
 
     sizes: tuple[int, ...] = (least,)
     # Layers with a window have room for so many beside it.
@@ -105,10 +106,4 @@ def pieces_of(
     return Pieces(sizes, captured=fits(sizes))
 
 
-def room_for_rows(config: ModelConfig, device: Device, capacity: int, rows: int) -> bool:
-    """Whether what is computed of so many tokens in between may be kept beside all else."""
-    free = device.guarded(device.memory.available)
-    return free is None or passing_bytes(config, capacity, rows) * _SHARE <= free
-
-
-__all__ = ["CAPTURED", "WIDEST", "Pieces", "has_queue", "pieces_of", "room_for_rows"]
+__all__ = ["CAPTURED", "SHARE", "WIDEST", "Pieces", "has_queue", "pieces_of"]

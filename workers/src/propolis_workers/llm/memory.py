@@ -135,6 +135,11 @@ def passing_bytes(config: ModelConfig, capacity: int, rows: int, threads: int = 
     return _F32 * _passing(config, capacity, rows, 1, threads)
 
 
+def captured_bytes(config: ModelConfig, rows: int, wanted: int) -> int:
+    """Bytes of what is computed of a step's rows, and of the logits of some, as they are kept."""
+    return _F32 * _between(config, rows, wanted)
+
+
 def batch_bytes(
     config: ModelConfig,
     tokens: int,
@@ -183,20 +188,25 @@ def _cached(config: ModelConfig, tokens: Callable[[int], int]) -> int:
 
 def _passing(config: ModelConfig, capacity: int, rows: int, wanted: int, threads: int) -> int:
     """Numbers of the rotations' tables, and of what a step needs in between."""
-    kv_width = config.kv_heads * config.head_dim
     turned = sum(rope.dim for rope in config.ropes)
     rope = turned * min(2 * capacity, config.context_length)
-    heads = config.heads * config.head_dim
-    widest = max(3 * config.inner_width, 2 * (heads + 2 * kv_width) + 2 * heads)
     rows = min(rows, capacity) if wanted == 1 else rows
     scores = threads * min(_SCORED, rows) * (config.heads // config.kv_heads) * capacity
-    return rope + rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size + scores
+    return rope + _between(config, rows, wanted) + scores
+
+
+def _between(config: ModelConfig, rows: int, wanted: int) -> int:
+    """Numbers of rows in between, and of the logits of some of them."""
+    heads, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    widest = max(3 * config.inner_width, 2 * (heads + 2 * kv_width) + 2 * heads)
+    return rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size
 
 
 __all__ = [
     "CHUNK",
     "PAGE",
     "batch_bytes",
+    "captured_bytes",
     "is_shared",
     "passing_bytes",
     "rows_of",

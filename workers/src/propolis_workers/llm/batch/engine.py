@@ -224,7 +224,14 @@ class BatchEngine:
             model.config, model.device, count + 1, BLOCK, windows + 1 if windows else 0
         )
         blocks = -(-self.capacity // BLOCK)
-        self.steps = Steps(llm, self._cache, context, blocks, self._pieces)
+        self.steps = Steps(
+            llm,
+            self._cache,
+            most=most,
+            capacity=context,
+            blocks=blocks,
+            pieces=self._pieces,
+        )
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
         self._ahead: Ahead | None = None

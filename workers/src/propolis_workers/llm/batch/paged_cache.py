@@ -271,7 +271,7 @@ class Step:
         Say what this step computes.
 
         Args:
-            parts: of each sequence; of fewer than the step was made for where each has one token.
+            parts: of each sequence; of fewer than the step was made for, the others have nothing.
         """
         size = self._cache.size
         ids, positions = self._ids[0], self._positions[0]
@@ -299,7 +299,8 @@ class Step:
         if self._windows is not None:
             self._windows.set([(at, part.local, part.behind, 0) for at, part in each])
         if self._starts is not None:
-            self._starts.array[:] = starts
+            self._starts.array[: len(starts)] = starts
+            self._starts.array[len(starts) :] = row
         self._numbers.send()
 
     def want(self, rows: Sequence[int]) -> None:

@@ -3,8 +3,9 @@ The steps of a batch: computed, captured where their like comes again, and repla
 
 One in which each sequence has one token is captured once for each size of a ladder.  One that has a
 part of a prompt is as its like comes for the fourth time: of the pieces of long prompts, which are
-as many tokens each, where the device has a queue and room for them (see chunks.py); of short
-prompts, and what is left of longer ones, as a step of a few more rows, which are nobody's.
+as many tokens each, where the device has a queue and room for them (see chunks.py); where it has
+none, of short prompts, and what is left of longer ones, as a step of a few more sequences and rows,
+which are nobody's.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from propolis_workers.llm.batch.paged_cache import NOBODYS
 from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.paged_cache import Step
 from propolis_workers.llm.chunks import CAPTURED
-from propolis_workers.llm.chunks import room_for_rows
+from propolis_workers.llm.chunks import SHARE
+from propolis_workers.llm.chunks import has_queue
+from propolis_workers.llm.memory import captured_bytes
 from propolis_workers.llm.rows import Rows
 
 
 if TYPE_CHECKING:
+    from propolis import Device
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.batch.paged_cache import PagedCache
     from propolis_workers.llm.chunks import Pieces
     from propolis_workers.llm.session import LLM
 
 SHORT: Final = 128
-"""Rows of a step, up to which launching its calls costs as much as a few more rows would."""
+"""Rows of a step, up to which its calls cost about as much to launch as those that fill it up."""
 
-KEPT: Final = 12
+KEPT: Final = 16
 """Captured steps with short prompts: the one that was used the longest ago makes room."""
 
 
@@ -58,13 +62,19 @@ Kind = tuple[int, int, int]
 
 def rung(rows: int) -> int:
     """
-    The size of the captured step that so many rows and at least one of nobody's go into.
+    The size of the captured step that so many rows go into: few, so that they come again.
 
-    >>> [rung(rows) for rows in (1, 7, 8, 23, 35, 64, 100, 127)]
-    [4, 8, 12, 24, 40, 80, 112, 128]
+    >>> [rung(rows) for rows in (1, 8, 9, 23, 35, 64, 65, 100, 128)]
+    [8, 8, 16, 24, 40, 64, 80, 112, 128]
     """
-    unit = max(4, (1 << rows.bit_length()) >> 3)
-    return (rows // unit + 1) * unit
+    unit = max(8, (1 << (rows - 1).bit_length()) >> 3)
+    return -(-rows // unit) * unit
+
+
+def _room_for_short(llm: LLM, device: Device, most: int) -> bool:
+    free = device.guarded(device.memory.available)
+    needed = KEPT * captured_bytes(llm.model.config, SHORT, most)
+    return free is None or needed <= free * SHARE
 
 
 class Steps:
@@ -79,7 +89,14 @@ class Steps:
     """
 
     def __init__(
-        self, llm: LLM, cache: PagedCache, capacity: int, blocks: int, pieces: Pieces
+        self,
+        llm: LLM,
+        cache: PagedCache,
+        *,
+        most: int,
+        capacity: int,
+        blocks: int,
+        pieces: Pieces,
     ) -> None:
         """
         Compute nothing yet.
@@ -87,6 +104,7 @@ class Steps:
         Args:
             llm: the model.
             cache: where keys and values are.
+            most: sequences of a step.
             capacity: tokens that a sequence may have.
             blocks: that a sequence may have.
             pieces: of long prompts.
@@ -101,8 +119,8 @@ class Steps:
         self._in_a_row: dict[int, tuple[Kind, int]] = {}
         self._came: Counter[Kind] = Counter()
         self._sizes = set(pieces.sizes) if pieces.captured else set()
-        model = llm.model
-        self.shorts = room_for_rows(model.config, model.device, capacity, KEPT * SHORT)
+        # A queue is filled while the device computes: there nothing was gained.
+        self.shorts = not has_queue(cache.device) and _room_for_short(llm, cache.device, most)
 
     def decode(self, parts: list[Placed]) -> Rows:
         """Of a step in which each sequence has one token."""
@@ -130,8 +148,10 @@ class Steps:
         """
         if rows in self._sizes:
             return self._piece(parts, rows, ends)
-        if rows < SHORT and self.shorts:
-            return self._short(parts, rows, ends)
+        if rows <= SHORT and self.shorts:
+            size = 1 << (len(parts) - 1).bit_length()
+            if len(ends) <= size:
+                return self._short(parts, rows, ends, size)
         return self._computed(self._told(parts, rows, ends))
 
     def _piece(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
@@ -155,26 +175,34 @@ class Steps:
         self.pieces[rows] = kind, captured
         return captured.rows
 
-    def _short(self, parts: list[Placed], rows: int, ends: list[int]) -> Rows:
-        size = rung(rows)
-        kind = len(parts), size, len(ends)
+    def _short(self, parts: list[Placed], rows: int, ends: list[int], size: int) -> Rows:
+        """As a step of ``size`` sequences and one of nobody's, which has the rows that are more."""
+        filled = rung(rows)
+        kind = size + 1, filled, size
         known = self.short.pop(kind, None)
         if known is None:
             self._came[kind] += 1
             if self._came[kind] < CAPTURED:
                 return self._computed(self._told(parts, rows, ends))
-        # What fills it up is a sequence of nobody's, whose places are nobody's too.
-        nobodys = [NOBODYS] * -(-(size - rows) // self._cache.size)
-        parts = [*parts, Placed([0] * (size - rows), 0, nobodys, local=nobodys)]
+        nobodys = [NOBODYS] * -(-(filled - rows) // self._cache.size)
+        parts = [*parts, Placed([0] * (filled - rows), 0, nobodys, local=nobodys)]
+        ends = [*ends, *ends[:1] * (size - len(ends))]
         if known is not None:
             self.short[kind] = known
             return self._replayed(known, parts, ends)
         if len(self.short) == KEPT:
-            self.short.pop(next(iter(self.short))).graph.close()
-        step = self._told(parts, size, ends)
+            oldest = next(iter(self.short))
+            self.short.pop(oldest).graph.close()
+            self._came[oldest] = 0  # so that those that are rare do not chase each other out
+        step = self._step(size + 1, filled, wanted=size)
+        step.set(parts)
+        step.want(ends)
         known = self._captured(step)
         if known is None:
             self.shorts = False
+            for other in self.short.values():
+                other.graph.close()
+            self.short.clear()
             return self._computed(step)
         self.short[kind] = known
         return known.rows
