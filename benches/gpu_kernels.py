@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend
+from torch.nn.attention import sdpa_kernel
 
 from propolis import Tensor
 from propolis import capture
@@ -317,9 +319,22 @@ def rows(b: Bench) -> Iterator[Case]:
         )
 
 
+# Torch's own, and what it takes from libraries.
+BACKENDS = (
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+)
+
+
+def attended(q: torch.Tensor, backend: SDPBackend, *, causal: bool) -> torch.Tensor:
+    """Torch's attention by one of those."""
+    with sdpa_kernel(backend):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)
+
+
 def products(b: Bench) -> Iterator[Case]:
     """Mat-vec, which is measured within whole models, and attention."""
-    nn = torch.nn.functional
     for dtype in ("f32", "f16"):
         size = 4 if dtype == "f32" else 2
         m, n, k = 1, 8192, 8192
@@ -346,13 +361,16 @@ def products(b: Bench) -> Iterator[Case]:
         q, tq = b.pair(1, tokens, heads, dim, dtype=dtype)
         out, _ = b.out(1, tokens, heads, dim, dtype=dtype)
         tq = tq.transpose(1, 2)
-        yield Case(
-            f"attention {dtype} {'causal ' * causal}{tokens} tokens, {heads} heads of {dim}",
-            (4 if dtype == "f32" else 2) * 4 * tokens * heads * dim,
-            lambda o=out, q=q, c=causal: ops.attention.into(o, q, q, q, causal=c),
-            lambda q=tq, c=causal: nn.scaled_dot_product_attention(q, q, q, is_causal=c),
-            limit=None if dtype == "f32" else 1.3,
-        )
+        name = f"attention {dtype} {'causal ' * causal}{tokens} tokens, {heads} heads of {dim}"
+        for backend in BACKENDS if dtype != "f32" else BACKENDS[:1]:
+            yield Case(
+                f"{name}, {backend.name.removesuffix('_ATTENTION').lower()}",
+                (4 if dtype == "f32" else 2) * 4 * tokens * heads * dim,
+                lambda o=out, q=q, c=causal: ops.attention.into(o, q, q, q, causal=c),
+                lambda q=tq, c=causal, b=backend: attended(q, b, causal=c),
+                limit=1.3 if backend is SDPBackend.FLASH_ATTENTION else None,
+                graph=True,
+            )
 
 
 def matrices(b: Bench) -> Iterator[Case]:

@@ -1,6 +1,6 @@
 // Attention of many queries of 16-bit numbers on matrix instructions.  Scores, weights and sums stay in
 // registers; keys and values pass through shared memory, a tile of them at a time.  Each warp has 16
-// queries, and looks at the keys that its block does.  After Dao, "FlashAttention-2" (2023).
+// queries, or 32, and looks at the keys that its block does.  After Dao, "FlashAttention-2" (2023).
 //
 // Products become operands without a way through memory, as a thread's sums are of the row that it has
 // of an operand: on NVIDIA's of a left one, so that queries are rows of scores and of sums; elsewhere of
@@ -13,7 +13,7 @@
 
 #if PROPOLIS_FRAGMENTS
 
-constexpr int QUERIES = BLOCK / PROPOLIS_WARP * FRAGMENT;  // of a block
+constexpr int WARPS = BLOCK / PROPOLIS_WARP;
 
 #if defined(PROPOLIS_MMA)
 constexpr int KEYS = 64;  // of a tile; AMD's registers hold less
@@ -131,19 +131,19 @@ PROPOLIS_FN Asking<T> rounded(const Sums& sums, [[maybe_unused]] int which) {
 }
 
 // Tiles of keys, or of values: a thread copies some packs of each.
-template <int DIMS, bool turned, class T>
+template <int DIMS, bool turned, class T, int threads>
 struct KeptTile {
     static constexpr int WIDE = DIMS / COPIED;  // packs of a key
     static constexpr int ALL = KEYS * WIDE;
-    static constexpr int PACKS = (ALL + BLOCK - 1) / BLOCK;
+    static constexpr int PACKS = (ALL + threads - 1) / threads;
     static constexpr int APART = (turned ? KEYS : DIMS) + GAP;  // in shared memory
     static constexpr int SIZE = (turned ? DIMS : KEYS) * APART;
     const CacheRows<T, true>& rows;
     Pack<T, COPIED> held[PACKS];
 
     PROPOLIS_METHOD KeptTile(const CacheRows<T, true>& rows) : rows(rows) {}
-    PROPOLIS_METHOD static int item(int p) { return (int)thread_x() + p * BLOCK; }
-    PROPOLIS_METHOD static bool mine(int p) { return ALL % BLOCK == 0 || item(p) < ALL; }
+    PROPOLIS_METHOD static int item(int p) { return (int)thread_x() + p * threads; }
+    PROPOLIS_METHOD static bool mine(int p) { return ALL % threads == 0 || item(p) < ALL; }
     PROPOLIS_METHOD static int key(int p) { return item(p) / WIDE; }
     PROPOLIS_METHOD static int element(int p) { return item(p) % WIDE * COPIED; }
 
@@ -207,74 +207,95 @@ constexpr bool KEPT_QUERIES = true;
 template <int DIMS>
 constexpr int WIDTH = DIMS < VALUES ? DIMS : VALUES;
 
-// What a warp has: its queries, and for each the softmax and the sums so far.
-template <int DIMS, class T>
+// What a warp has: M fragments of queries, and for each the softmax and the sums so far.  What it loads of keys and
+// values is multiplied by each fragment.
+template <int DIMS, class T, int M, int warps>
 struct FlashWarp {
     static constexpr int DEEP = DIMS / FRAGMENT;
     static constexpr int WIDE = WIDTH<DIMS> / FRAGMENT;
     static constexpr int ALONG = KEYS / FRAGMENT;
+    typedef KeptTile<DIMS, false, T, warps * PROPOLIS_WARP> KeyTile;
+    typedef KeptTile<WIDTH<DIMS>, TURNED, T, warps * PROPOLIS_WARP> ValueTile;
     const T* from;  // its first query
     i64 apart;      // from one to the next
     i32 rows;       // that there are
-    Asking<T> queries[KEPT_QUERIES<DIMS> ? DEEP : 1];
-    Sums sums[WIDE] = {};
-    f32 top[LINES];
-    f32 total[LINES] = {};  // of this thread's own keys
+    Asking<T> queries[M][KEPT_QUERIES<DIMS> ? DEEP : 1];
+    Sums sums[M][WIDE] = {};
+    f32 top[M][LINES];
+    f32 total[M][LINES] = {};  // of this thread's own keys
     i32 position;           // of the warp's first query
     Range some, all;        // keys that any of its queries sees, and those that each does
 
     PROPOLIS_METHOD FlashWarp() {
 #pragma unroll
-        for (int l = 0; l < LINES; ++l) top[l] = -PROPOLIS_INF;
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int l = 0; l < LINES; ++l) top[m][l] = -PROPOLIS_INF;
+        }
     }
     PROPOLIS_METHOD void ask(const AttentionShape& s) {
         if constexpr (KEPT_QUERIES<DIMS>) {
 #pragma unroll
-            for (int k = 0; k < DEEP; ++k) {
-                queries[k].from_memory(from + k * FRAGMENT, apart, rows, s.dim - k * FRAGMENT);
+            for (int m = 0; m < M; ++m) {
+                // A fragment without queries loads the first.
+                const i32 first = m * FRAGMENT < rows ? m * FRAGMENT : 0;
+#pragma unroll
+                for (int k = 0; k < DEEP; ++k) {
+                    queries[m][k].from_memory(from + first * apart + k * FRAGMENT, apart, rows - first,
+                                              s.dim - k * FRAGMENT);
+                }
             }
         }
     }
 
     // The keys from j0 on, as they lie in shared memory, and their values.
     PROPOLIS_METHOD void look(const AttentionShape& s, i32 valid, i32 j0, const T* keys, const T* values) {
-        Sums scores[ALONG] = {};
+        Sums scores[M][ALONG] = {};
 #if defined(PROPOLIS_WMMA)
-        const T* own = queries[0].from_lane(from, apart, rows);
+        const T* own = queries[0][0].from_lane(from, apart, rows);
 #endif
 #pragma unroll
         for (int k = 0; k < DEEP; ++k) {
 #if defined(PROPOLIS_WMMA)
             if (!KEPT_QUERIES<DIMS>) {
                 if (k * FRAGMENT >= s.dim) break;  // they are of whole fragments
-                queries[0].bring(own + k * FRAGMENT);
+                queries[0][0].bring(own + k * FRAGMENT);
             }
 #endif
 #pragma unroll
             for (int c = 0; c < ALONG; ++c) {
                 Asked<T> asked;
-                constexpr int APART = KeptTile<DIMS, false, T>::APART;
+                constexpr int APART = KeyTile::APART;
                 asked.template load<false>(keys + c * FRAGMENT * APART + k * FRAGMENT, APART);
-                multiply<T>(scores[c], queries[KEPT_QUERIES<DIMS> ? k : 0], asked);
+#pragma unroll
+                for (int m = 0; m < M; ++m) {
+                    multiply<T>(scores[m][c], queries[m][KEPT_QUERIES<DIMS> ? k : 0], asked);
+                }
             }
             in_order();
         }
-        shape(s, valid, j0, scores);
-        in_order();
-        weigh(scores);
-        in_order();
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            shape(s, valid, j0, position + m * FRAGMENT, scores[m]);
+            in_order();
+            weigh(m, scores[m]);
+            in_order();
+        }
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
-            const Asking<T> weights = rounded<ALONG, T>(scores[c], c);
+            Asking<T> weights[M];
+#pragma unroll
+            for (int m = 0; m < M; ++m) weights[m] = rounded<ALONG, T>(scores[m][c], c);
             in_order();
 #pragma unroll
             for (int k = 0; k < WIDE; ++k) {
                 Asked<T> asked;
-                constexpr int APART = KeptTile<WIDTH<DIMS>, TURNED, T>::APART;
+                constexpr int APART = ValueTile::APART;
                 const int at = TURNED ? k * FRAGMENT * APART + c * FRAGMENT
                                       : c * FRAGMENT * APART + k * FRAGMENT;
                 asked.template load<!TURNED>(values + at, APART);
-                multiply<T>(sums[k], weights, asked);
+#pragma unroll
+                for (int m = 0; m < M; ++m) multiply<T>(sums[m][k], weights[m], asked);
                 if (k % 4 == 3) in_order();
             }
         }
@@ -282,7 +303,8 @@ struct FlashWarp {
 
   private:
     // From products to what the softmax is of; -inf where a query sees no key.
-    PROPOLIS_METHOD void shape(const AttentionShape& s, i32 valid, i32 j0, Sums (&scores)[ALONG]) const {
+    PROPOLIS_METHOD void shape(const AttentionShape& s, i32 valid, i32 j0, i32 first,
+                               Sums (&scores)[ALONG]) const {
         const f32 scale = (f32)s.scale, cap = (f32)s.softcap;
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
@@ -300,7 +322,7 @@ struct FlashWarp {
         Range own[LINES];
 #pragma unroll
         for (int i = 0; i < Sums::COUNT; ++i) {
-            own[line_of(i)] = seen(s, valid, position + query_of(i), position + query_of(i));
+            own[line_of(i)] = seen(s, valid, first + query_of(i), first + query_of(i));
         }
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
@@ -313,11 +335,11 @@ struct FlashWarp {
         }
     }
     // From scores to weights, less the largest so far; earlier sums become less by as much.
-    PROPOLIS_METHOD void weigh(Sums (&scores)[ALONG]) {
+    PROPOLIS_METHOD void weigh(int m, Sums (&scores)[ALONG]) {
         f32 old[LINES], less[LINES];
 #pragma unroll
         for (int l = 0; l < LINES; ++l) {
-            f32 high = top[l];
+            f32 high = top[m][l];
 #pragma unroll
             for (int c = 0; c < ALONG; ++c) {
 #pragma unroll
@@ -327,14 +349,14 @@ struct FlashWarp {
             }
             high = over_line(high, [](f32 a, f32 b) { return a > b ? a : b; });
             less[l] = finite_top(high);
-            old[l] = exp_of_difference(top[l] - less[l]);
-            top[l] = high;
-            total[l] *= old[l];
+            old[l] = exp_of_difference(top[m][l] - less[l]);
+            top[m][l] = high;
+            total[m][l] *= old[l];
         }
 #pragma unroll
         for (int k = 0; k < WIDE; ++k) {
 #pragma unroll
-            for (int i = 0; i < Sums::COUNT; ++i) sums[k].at[i] *= old[line_of(i)];
+            for (int i = 0; i < Sums::COUNT; ++i) sums[m][k].at[i] *= old[line_of(i)];
         }
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
@@ -342,16 +364,18 @@ struct FlashWarp {
             for (int i = 0; i < Sums::COUNT; ++i) {
                 f32& score = scores[c].at[i];
                 score = exp_of_difference(score - less[line_of(i)]);
-                total[line_of(i)] += score;
+                total[m][line_of(i)] += score;
             }
         }
     }
 };
 
-template <int DIMS, class T>
+template <int DIMS, int M, int warps, class T>
 PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
-    typedef KeptTile<DIMS, false, T> KeyTile;
-    typedef KeptTile<WIDTH<DIMS>, TURNED, T> ValueTile;
+    typedef FlashWarp<DIMS, T, M, warps> Warp;
+    typedef typename Warp::KeyTile KeyTile;
+    typedef typename Warp::ValueTile ValueTile;
+    constexpr int QUERIES = warps * M * FRAGMENT;
     PROPOLIS_DYNAMIC_SHARED(T, shared);
     const QueryTile own = query_tile<QUERIES>(a, s);
     const i32 column = (i32)block_y() * VALUES;
@@ -364,10 +388,10 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
     const i32 origin = sequence.valid - sequence.tokens;  // position of query 0
     const Range range = seen(s, sequence.valid, origin + first, origin + after - 1);
 
-    FlashWarp<DIMS, T> warp;
-    const i32 query = first + warp_of_block() * FRAGMENT;
+    Warp warp;
+    const i32 query = first + warp_of_block() * M * FRAGMENT;
     const i32 rows = sequence.tokens - query;
-    const i32 last = rows < FRAGMENT ? sequence.tokens - 1 : query + FRAGMENT - 1;
+    const i32 last = rows < M * FRAGMENT ? sequence.tokens - 1 : query + M * FRAGMENT - 1;
     warp.position = origin + query;
     warp.some = rows > 0 ? seen(s, sequence.valid, warp.position, origin + last) : Range{0, 0};
     warp.all = Range{seen(s, sequence.valid, origin + last, origin + last).first,
@@ -430,35 +454,38 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
 #endif
     const bool paired = Sums::RUNS == 2 && aligned<2>(a.out);  // rows of it are of whole runs
 #pragma unroll
-    for (int l = 0; l < LINES; ++l) {
-        warp.total[l] = over_line(warp.total[l], [](f32 x, f32 y) { return x + y; });
-    }
+    for (int m = 0; m < M; ++m) {
 #pragma unroll
-    for (int i = 0; i < Sums::COUNT; i += Sums::RUNS) {
-        const i32 row = query_of(i), l = line_of(i);
-        if (row >= rows) continue;
-        const i32 token = sequence.first + query + row;
-        T* out = a.out + (((i64)sequence.row * s.total + token) * s.heads + own.head) * s.value_dim;
-        const f32 total = warp.total[l];
-#pragma unroll
-        for (int f = 0; f < warp.WIDE; ++f) {
-            const i32 element = column + f * FRAGMENT + other_of(i);
-            Pack<T, Sums::RUNS> pack;
-#pragma unroll
-            for (int e = 0; e < Sums::RUNS; ++e) {
-                pack.at[e] = narrow<T>(total == 0 ? 0.0f : warp.sums[f].at[i + e] / total);
-            }
-            if (element >= s.value_dim) continue;
-            if (paired) {
-                store_pack<Sums::RUNS>(out + element, pack);
-            } else {
-#pragma unroll
-                for (int e = 0; e < Sums::RUNS; ++e) out[element + e] = pack.at[e];
-            }
+        for (int l = 0; l < LINES; ++l) {
+            warp.total[m][l] = over_line(warp.total[m][l], [](f32 x, f32 y) { return x + y; });
         }
-        if (a.lse && column == 0 && other_of(i) == 0) {
-            const i64 at = ((i64)sequence.row * s.heads + own.head) * s.total + token;
-            a.lse[at] = math::log(total) + finite_top(warp.top[l]);
+#pragma unroll
+        for (int i = 0; i < Sums::COUNT; i += Sums::RUNS) {
+            const i32 row = m * FRAGMENT + query_of(i), l = line_of(i);
+            if (row >= rows) continue;
+            const i32 token = sequence.first + query + row;
+            T* out = a.out + (((i64)sequence.row * s.total + token) * s.heads + own.head) * s.value_dim;
+            const f32 total = warp.total[m][l];
+#pragma unroll
+            for (int f = 0; f < warp.WIDE; ++f) {
+                const i32 element = column + f * FRAGMENT + other_of(i);
+                Pack<T, Sums::RUNS> pack;
+#pragma unroll
+                for (int e = 0; e < Sums::RUNS; ++e) {
+                    pack.at[e] = narrow<T>(total == 0 ? 0.0f : warp.sums[m][f].at[i + e] / total);
+                }
+                if (element >= s.value_dim) continue;
+                if (paired) {
+                    store_pack<Sums::RUNS>(out + element, pack);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < Sums::RUNS; ++e) out[element + e] = pack.at[e];
+                }
+            }
+            if (a.lse && column == 0 && other_of(i) == 0) {
+                const i64 at = ((i64)sequence.row * s.heads + own.head) * s.total + token;
+                a.lse[at] = math::log(total) + finite_top(warp.top[m][l]);
+            }
         }
     }
 }

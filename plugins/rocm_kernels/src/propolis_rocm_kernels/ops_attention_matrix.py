@@ -46,6 +46,8 @@ _SIZE: Final = 2  # bytes of an element
 _FLASH: Final = {
     (d, n): MODULE.kernel(f"flash{n}_{d.name}", ARGUMENTS) for d in MATRIX for n in WIDTHS
 }
+_PAIRS: Final = {d: MODULE.kernel(f"pairs_{d.name}", ARGUMENTS) for d in MATRIX}
+_HALVES: Final = {d: MODULE.kernel(f"halves_{d.name}", ARGUMENTS) for d in MATRIX}
 
 
 def takes(
@@ -87,8 +89,15 @@ def _choose(
     side = BLOCK // device.warp_size * FRAGMENT
     tiles = tiles_of(q.shape[1], batch, ragged=ragged, side=side) * q.shape[2]
     copies = device.properties.arch.startswith("sm_")
-    shared = bytes_of(width, copies=copies)
-    return Plan(_FLASH[q.dtype, width], (tiles, -(-v.shape[3] // VALUES), 1), BLOCK, shared=shared)
+    kernel, threads = _FLASH[q.dtype, width], BLOCK
+    if copies and width == WIDTHS[1]:
+        threads = BLOCK // 2
+        kernel = _PAIRS[q.dtype]
+        if tiles < 2 * device.compute_units:
+            kernel = _HALVES[q.dtype]
+            tiles = tiles_of(q.shape[1], batch, ragged=ragged, side=side // 2) * q.shape[2]
+    grid = (tiles, -(-v.shape[3] // VALUES), 1)
+    return Plan(kernel, grid, threads, shared=bytes_of(width, copies=copies))
 
 
 def bytes_of(width: int, *, copies: bool) -> int:
