@@ -14,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf import dequantize
 from patience import patience
+from rounding import most_off
 from scipy.special import erf
 
 from propolis import Tensor
@@ -110,7 +111,8 @@ def products(kernels, dtype):
         for exact in (0, 1):
             raw = kernels("product", dtypes.f32, (tokens, outputs, width, exact), name, blocks, x)
             found = np.frombuffer(raw, np.float32).reshape(tokens, outputs)
-            assert np.abs(found - wide @ w.T).max() <= 2e-5 * 300 * np.abs(w).max() * 8
+            slack = 2e-5 * 300 * np.abs(w).max() * 8
+            assert (np.abs(found - wide @ w.T) <= slack + (0 if exact else most_off(x, w))).all()
 
 
 def rows(kernels, dtype):

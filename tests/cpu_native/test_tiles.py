@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf import dequantize
+from rounding import most_off
 
 from propolis import Tensor
 from propolis import dtypes
@@ -74,11 +75,7 @@ def test_products_of_rounded_activations(dtype, tokens):
     x = activations(tokens)
     out = Tensor.from_numpy(np.full((tokens, ROWS), np.nan, np.float32))
     ops_quantized.qmatmul_rounded(out, Tensor.from_numpy(x), w)
-    blocks = np.abs(x.astype(np.float64)).reshape(tokens, -1, 32)
-    top = blocks.max(-1, keepdims=True)
-    fine = top > 10 * blocks.mean((1, 2), keepdims=True)
-    half = np.broadcast_to(np.where(fine, top / 32639, top / 127) / 2, blocks.shape)
-    most = half.reshape(tokens, -1) @ np.abs(values).T
+    most = most_off(x, values)
     off = np.abs(out.numpy() - x.astype(np.float64) @ values.T)
     # A low byte of -128 becomes -127, and sums are in f32.
     slack = 2e-5 * np.abs(x).max(-1, keepdims=True) * np.abs(values).max()
