@@ -39,7 +39,7 @@ def call(*command: str | Path, **options) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=patience(300),
+        timeout=patience(900),
         **options,
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
