@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bytes_of_activations import most_off
 from gguf import GGMLQuantizationType
 from gguf import dequantize
 from patience import patience
-from rounding import most_off
 from scipy.special import erf
 
 from propolis import Tensor

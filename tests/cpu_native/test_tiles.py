@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bytes_of_activations import most_off
 from gguf import GGMLQuantizationType
 from gguf import dequantize
-from rounding import most_off
 
 from propolis import Tensor
 from propolis import dtypes

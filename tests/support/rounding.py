@@ -1,25 +1,43 @@
-"""How far products may be off where cpu_native rounds activations (docs/cpu-native.md)."""
+"""Random numbers of a dtype, and what a result of that dtype may be off by."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from propolis import dtypes
 
 
-def most_off(x: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+UNIT = {
+    dtypes.f64: 2.0**-53,
+    dtypes.f32: 2.0**-24,
+    dtypes.f16: 2.0**-11,
+    dtypes.bf16: 2.0**-8,
+    dtypes.f8e4m3: 2.0**-4,
+    dtypes.f8e5m2: 2.0**-3,
+}
+SMALLEST = {dtypes.f16: 2.0**-24, dtypes.f8e4m3: 2.0**-9, dtypes.f8e5m2: 2.0**-16}
+
+
+def normal(dtype, *shape, seed=0):
+    """Random numbers of a dtype, of a size that sums stay within its range."""
+    numbers = np.random.default_rng([seed, *shape]).normal(0, 0.5, shape)
+    return numbers.astype(dtype.numpy)
+
+
+def judge_sums(actual, expected, terms, dtype):
     """
-    What (rows, width) by (outputs, width) may be off, (rows, outputs).
+    Elements are off by the result's rounding, and what sums in f32 (f64) lose.
 
-    Half a step of each activation times its weight: of 8 bits, 32 with a scale, and of 16 where
-    one of these is above ten times the mean of its row.
+    Args:
+        actual: the device's.
+        expected: in f64.
+        terms: the sums of their absolute values.
+        dtype: what is judged.
     """
-    blocks = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32)
-    top = blocks.max(-1, keepdims=True)
-    fine = top > 10 * blocks.mean((1, 2), keepdims=True)
-    half = np.broadcast_to(np.where(fine, top / 32639, top / 127) / 2, blocks.shape)
-    return half.reshape(len(x), -1) @ np.abs(weights).T
+    assert actual.dtype == dtype.numpy
+    assert expected.shape == actual.shape
+    wide = UNIT[dtypes.f64 if dtype is dtypes.f64 else dtypes.f32]
+    allowed = UNIT[dtype] * np.abs(expected) * 1.25 + SMALLEST.get(dtype, 0)
+    allowed += 32 * wide * terms
+    off = np.abs(actual.astype(np.float64) - expected)
+    assert (off <= allowed).all(), f"off by {(off / allowed).max():.3g} of what is allowed"
