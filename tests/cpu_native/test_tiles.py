@@ -98,6 +98,28 @@ def test_a_row_is_the_same_alone_and_among_others(dtype):
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_fit(dtype, sign):
+    """
+    Factors at their limits, all of one sign, whose sums some levels keep in 16 bits.
+
+    Weights are what the format has at its ends: the value of most magnitude in each block.
+    """
+    ends = np.tile(np.float32([1, -1]), (ROWS, WIDTH // 2)) * sign
+    w = ops.quantize(Tensor.from_numpy(ends), dtype)
+    values = values_of(w, dtype)
+    for x in (np.sign(values[:3]), np.ones((3, WIDTH)), -np.ones((3, WIDTH))):
+        given = Tensor.from_numpy(x.astype(np.float32))
+        out = Tensor.from_numpy(np.full((3, ROWS), np.nan, np.float32))
+        ops_quantized.qmatmul_rounded(out, given, w)
+        np.testing.assert_allclose(out.numpy(), x @ values.T, atol=2e-3 * np.abs(values).max())
+    same = ops.quantize(Tensor.from_numpy(np.full((ROWS, WIDTH), sign, np.float32)), dtype)
+    out = Tensor.from_numpy(np.full((1, ROWS), np.nan, np.float32))
+    ops_quantized.qmatmul_rounded(out, Tensor.from_numpy(np.ones((1, WIDTH), np.float32)), same)
+    np.testing.assert_allclose(out.numpy()[0], values_of(same, dtype).sum(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
 def test_what_stands_beside_an_outlier_is_kept(dtype):
     """Beside 300 bytes would lose 31 of 512 elements, which is 6 % of the others' squares."""
     w = weight(dtype)

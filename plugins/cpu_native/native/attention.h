@@ -1,4 +1,5 @@
-// What kernels of attention have in common: where queries, keys and values lie, and who sees whom.
+// What kernels of attention have in common: where queries, keys and values lie, who sees whom, and in which order
+// few and many queries add.
 #pragma once
 
 #include <algorithm>
@@ -78,5 +79,28 @@ inline Range seen(const Attention& a, i64 valid, i64 low, i64 high) {
 inline f32 capped(f32 score, f32 cap) { return cap == 0 ? score : cap * __builtin_tanhf(score / cap); }
 
 inline i64 padded(i64 n) { return (n + LANES - 1) / LANES * LANES; }
+
+// Few queries and many: the same numbers are added in the same order, so that a query gets the same bits however many
+// others its sequence or batch has: what a prompt leaves does not depend on where it was parted.  (Many queries
+// multiply by 0 what is hidden from some: an infinity there makes NaN, which it does not beside few.)  A score is
+// sixteen sums, of each sixteenth product, put on each other as `sum` does; keys go in parts, of the same
+// positions for all queries, with their own largest score, and one part after the other is added to those before.
+
+constexpr i64 PART = 64;  // keys looked at together, from a multiple of it on
+constexpr i64 LINE = 16;  // numbers that memory brings together
+
+// The end of the part that a key is in.
+inline i64 part_end(i64 key) { return (key / PART + 1) * PART; }
+
+// A score as a cap and the distance between query and key bend it.
+inline f32 bent(const Attention& a, f32 score, f32 slope, i64 distance) {
+    return capped(score, a.softcap) - slope * (f32)std::abs(distance);
+}
+
+// Which sequences a call is for.
+struct Tokens {
+    i64 least, most;
+    bool operator()(const Sequence& s) const { return s.tokens >= least && s.tokens <= most; }
+};
 
 }  // namespace propolis

@@ -15,24 +15,29 @@ PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * valu
 // eights and taken apart again.
 typedef i32 Four __attribute__((may_alias, aligned(1)));
 
+// Products of bytes by pairs: `pairs_of` sums two in 16 bits, `whole` two of these in 32.
+#if defined(__AVX512BW__)
+PROPOLIS_INLINE i32v pairs_of(u32v w, i32v a) { return (i32v)_mm512_maddubs_epi16((__m512i)w, (__m512i)a); }
+PROPOLIS_INLINE i32v whole(i32v pairs) { return (i32v)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1)); }
+#elif defined(__AVX2__)
+PROPOLIS_INLINE i32v pairs_of(u32v w, i32v a) { return (i32v)_mm256_maddubs_epi16((__m256i)w, (__m256i)a); }
+PROPOLIS_INLINE i32v whole(i32v pairs) { return (i32v)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
+#elif defined(__SSSE3__)
+PROPOLIS_INLINE i32v pairs_of(u32v w, i32v a) { return (i32v)_mm_maddubs_epi16((__m128i)w, (__m128i)a); }
+PROPOLIS_INLINE i32v whole(i32v pairs) { return (i32v)_mm_madd_epi16((__m128i)pairs, _mm_set1_epi16(1)); }
+#endif
+#if defined(__SSSE3__)
+typedef i16 i16v __attribute__((vector_size(VECTOR)));
+PROPOLIS_INLINE i32v repeated(i32 a) { return a - i32v{}; }
+#endif
+
 // Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
 PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
     I32s c;
 #if defined(__AVX512VNNI__)
     c.part[0] = (i32v)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], _mm512_set1_epi32(a));
-#elif defined(__AVX512BW__)
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w.part[0], _mm512_set1_epi32(a));
-    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#elif defined(__AVX2__)
-    PROPOLIS_EACH {
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.part[p], _mm256_set1_epi32(a));
-        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
 #elif defined(__SSSE3__)
-    PROPOLIS_EACH {
-        const __m128i pairs = _mm_maddubs_epi16((__m128i)w.part[p], _mm_set1_epi32(a));
-        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
-    }
+    PROPOLIS_EACH c.part[p] = sums.part[p] + whole(pairs_of(w.part[p], repeated(a)));
 #elif defined(__ARM_FEATURE_DOTPROD)
     const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(a));
     PROPOLIS_EACH c.part[p] = (i32v)vdotq_s32((int32x4_t)sums.part[p], (int8x16_t)w.part[p], four);
@@ -60,32 +65,23 @@ PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return 
 constexpr i32 OFFSET = 0;
 PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w; }
 PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
-#if defined(__AVX512BW__)
+#if defined(__SSSE3__)
     // Products of pairs of bytes with signs fit 16 bits where one factor is unsigned: |w| and +-a.
-    const __m512i v = (__m512i)w.part[0];
-    const __mmask64 negative = _mm512_movepi8_mask(v);
-    const __m512i four = _mm512_set1_epi32(a);
-    const __m512i turned = _mm512_mask_sub_epi8(four, negative, _mm512_setzero_si512(), four);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(v), turned);
     I32s c;
-    c.part[0] = sums.part[0] + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-    return c;
+    PROPOLIS_EACH {
+        const i32v four = repeated(a);
+#if defined(__AVX512BW__)
+        const __m512i v = (__m512i)w.part[p];
+        const i32v turned = (i32v)_mm512_mask_sub_epi8((__m512i)four, _mm512_movepi8_mask(v), _mm512_setzero_si512(), (__m512i)four);
+        const u32v size = (u32v)_mm512_abs_epi8(v);
 #elif defined(__AVX2__)
-    I32s c;
-    PROPOLIS_EACH {
-        const __m256i v = (__m256i)w.part[p];
-        const __m256i turned = _mm256_sign_epi8(_mm256_set1_epi32(a), v);
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), turned);
-        c.part[p] = sums.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-    return c;
-#elif defined(__SSSE3__)
-    I32s c;
-    PROPOLIS_EACH {
-        const __m128i v = (__m128i)w.part[p];
-        const __m128i turned = _mm_sign_epi8(_mm_set1_epi32(a), v);
-        const __m128i pairs = _mm_maddubs_epi16(_mm_abs_epi8(v), turned);
-        c.part[p] = sums.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
+        const i32v turned = (i32v)_mm256_sign_epi8((__m256i)four, (__m256i)w.part[p]);
+        const u32v size = (u32v)_mm256_abs_epi8((__m256i)w.part[p]);
+#else
+        const i32v turned = (i32v)_mm_sign_epi8((__m128i)four, (__m128i)w.part[p]);
+        const u32v size = (u32v)_mm_abs_epi8((__m128i)w.part[p]);
+#endif
+        c.part[p] = sums.part[p] + whole(pairs_of(size, turned));
     }
     return c;
 #else
@@ -94,11 +90,11 @@ PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
 }
 #endif
 
-// Where a product of bytes is one of pairs, whose sums have 16 bits: of so many groups they are added as such, if
-// no factor of `w` is above `most`.
+// Of so many groups products may be added as pairs are, in 16 bits, where no factor of `w` is above `most`: without
+// VNNI, whose sums have 32.
 template <int most>
 constexpr int IN_16_BITS =
-#if (defined(__AVX2__) || defined(__SSSE3__)) && !defined(__AVX512F__)
+#if defined(__SSSE3__) && !defined(__AVX512VNNI__)
     2 * 127 * most * 8 <= 32767 ? 8 : 2 * 127 * most * 4 <= 32767 ? 4 : 2 * 127 * most * 2 <= 32767 ? 2 : 1;
 #else
     1;
@@ -106,33 +102,19 @@ constexpr int IN_16_BITS =
 // `sums` and the products of so many groups, whose fours lie `apart` from each other.
 template <int groups>
 PROPOLIS_INLINE I32s dot_groups(const I32s& sums, const U8s* w, const Four* a, [[maybe_unused]] int apart) {
-    I32s c = sums;
-    if constexpr (groups == 1) {
-        c = dot(sums, *w, *a);
-    } else {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__SSSE3__)
+    if constexpr (groups > 1) {
+        I32s c;
         PROPOLIS_EACH {
-            __m256i pairs = _mm256_maddubs_epi16((__m256i)w[0].part[p], _mm256_set1_epi32(a[0]));
+            i16v pairs = (i16v)pairs_of(w[0].part[p], repeated(a[0]));
 #pragma GCC unroll 8
-            for (int g = 1; g < groups; ++g) {
-                const __m256i four = _mm256_set1_epi32(a[g * apart]);
-                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w[g].part[p], four));
-            }
-            c.part[p] = c.part[p] + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            for (int g = 1; g < groups; ++g) pairs += (i16v)pairs_of(w[g].part[p], repeated(a[g * apart]));
+            c.part[p] = sums.part[p] + whole((i32v)pairs);
         }
-#elif defined(__SSSE3__) && !defined(__AVX512F__)
-        PROPOLIS_EACH {
-            __m128i pairs = _mm_maddubs_epi16((__m128i)w[0].part[p], _mm_set1_epi32(a[0]));
-#pragma GCC unroll 8
-            for (int g = 1; g < groups; ++g) {
-                const __m128i four = _mm_set1_epi32(a[g * apart]);
-                pairs = _mm_add_epi16(pairs, _mm_maddubs_epi16((__m128i)w[g].part[p], four));
-            }
-            c.part[p] = c.part[p] + (i32v)_mm_madd_epi16(pairs, _mm_set1_epi16(1));
-        }
-#endif
+        return c;
     }
-    return c;
+#endif
+    return dot(sums, *w, *a);
 }
 
 // One of sixteen bytes for each of sixty-four numbers below 16.
