@@ -28,9 +28,8 @@ def short(monkeypatch):
     monkeypatch.setattr(engines, "pieces_of", lambda *_: Pieces((8,), captured=True))
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """Capturing takes more memory than there is, once the step has run."""
+def no_room(monkeypatch):
+    """From now on capturing takes more memory than there is, once the step has run; its tries."""
     tries = []
 
     @contextmanager
@@ -42,6 +41,12 @@ def full(monkeypatch):
     for module in (engines, batches):
         monkeypatch.setattr(module, "capture", capture)
     return tries
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Capturing takes more memory than there is."""
+    return no_room(monkeypatch)
 
 
 def answer(engine: BatchEngine, prompt: list[int], tokens: int = 6) -> list[int]:
@@ -206,15 +211,7 @@ def test_no_memory_to_capture_a_short_prompt(llm, monkeypatch):
     expected = [answer(plain, prompt, 1) for prompt in [*prompts, *longer]]
     got = [answer(engine, prompt, 1) for prompt in prompts]
     assert engine.steps.short
-    tries = []
-
-    @contextmanager
-    def capture(device):
-        tries.append(device)
-        yield
-        raise OutOfMemoryError("no room")
-
-    monkeypatch.setattr(batches, "capture", capture)
+    tries = no_room(monkeypatch)
     assert [*got, *(answer(engine, prompt, 1) for prompt in longer)] == expected
     assert engine.steps.short == {}
     assert len(tries) == 1
