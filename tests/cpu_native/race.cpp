@@ -13,9 +13,9 @@ int main() {
     std::atomic<int> wrong{0};
     auto caller = [&](int seed) {
         for (int round = 0; round < 300; ++round) {
-            const std::int64_t tasks = (seed * 7 + round) % 40;
+            const std::int64_t tasks = (seed * 7 + round) % 40 + (round % 50 == 7 ? 60 : 0);
             std::vector<int> done(tasks);  // no atomics: each task is one thread's, and then the caller's
-            parallel(1 + round % 4, tasks, [&](std::int64_t task) {
+            parallel(round % 50 == 7 ? 70 : 1 + round % 4, tasks, [&](std::int64_t task) {
                 done[task] += 1;
                 parallel(2, 3, [&](std::int64_t) {});
             });

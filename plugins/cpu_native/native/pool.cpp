@@ -6,9 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <cstdint>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -45,6 +47,13 @@ constexpr std::uint64_t CALL = std::uint64_t{1} << 32;
 constexpr std::uint64_t OPEN = std::uint64_t{1} << 31;
 constexpr std::uint64_t HELPERS = OPEN - 1;
 
+// Tasks that are neighbours, of which the next is whose who takes it.
+struct alignas(64) Run {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+};
+constexpr std::int64_t RUNS = 64;
+
 struct Shared {
     alignas(64) std::atomic<std::uint64_t> state{0};
     alignas(64) Word bell{0};  // rung at each call
@@ -52,28 +61,35 @@ struct Shared {
     std::atomic<std::uint64_t> most{0};  // helpers that the call asked for
     Word finished{0};  // rung when the last helper leaves a closed call
     std::atomic<bool> waited{false};
-    alignas(64) std::atomic<std::int64_t> next{0};
+    Run runs[RUNS];
     // Written before a call opens, read by those who joined it.
     Pool::Work work = nullptr;
     void* context = nullptr;
-    std::int64_t tasks = 0;
+    int count = 0;  // of runs
 
     std::mutex owner;  // of the helpers
     int helpers = 0;
 };
 
-void work_on(Shared& s) {
-    for (std::int64_t task; (task = s.next.fetch_add(1, std::memory_order_relaxed)) < s.tasks;) {
-        s.work(s.context, task);
+// Who comes as the `number`-th begins with a run of his own, and helps others with theirs when it is done.
+// Neighbours mostly read neighbouring memory, and two who take it by turns get half of what it can give.
+void work_on(Shared& s, int number) {
+    for (int i = 0; i < s.count; ++i) {
+        Run& run = s.runs[(number + i) % s.count];
+        for (std::int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
+            s.work(s.context, task);
+        }
     }
 }
 
-bool join(Shared& s, std::uint64_t& done) {
+// Whether there is a call to help with that has not been, and as which of those who are at it.
+bool join(Shared& s, std::uint64_t& done, int& number) {
     std::uint64_t state = s.state.load(std::memory_order_acquire);
     while ((state & OPEN) && state / CALL != done) {
         if ((state & HELPERS) >= s.most.load(std::memory_order_relaxed)) return false;
         if (s.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
             done = state / CALL;
+            number = (int)(state & HELPERS) + 1;
             return true;
         }
     }
@@ -94,22 +110,23 @@ void help(Shared* shared) {
     while (true) {
         const auto until = std::chrono::steady_clock::now() + PATIENCE;
         bool joined = false;
-        for (int look = 1; !(joined = join(s, done)); ++look) {
+        int number = 0;
+        for (int look = 1; !(joined = join(s, done, number)); ++look) {
             pause_a_little();
             if (look % LOOKS) continue;
             if (std::chrono::steady_clock::now() > until) break;
             sched_yield();
         }
         if (joined) {
-            work_on(s);
+            work_on(s, number);
             leave(s);
             continue;
         }
         const std::uint32_t heard = s.bell.load(std::memory_order_seq_cst);
         s.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        if (join(s, done)) {  // it came meanwhile
+        if (join(s, done, number)) {  // it came meanwhile
             s.sleepers.fetch_sub(1, std::memory_order_relaxed);
-            work_on(s);
+            work_on(s, number);
             leave(s);
             continue;
         }
@@ -150,16 +167,19 @@ void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
     start_helpers(s, threads - 1);
     s.work = work;
     s.context = context;
-    s.tasks = tasks;
+    s.count = (int)std::min({(std::int64_t)threads, tasks, RUNS});
+    for (int i = 0; i < s.count; ++i) {
+        s.runs[i].next.store(tasks * i / s.count, std::memory_order_relaxed);
+        s.runs[i].end = tasks * (i + 1) / s.count;
+    }
     s.most.store(threads - 1, std::memory_order_relaxed);
-    s.next.store(0, std::memory_order_relaxed);
     s.waited.store(false, std::memory_order_relaxed);
     const std::uint64_t call = (s.state.load(std::memory_order_relaxed) / CALL + 1) * CALL;
     s.state.store(call | OPEN, std::memory_order_seq_cst);
     s.bell.fetch_add(1, std::memory_order_seq_cst);
     if (s.sleepers.load(std::memory_order_seq_cst)) wake(s.bell);
 
-    work_on(s);
+    work_on(s, 0);
 
     std::uint64_t state = s.state.fetch_and(~OPEN, std::memory_order_acq_rel) & ~OPEN;
     for (int look = 0; state & HELPERS; ++look) {

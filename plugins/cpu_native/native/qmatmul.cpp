@@ -20,6 +20,10 @@ constexpr int MOST = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;
 template <int M>
 constexpr int BESIDE = VECTOR == 64 && M > 1 ? (M < 4 ? M : 4) : 1;
 
+// What is fetched before it is wanted: by several rows the next tile, as the panels after the first find this one in
+// cache; by one row, who is done with it sooner, so many bytes on.
+constexpr i64 AHEAD = 4096;
+
 template <class F>
 constexpr int GRAIN = F::SUB < SUBBLOCK ? F::SUB : SUBBLOCK;
 
@@ -30,11 +34,9 @@ PROPOLIS_INLINE void for_each(Function f) {
     (std::make_integer_sequence<int, COUNT>{});
 }
 
-// Whether any of so many rows of a panel has upper bytes in a sub-block.  A panel of one row asks nobody: its
-// weights come from memory.
+// Whether any of so many rows of a panel has upper bytes in a sub-block.
 template <int ROWS, int M>
 PROPOLIS_INLINE bool any_finer(const u8* finer) {
-    if constexpr (M == 1 && VECTOR == 64) return true;
     u32 all = 0;
     std::memcpy(&all, finer, ROWS);
     return all;
@@ -87,10 +89,9 @@ PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&s
              p.finer + m * scales};
     for_each<M>([&](auto i) PROPOLIS_INLINED { sums[i] = splat(0.0f); });
     for (i64 block = 0; block < p.k / F::K; ++block, tile += F::BYTES) {
-        if constexpr (M >= 2) {
+        const i64 ahead = M == 1 ? AHEAD : p.k / F::K * F::BYTES;
 #pragma GCC unroll 8
-            for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + p.k / F::K * F::BYTES + l);
-        }
+        for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + ahead + l);
 #pragma GCC unroll 1
         for (int sub = 0; sub < F::K / SUBBLOCK; ++sub) {
             for_each<parts>([&](auto part) PROPOLIS_INLINED {
