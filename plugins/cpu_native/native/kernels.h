@@ -50,7 +50,7 @@ struct Product {
     int threads;
     // What `multiply` makes of x: rounded to bytes, or f32.
     // In panels of rows, see qmatmul.cpp; of each row:
-    const i8* bytes = nullptr;      // 2 k: by sub-blocks, the upper ones and the lower
+    const i8* bytes = nullptr;      // 2 k: the lower ones and the upper
     const f32* scales = nullptr;    // k / 32
     const i32* starts = nullptr;    // k / grain: what sums of bytes begin with
     const f32* sums = nullptr;      // k / grain: of activations

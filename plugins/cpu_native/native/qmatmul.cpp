@@ -1,7 +1,7 @@
 // Products with weights in blocks, repacked as tiles.h says.
-#include <bit>
 #include <utility>
 
+#include "activations.h"
 #include "formats_256.h"
 #include "formats_32.h"
 #include "kernels.h"
@@ -12,13 +12,6 @@
 
 namespace propolis {
 namespace {
-
-// Rows of activations that share an unpacked weight: their sums stay in registers.
-constexpr int MOST = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;
-
-// Of these so many at a time: a product waits for the one before it that it is added to.
-template <int M>
-constexpr int BESIDE = VECTOR == 64 && M > 1 ? (M < 4 ? M : 4) : 1;
 
 // What is fetched before it is wanted: by several rows the next tile, as the panels after the first find this one in
 // cache; by one row, who is done with it sooner, so many bytes on.
@@ -44,7 +37,7 @@ PROPOLIS_INLINE bool any_finer(const u8* finer) {
 
 // Where a panel of M rows of activations has a sub-block; see `Rounded`.
 struct Panel {
-    const i8* bytes;
+    const i8 *lower, *upper;
     const f32* scales;
     const i32* starts;
     const f32* totals;
@@ -56,8 +49,8 @@ template <class F, int M, int FIRST, bool FINER>
 PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN<F> / SUBBLOCK], const F32s& d,
                                   const F32s& shift, const Panel& at, int part) {
     constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK;
-    I32s upper[BESIDE<M>] = {}, lower[BESIDE<M>];
-    for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
+    I32s upper[beside(M)] = {}, lower[beside(M)];
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         lower[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
     });
     constexpr int some = BY_SIGN<F> ? 1 : std::min(each, IN_16_BITS<(1 << (F::LOW + F::HIGH)) - 1>);
@@ -66,13 +59,13 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN
     };
     for_each<each / some>([&](auto number) PROPOLIS_INLINED {
         constexpr int g = number * some;
-        const Four* a = (const Four*)at.bytes + ((part * each + g) * M + FIRST);
-        for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
-            lower[j] = products(lower[j], g, a + j);
-            if constexpr (FINER) upper[j] = products(upper[j], g, a + GROUPS * M + j);
+        const int four = (part * each + g) * M + FIRST;
+        for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+            lower[j] = products(lower[j], g, (const Four*)at.lower + four + j);
+            if constexpr (FINER) upper[j] = products(upper[j], g, (const Four*)at.upper + four + j);
         });
     });
-    for_each<BESIDE<M>>([&](auto j) PROPOLIS_INLINED {
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
         const I32s both = FINER ? (upper[j] << 8) + lower[j] : lower[j];
         // The weights' scale last: with the other it might be no normal number.
@@ -85,8 +78,9 @@ template <class F, int M>
 PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
     constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK, parts = SUBBLOCK / GRAIN<F>;
     const i64 scales = p.k / SUBBLOCK;
-    Panel at{p.bytes + 2 * m * p.k, p.scales + m * scales, p.starts + m * scales * parts, p.sums + m * scales * parts,
-             p.finer + m * scales};
+    const i8* const bytes = p.bytes + 2 * m * p.k;
+    Panel at{bytes, bytes + M * p.k, p.scales + m * scales, p.starts + m * scales * parts,
+             p.sums + m * scales * parts, p.finer + m * scales};
     for_each<M>([&](auto i) PROPOLIS_INLINED { sums[i] = splat(0.0f); });
     for (i64 block = 0; block < p.k / F::K; ++block, tile += F::BYTES) {
         const i64 ahead = M == 1 ? AHEAD : p.k / F::K * F::BYTES;
@@ -99,16 +93,17 @@ PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&s
                 U8s w[each];
                 for_each<each>([&](auto g) PROPOLIS_INLINED { w[g] = factors<F>(tile, sub, part * each + g); });
                 const F32s d = F::scale(tile, which), shift = F::shift(tile, which);
-                for_each<M / BESIDE<M>>([&](auto some) PROPOLIS_INLINED {
-                    constexpr int first = some * BESIDE<M>;
-                    if (any_finer<BESIDE<M>, M>(at.finer + first)) {
+                for_each<M / beside(M)>([&](auto some) PROPOLIS_INLINED {
+                    constexpr int first = some * beside(M);
+                    if (any_finer<beside(M), M>(at.finer + first)) {
                         add_products<F, M, first, true>(sums, w, d, shift, at, part);
                     } else {
                         add_products<F, M, first, false>(sums, w, d, shift, at, part);
                     }
                 });
             });
-            at.bytes += 2 * SUBBLOCK * M;
+            at.lower += SUBBLOCK * M;
+            at.upper += SUBBLOCK * M;
             at.scales += M;
             at.starts += parts * M;
             at.totals += parts * M;
@@ -245,156 +240,11 @@ const Format FORMATS[] = {
     format<IQ4_XS>("iq4_xs"), format<TQ1_0>("tq1_0"),   format<TQ2_0>("tq2_0"),
 };
 
-// -- activations ----------------------------------------------------------------------------------
-
 // Memory that a thread keeps for its next call.
 template <class T>
 T* room(i64 count) {
     thread_local Room<T> memory;
     return memory.of(count);
-}
-
-constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
-
-// Rows of activations in panels of those that a kernel takes together: MOST rows each, and the last ones by
-// powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four lower bytes, then
-// words of upper ones; and each row has as many as if it lay alone.
-struct Rounded {
-    i8* bytes;
-    f32* scales;
-    i32* starts;
-    f32* sums;
-    u8* finer;
-};
-
-// Sixteen numbers of 16 bits as high and low bytes, both signed.  A low byte of -128, which has no opposite, that
-// some machines' products need, becomes -127.
-PROPOLIS_INLINE void split(I32s& numbers, i8* upper, i8* lower) {
-#if defined(__AVX512F__)
-    __m512i v = (__m512i)numbers.part[0];
-    const __mmask16 odd = _mm512_cmpeq_epi32_mask(_mm512_and_si512(v, _mm512_set1_epi32(0xff)), _mm512_set1_epi32(0x80));
-    v = _mm512_mask_add_epi32(v, odd, v, _mm512_set1_epi32(1));
-    _mm_storeu_si128((__m128i*)lower, _mm512_cvtepi32_epi8(v));
-    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128((__m128i*)upper, _mm512_cvtepi32_epi8(high));
-    numbers.part[0] = (i32v)v;
-#else
-    i32 each[LANES];
-    std::memcpy(each, &numbers, sizeof each);
-    for (int e = 0; e < LANES; ++e) {
-        each[e] += (i8)each[e] == -128;
-        lower[e] = (i8)each[e];
-        upper[e] = (i8)((each[e] + 128) >> 8);
-    }
-    std::memcpy(&numbers, each, sizeof each);
-#endif
-}
-
-// Numbers of 8 bits as bytes.
-PROPOLIS_INLINE void as_bytes(const I32s& numbers, i8* to) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)numbers.part[0]));
-#else
-    i32 each[LANES];
-    std::memcpy(each, &numbers, sizeof each);
-    for (int e = 0; e < LANES; ++e) to[e] = (i8)each[e];
-#endif
-}
-
-// Below 2**24, so that f32 has it.
-PROPOLIS_INLINE i32 total_of(const I32s& numbers) { return (i32)sum(as_floats(numbers)); }
-
-// The rows of a panel.
-struct Span {
-    i64 first, width;
-};
-i64 panels(i64 rows) { return rows / MOST + std::popcount((u64)rows % MOST); }
-Span panel(i64 rows, i64 number) {
-    const i64 whole = rows / MOST;
-    if (number < whole) return {number * MOST, MOST};
-    Span span{whole * MOST, MOST / 2};
-    for (i64 before = number - whole;; span.width /= 2) {
-        if (span.first + span.width > rows) continue;
-        if (before-- == 0) return span;
-        span.first += span.width;
-    }
-}
-
-// A sub-block has two bytes of an element where its largest one is more than so many times its row's mean.  It
-// depends on the row alone: what is rounded to bytes is rounded otherwise by the next digit's worth of noise, so
-// that an answer would depend on who else is in its batch if any sum of a model did.
-constexpr f32 OUTSTANDING = 10;
-
-// What is more than this stands out of a row.
-template <class T>
-f32 outstanding(const T* x, i64 k) {
-    F32s low = splat(0.0f), high = low;
-    for (i64 i = 0; i < k; i += SUBBLOCK) {
-        low = low + magnitude(load_wide(x + i));
-        high = high + magnitude(load_wide(x + i + LANES));
-    }
-    return sum(low + high) / (f32)k * OUTSTANDING;
-}
-
-// Sub-block i of a row, the panel's `row`-th, as integers with a scale: bytes, and where an element stands out,
-// 16 bits as a lower and an upper byte, both signed.  Language models have rows with elements a hundred times
-// the others: bytes alone made their logits wrong by 5 %.  NaN and infinities make the scale NaN.
-template <class T>
-PROPOLIS_INLINE void round_subblock(const Product& p, const Rounded& r, const Span& span, i64 row, i64 i, f32 most) {
-    const T* x = (const T*)p.x + (span.first + row) * p.k + i * SUBBLOCK;
-    const i64 parts = SUBBLOCK / p.format->grain;
-    F32s low = load_wide(x), high = load_wide(x + LANES);
-    f32 top = largest(larger(magnitude(low), magnitude(high)));
-    const bool finer = !(top <= most);
-    f32 unit = 1;
-    if (top < 0x1p-100f) {  // 127 / top might be infinite
-        unit = 0x1p-100f;
-        top *= 0x1p100f;
-        low = low * splat(0x1p100f);
-        high = high * splat(0x1p100f);
-    }
-    const bool odd = any_nan(fma(low, splat(0.0f), high * splat(0.0f)));  // one is not finite
-    if (odd) low = high = splat(0.0f);  // the scale says it; NaN is no integer
-    const f32 steps = finer ? MOST_ROUNDED : MOST_COARSE;
-    const F32s inverse = splat(top > 0 ? steps / top : 0.0f);
-    // The nearest: 1.5 * 2**23 leaves no bit for fractions.
-    const F32s rounder = splat(12582912.0f);
-    I32s a = bits_as<I32s>(fma(low, inverse, rounder)) - splat<I32s>(0x4b400000);
-    I32s b = bits_as<I32s>(fma(high, inverse, rounder)) - splat<I32s>(0x4b400000);
-    f32 scale = odd ? std::numeric_limits<f32>::quiet_NaN() : top / steps * unit;
-    i8* const to = r.bytes + 2 * (span.first * p.k + i * SUBBLOCK * span.width);
-    i8 apart[2 * SUBBLOCK], *bytes = span.width == 1 ? to : apart;
-    if (finer) {
-        split(a, bytes + SUBBLOCK, bytes);
-        split(b, bytes + SUBBLOCK + LANES, bytes + LANES);
-    } else {
-        as_bytes(a, bytes);
-        as_bytes(b, bytes + LANES);
-        std::memset(bytes + SUBBLOCK, 0, SUBBLOCK);
-    }
-    const i64 at = span.first * (p.k / SUBBLOCK) + i * span.width + row;
-    if (span.width > 1) {
-        for (int g = 0; g < 2 * GROUPS; ++g) ((Four*)to)[g * span.width + row] = ((const Four*)apart)[g];
-    }
-    r.scales[at] = scale;
-    r.finer[at] = finer;
-    const i32 total[2] = {total_of(parts == 1 ? a + b : a), parts == 1 ? 0 : total_of(b)};
-    for (int part = 0; part < parts; ++part) {
-        const i64 each = (at - row) * parts + part * span.width + row;
-        r.starts[each] = -p.format->excess * total[part];
-        r.sums[each] = scale * (f32)total[part];
-    }
-}
-
-template <class T>
-void round_panel(const Product& p, const Rounded& r, const Span& span, i64 i0, i64 i1) {
-    f32 most[MOST];
-    for (i64 row = 0; row < span.width; ++row) {
-        most[row] = outstanding((const T*)p.x + (span.first + row) * p.k, p.k);
-    }
-    for (i64 i = i0; i < i1; ++i) {
-        for (i64 row = 0; row < span.width; ++row) round_subblock<T>(p, r, span, row, i, most[row]);
-    }
 }
 
 }  // namespace
@@ -436,7 +286,7 @@ void multiply(Product p, bool exact) {
         parallel(preparing, count * pieces, [&](i64 task) {
             const i64 from = task % pieces * each, to = from + each < scales ? from + each : scales;
             with_type(p.kind, [&](auto type) {
-                round_panel<decltype(type)>(p, all, panel(p.m, task / pieces), from, to);
+                round_some<decltype(type)>(p, all, panel(p.m, task / pieces), from, to);
             });
         });
         p.bytes = all.bytes;

@@ -210,35 +210,55 @@ PROPOLIS_INLINE bool any_nan(const F32s& a) {
     return total != total;
 #endif
 }
-// Of sixteen vectors each one's sum, to the bit as `sum` has it.
-PROPOLIS_INLINE F32s sum_each(const F32s (&a)[LANES]) {
+// `folded` of each of sixteen vectors, to the bit.
+template <class F>
+PROPOLIS_INLINE F32s folded_each(const F32s (&a)[LANES], F f) {
 #if defined(__AVX512F__)
     // Halves of two at a time share a vector, until all do: quarters are of vectors i, 4 + i, 8 + i, 12 + i.
-    __m512 fours[4];
+    f32v fours[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const auto halves = [&](int j) PROPOLIS_INLINED {
             const __m512 x = (__m512)a[j].part[0], y = (__m512)a[j + 4].part[0];
-            return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xee);
+            return (__m512)f((f32v)_mm512_shuffle_f32x4(x, y, 0x44), (f32v)_mm512_shuffle_f32x4(x, y, 0xee));
         };
         const __m512 x = halves(i), y = halves(i + 8);
-        fours[i] = _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
+        fours[i] = f((f32v)_mm512_shuffle_f32x4(x, y, 0x88), (f32v)_mm512_shuffle_f32x4(x, y, 0xdd));
     }
-    const auto pairs = [](__m512 x, __m512 y) PROPOLIS_INLINED {
-        return (__m512d)(_mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y));
+    const auto pairs = [&](f32v x, f32v y) PROPOLIS_INLINED {
+        return (__m512d)f((f32v)_mm512_unpacklo_ps((__m512)x, (__m512)y), (f32v)_mm512_unpackhi_ps((__m512)x, (__m512)y));
     };
     const __m512d x = pairs(fours[0], fours[1]), y = pairs(fours[2], fours[3]);
-    F32s sums;
-    sums.part[0] = (f32v)((__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y));
-    return sums + splat(0.0f);  // 0, of zeros with a sign
+    F32s all;
+    all.part[0] = f((f32v)_mm512_unpacklo_pd(x, y), (f32v)_mm512_unpackhi_pd(x, y));
+    return all;
 #else
     f32 each[LANES];
-    for (int i = 0; i < LANES; ++i) each[i] = sum(a[i]);
+    for (int i = 0; i < LANES; ++i) each[i] = folded(a[i], f);
     return load(each);
 #endif
 }
+PROPOLIS_INLINE F32s sum_each(const F32s (&a)[LANES]) {
+    return folded_each(a, [](auto x, auto y) { return x + y; }) + splat(0.0f);  // 0, of zeros with a sign
+}
 PROPOLIS_INLINE f32 largest(const F32s& a) {
     return folded(a, [](auto x, auto y) { return y > x ? y : x; });
+}
+
+// Of numbers without a sign, the larger: infinity before others, and NaN before infinity.  Lanes or one number.
+template <class V>
+PROPOLIS_INLINE V larger_bits(V x, V y) {
+    if constexpr (sizeof(V) == 4) {
+        return bits_as<i32>(y) > bits_as<i32>(x) ? y : x;
+    } else {
+        typedef i32 ints __attribute__((vector_size(sizeof(V))));
+        return (ints)y > (ints)x ? y : x;
+    }
+}
+PROPOLIS_INLINE F32s larger_bits(const F32s& a, const F32s& b) {
+    F32s c;
+    PROPOLIS_EACH c.part[p] = larger_bits(a.part[p], b.part[p]);
+    return c;
 }
 
 // -- between types --------------------------------------------------------------------------------
