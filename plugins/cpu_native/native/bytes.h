@@ -15,6 +15,19 @@ PROPOLIS_INLINE U8s repeat_byte(u8 value) { return splat<U8s>(0x01010101u * valu
 // eights and taken apart again.
 typedef i32 Four __attribute__((may_alias, aligned(1)));
 
+// One instruction sums four products of bytes, one of them unsigned, in 32 bits.
+#if defined(__AVX512VNNI__)
+#define PROPOLIS_VNNI
+PROPOLIS_INLINE i32v dot4(i32v sums, u32v w, i32v a) {
+    return (i32v)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)a);
+}
+#elif defined(__AVXVNNI__)
+#define PROPOLIS_VNNI
+PROPOLIS_INLINE i32v dot4(i32v sums, u32v w, i32v a) {
+    return (i32v)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)a);
+}
+#endif
+
 // Products of bytes by pairs: `pairs_of` sums two in 16 bits, `whole` two of these in 32.
 #if defined(__AVX512BW__)
 PROPOLIS_INLINE i32v pairs_of(u32v w, i32v a) { return (i32v)_mm512_maddubs_epi16((__m512i)w, (__m512i)a); }
@@ -34,8 +47,8 @@ PROPOLIS_INLINE i32v repeated(i32 a) { return a - i32v{}; }
 // Sums of four products of bytes: sixteen sums.  `w` is unsigned, up to 127; `a` four signed bytes.
 PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
     I32s c;
-#if defined(__AVX512VNNI__)
-    c.part[0] = (i32v)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.part[0], _mm512_set1_epi32(a));
+#if defined(PROPOLIS_VNNI)
+    PROPOLIS_EACH c.part[p] = dot4(sums.part[p], w.part[p], repeated(a));
 #elif defined(__SSSE3__)
     PROPOLIS_EACH c.part[p] = sums.part[p] + whole(pairs_of(w.part[p], repeated(a)));
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -57,7 +70,7 @@ PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
 
 // The same of signed bytes from -128 on.  What is given to `dot_signed` is made by `as_dotted`, and its
 // sums are too large by OFFSET times the sum of the other factors.
-#if defined(__AVX512VNNI__)
+#if defined(PROPOLIS_VNNI)
 constexpr i32 OFFSET = 128;
 PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w ^ repeat_byte(0x80); }
 PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return dot(sums, w, a); }
@@ -94,7 +107,7 @@ PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
 // VNNI, whose sums have 32.
 template <int most>
 constexpr int IN_16_BITS =
-#if defined(__SSSE3__) && !defined(__AVX512VNNI__)
+#if defined(__SSSE3__) && !defined(PROPOLIS_VNNI)
     2 * 127 * most * 8 <= 32767 ? 8 : 2 * 127 * most * 4 <= 32767 ? 4 : 2 * 127 * most * 2 <= 32767 ? 2 : 1;
 #else
     1;

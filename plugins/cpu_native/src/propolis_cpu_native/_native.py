@@ -54,6 +54,7 @@ _X86: Final = {
     },
     "x86_64_v4_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni"},
     "x86_64_v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
+    "x86_64_v3_vnni": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm", "avx_vnni"},
     "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
     "x86_64_v2": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
 }
