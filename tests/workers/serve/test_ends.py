@@ -79,6 +79,28 @@ def test_addresses():
             listen(host, 0)
 
 
+def test_each_token_is_sent_at_once():
+    """
+    Small writes do not wait until the client has acknowledged those before.
+
+    A client that keeps its connection acknowledges 40 ms late, and had its first tokens so late.
+    """
+    sent = asyncio.Queue()
+
+    async def accepted(_, writer) -> None:
+        sock = writer.get_extra_info("socket")
+        await sent.put(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def first(listening: socket.socket) -> int:
+        async with await asyncio.start_server(accepted, sock=listening):
+            with closing(socket.create_connection(listening.getsockname()[:2])):
+                return await asyncio.wait_for(sent.get(), patience(10))
+
+    for one in listen("localhost", 0):
+        assert asyncio.run(first(one))
+
+
 @pytest.mark.slow
 def test_answers_on_their_way_are_finished(program):
     """After SIGTERM they go on to their end; what is new is refused with a time to come back."""

@@ -74,7 +74,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small writes at once (TCP_NODELAY) on connections that say that they are TCP.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # What a server before this one left in the kernel does not keep the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
