@@ -23,6 +23,7 @@ from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.calls import Call
@@ -302,6 +303,38 @@ def test_json_of_a_schema(tokenizer):
     said = {json.loads(drawn(tokenizer, FAMILIES[0], grammar, seed))["the"] for seed in range(12)}
     assert said <= set(wanted["enum"])
     assert len(said) > 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "additionalProperties": {"type": "null"}},
+        {"properties": {"a": {}}, "patternProperties": {"b": {}}},
+        {
+            "allOf": [{"properties": {"a": {}}}, {"$ref": "#/$defs/b"}],
+            "$defs": {"b": {"properties": {}}},
+        },
+        {"enum": [{"properties": {"a": 1}}]},
+        {"type": "object"},
+    ],
+)
+def test_schemas_that_say_what_else_may_be(schema):
+    """They stay as they are: properties of several parts are known by none of these alone."""
+    assert listed_only(schema) == schema
+
+
+def test_objects_within_objects():
+    """Each has what it lists: in lists, by reference, and under names that are words here."""
+    inner = {"properties": {"x": {"type": "null"}}}
+    shut = {**inner, "additionalProperties": False}
+    schema = {
+        "properties": {"allOf": inner, "b": {"anyOf": [inner, {"$ref": "#/$defs/c"}]}},
+        "$defs": {"c": inner},
+    }
+    got = listed_only(schema)
+    assert got["properties"] == {"allOf": shut, "b": {"anyOf": [shut, {"$ref": "#/$defs/c"}]}}
+    assert got["$defs"] == {"c": shut}
+    assert got["additionalProperties"] is False
 
 
 def drawn(tokenizer: Tokenizer, family: Family, grammar: str, seed: int) -> str:

@@ -26,6 +26,16 @@ WHITE_SPACE: Final = r" ?|\n {0,24}"
 _JSON: Any = {"whitespace_pattern": WHITE_SPACE}
 
 
+# Where a schema has one of these, the properties that it lists may not be all.
+_MORE: Final = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
+    | {"allOf", "anyOf", "oneOf"}
+)
+# Names that lead to schemas, and what holds none.
+_NAMED: Final = frozenset({"properties", "$defs", "definitions"})
+_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples"})
+
+
 def json_grammar(schema: dict[str, Any] | None = None) -> str:
     """
     The grammar of JSON: of any object, or of what a schema allows.
@@ -41,6 +51,46 @@ def json_grammar(schema: dict[str, Any] | None = None) -> str:
         msg = f"the JSON schema cannot be used: {str(exc)[:300]}"
         raise UsageError(msg) from exc
     return _valid(grammar, "the JSON schema")
+
+
+def listed_only(schema: dict[str, Any]) -> dict[str, Any]:
+    """
+    A schema whose objects have what it lists and nothing else, as llama.cpp reads schemas.
+
+    JSON Schema allows any others where nothing says otherwise, and a small model goes on with them
+    without an end. What says it, or lists properties in parts that are put together, stays.
+
+    >>> listed_only({"type": "array", "items": {"properties": {"a": {"type": "null"}}}})["items"]
+    {'properties': {'a': {'type': 'null'}}, 'additionalProperties': False}
+    """
+    return schema if _puts_together(schema) else _closed(schema)
+
+
+def _puts_together(value: Any) -> bool:
+    """Whether several parts are to hold at once, each of which sees the others' properties."""
+    if isinstance(value, dict):
+        parts = value.get("allOf")
+        if isinstance(parts, list) and len(parts) > 1:
+            return True
+        value = list(value.values())
+    return isinstance(value, list) and any(map(_puts_together, value))
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    told = {key: _closed_within(key, value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not _MORE & schema.keys():
+        told["additionalProperties"] = False
+    return told
+
+
+def _closed_within(key: str, value: Any) -> Any:
+    if key in _NO_SCHEMAS:
+        return value
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _closed_within("", one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_closed_within("", one) for one in value]
+    return _closed(value) if isinstance(value, dict) else value
 
 
 def lark_grammar(text: str) -> str:

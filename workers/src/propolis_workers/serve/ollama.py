@@ -27,6 +27,7 @@ from propolis.errors import PropolisError
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
+from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
@@ -247,7 +248,7 @@ async def _lines(pieces: AsyncIterator[Told]) -> AsyncIterator[bytes]:
 def _grammar(asked: _Asked) -> str | None:
     if not asked.format:
         return None
-    return json_grammar(None if isinstance(asked.format, str) else asked.format)
+    return json_grammar(None if isinstance(asked.format, str) else listed_only(asked.format))
 
 
 def _generated(service: Service, asked: Generate) -> Request:

@@ -11,6 +11,7 @@ from propolis.errors import UsageError
 from propolis_workers.llm.grammar import WHITE_SPACE
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.grammar import listed_only
 
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 # Calls of one answer; small models would not end.
 MOST_CALLS: Final = 16
-# Where a schema has one of these, the properties that it lists may not be all.
-_MORE: Final = frozenset(
-    ("$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties")
-)
 
 
 def forced(
@@ -92,12 +89,10 @@ def arguments_schema(name: str, schema: dict[str, Any] | None) -> dict[str, Any]
     Raises:
         UsageError: the schema is not one of an object, or cannot be used.
     """
-    wanted = {"type": "object", "properties": {}, **(schema or {})}
+    wanted = listed_only({"type": "object", "properties": {}, **(schema or {})})
     if wanted["type"] != "object":
         msg = f"the parameters of {name} are of type {wanted['type']!r:.80}; supported: object"
         raise UsageError(msg)
-    if not _MORE & wanted.keys():
-        wanted["additionalProperties"] = False
     try:
         json_grammar(wanted)
     except UsageError as exc:
