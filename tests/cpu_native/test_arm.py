@@ -29,7 +29,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 # As CMakeLists.txt has them for arm64_dotprod.
 FLAGS = ("-std=c++20", "-O2", "-march=armv8.2-a+dotprod", "-ffp-contract=fast", "-fno-math-errno")
 SOURCES = ("pool", "rows", "qmatmul", "indexing", "attention", "conv", "images", "linear", "matrix")
-SOURCES += ("attention_matrix", "conv_matrix", "qmatmul_matrix")
+SOURCES += ("attention_matrix", "conv_matrix", "qmatmul_matrix", "qmatmul_32", "qmatmul_256")
 
 FORMATS = sorted(ops_quantized.FORMATS, key=lambda dtype: dtype.name)
 FLOATS = sorted(KINDS, key=KINDS.get)

@@ -1,6 +1,8 @@
 // What the module calls.  Arrays are row-major where no strides are given; `threads` may share a call.
 #pragma once
 
+#include <span>
+
 #include "simd.h"
 
 namespace propolis {
@@ -37,6 +39,8 @@ struct Format {
     i32 excess;    // of the factors of bytes
     int grain;     // elements of a sum of activations
 };
+std::span<const Format> formats_of_32();   // elements a block
+std::span<const Format> formats_of_256();
 const Format* format_named(const char* name);
 
 // out (m, n) = x (m, k) @ w (n, k).T
