@@ -19,10 +19,23 @@ FORMATS = sorted(ops_quantized.FORMATS, key=lambda dtype: dtype.name)
 ROWS, WIDTH = 37, 512
 
 
-def weight(dtype):
+def weight(dtype, width=WIDTH):
     """The reference's blocks of random numbers."""
-    values = np.random.default_rng(7).normal(0, 1, (ROWS, WIDTH)).astype(np.float32)
+    values = np.random.default_rng(7).normal(0, 1, (ROWS, width)).astype(np.float32)
     return ops.quantize(Tensor.from_numpy(values), dtype)
+
+
+# Where a block has its scales of 16 bits.
+HALVES = {
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
+    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
+    "mxfp4": (),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q6_k": (208,),
+    "tq1_0": (52,),
+    "tq2_0": (64,),
+}
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
@@ -42,9 +55,9 @@ def values_of(w, dtype):
     return dequantize(np.asarray(w.array), kind).astype(np.float64)
 
 
-def activations(rows):
+def activations(rows, width=WIDTH):
     """Rows of which each third has an element far above the others, as in language models."""
-    x = np.random.default_rng(8).normal(0, 1, (rows, WIDTH)).astype(np.float32)
+    x = np.random.default_rng(8).normal(0, 1, (rows, width)).astype(np.float32)
     x[::3, 5] = 300
     return x
 
@@ -84,39 +97,53 @@ def test_products_of_rounded_activations(dtype, tokens):
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
-def test_a_row_is_the_same_alone_and_among_others(dtype):
-    """To the bit, so that an answer does not depend on who else is in its batch."""
-    w = weight(dtype)
+@pytest.mark.parametrize("blocks", [1, 3, 16, 17])
+def test_a_row_is_the_same_alone_and_among_others(dtype, blocks):
+    """
+    To the bit, so that an answer does not depend on who else is in its batch.
+
+    Beside rows that are not finite too, which are NaN alone and among others.
+    """
+    width = blocks * dtype.block_size
+    w = weight(dtype, width)
     rows = 203
-    x = activations(rows)
+    x = activations(rows, width)
+    x[14] = np.inf
+    x[21, :20] = -np.inf
+    x[28, 7] = np.nan
+    x[35] = 1e-42
     together = Tensor.from_numpy(np.zeros((rows, ROWS), np.float32))
     ops_quantized.qmatmul_rounded(together, Tensor.from_numpy(x), w)
     for row in [*range(0, rows, 7), rows - 2, rows - 1]:
         alone = Tensor.from_numpy(np.zeros((1, ROWS), np.float32))
         ops_quantized.qmatmul_rounded(alone, Tensor.from_numpy(x[row : row + 1]), w)
         np.testing.assert_array_equal(alone.numpy()[0], together.numpy()[row])
+        assert np.isnan(alone.numpy()).all() == (row in (14, 21, 28))
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_sums_fit(dtype, sign):
+@pytest.mark.parametrize("bits", [0x00, 0x7F, 0x80, 0xFF])
+def test_the_largest_sums_fit(dtype, bits):
     """
     Factors at their limits, all of one sign, whose sums some levels keep in 16 bits.
 
-    Weights are what the format has at its ends: the value of most magnitude in each block.
+    All bits of a weight's elements and scales are 0 or 1 (those with signs also 127 and -128), and
+    bytes of activations are 127, upper ones too where a part of a row stands out.
     """
-    ends = np.tile(np.float32([1, -1]), (ROWS, WIDTH // 2)) * sign
-    w = ops.quantize(Tensor.from_numpy(ends), dtype)
+    raw = np.full((ROWS, WIDTH // dtype.block_size, dtype.block_bytes), bits, np.uint8)
+    for at in HALVES[dtype.name]:
+        raw[..., at : at + 2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    if dtype.name == "mxfp4":
+        raw[..., 0] = 127  # 2**0
+    w = Tensor.from_blocks(raw.reshape(-1), dtype, (ROWS, WIDTH))
     values = values_of(w, dtype)
-    for x in (np.sign(values[:3]), np.ones((3, WIDTH)), -np.ones((3, WIDTH))):
-        given = Tensor.from_numpy(x.astype(np.float32))
-        out = Tensor.from_numpy(np.full((3, ROWS), np.nan, np.float32))
-        ops_quantized.qmatmul_rounded(out, given, w)
-        np.testing.assert_allclose(out.numpy(), x @ values.T, atol=2e-3 * np.abs(values).max())
-    same = ops.quantize(Tensor.from_numpy(np.full((ROWS, WIDTH), sign, np.float32)), dtype)
-    out = Tensor.from_numpy(np.full((1, ROWS), np.nan, np.float32))
-    ops_quantized.qmatmul_rounded(out, Tensor.from_numpy(np.ones((1, WIDTH), np.float32)), same)
-    np.testing.assert_allclose(out.numpy()[0], values_of(same, dtype).sum(1), rtol=1e-4)
+    outstanding = np.where(np.arange(WIDTH) < 32, 1000, 1)
+    x = np.array([np.ones(WIDTH), -np.ones(WIDTH), np.sign(values[0]), outstanding, -outstanding])
+    given = Tensor.from_numpy(x.astype(np.float32))
+    out = Tensor.from_numpy(np.full((len(x), ROWS), np.nan, np.float32))
+    ops_quantized.qmatmul_rounded(out, given, w)
+    terms = np.abs(x) @ np.abs(values).T
+    assert (np.abs(out.numpy() - x @ values.T) <= 1e-5 * terms + 1e-6).all()
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda d: d.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from functools import cached_property
 from typing import Any
@@ -305,36 +306,70 @@ def test_json_of_a_schema(tokenizer):
     assert len(said) > 1
 
 
+NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+ONE_MORE = {"B": {"type": "object", "properties": {"b": TEXT}, "required": ["b"]}}
+
+
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "instance"),
     [
-        {"properties": {"a": {}}, "additionalProperties": {"type": "null"}},
-        {"properties": {"a": {}}, "patternProperties": {"b": {}}},
-        {
-            "allOf": [{"properties": {"a": {}}}, {"$ref": "#/$defs/b"}],
-            "$defs": {"b": {"properties": {}}},
-        },
-        {"enum": [{"properties": {"a": 1}}]},
-        {"type": "object"},
+        ({"properties": {"a": NUMBER}, "additionalProperties": NUMBER}, {"a": 1, "z": 2}),
+        ({"properties": {"a": NUMBER}, "required": ["a", "z"]}, {"a": 1, "z": 2}),
+        (
+            {"properties": {"a": NUMBER}, "allOf": [{"$ref": "#/$defs/B"}], "$defs": ONE_MORE},
+            {"a": 1, "b": "x"},
+        ),
+        (
+            {"properties": {"a": NUMBER}, "$ref": "#/$defs/B", "$defs": ONE_MORE},
+            {"a": 1, "b": "x"},
+        ),
+        (
+            {"allOf": [{"properties": {"a": NUMBER}}, {"$ref": "#/$defs/B"}], "$defs": ONE_MORE},
+            {"a": 1, "b": "x"},
+        ),
+        (
+            {
+                "properties": {"k": NUMBER},
+                "anyOf": [{"properties": {"x": NUMBER}}, {"properties": {"y": TEXT}}],
+            },
+            {"k": 1, "y": "z"},
+        ),
+        ({"enum": [{"properties": {"a": 1}}]}, {"properties": {"a": 1}}),
+        ({"anyOf": [{"$ref": "#/$defs/B"}, {"type": "null"}], "$defs": ONE_MORE}, {"b": "x"}),
     ],
 )
-def test_schemas_that_say_what_else_may_be(schema):
-    """They stay as they are: properties of several parts are known by none of these alone."""
-    assert listed_only(schema) == schema
+def test_what_a_schema_allows_stays_allowed(tokenizer, schema, instance):
+    """Properties of several parts, of which none lists all, and others where they may be."""
+    constraint = Grammars(tokenizer).constraint(json_grammar(listed_only(schema)))
+    zeros = np.zeros(tokenizer.vocab_size, np.float32)
+    for token in tokenizer.encode(json.dumps(instance), parse_special=False, continues=True):
+        assert np.isfinite(constraint.allowed(zeros)[token])
+        constraint.push(token)
+    assert np.isfinite(constraint.allowed(zeros)[sorted(tokenizer.eos_ids)]).any()
 
 
 def test_objects_within_objects():
     """Each has what it lists: in lists, by reference, and under names that are words here."""
     inner = {"properties": {"x": {"type": "null"}}}
     shut = {**inner, "additionalProperties": False}
-    schema = {
-        "properties": {"allOf": inner, "b": {"anyOf": [inner, {"$ref": "#/$defs/c"}]}},
-        "$defs": {"c": inner},
-    }
-    got = listed_only(schema)
-    assert got["properties"] == {"allOf": shut, "b": {"anyOf": [shut, {"$ref": "#/$defs/c"}]}}
+    other = {"$ref": "#/$defs/c"}
+    properties = {"allOf": inner, "required": inner, "b": {"anyOf": [inner, other]}}
+    got = listed_only({"properties": properties, "$defs": {"c": inner}})
+    assert got["properties"] == {"allOf": shut, "required": shut, "b": {"anyOf": [shut, other]}}
     assert got["$defs"] == {"c": shut}
     assert got["additionalProperties"] is False
+    # Parts of one object, somewhere, leave the others closed.
+    parts = {"allOf": [{"type": "integer"}, {"minimum": 1}]}
+    assert listed_only({"properties": {"n": parts}})["additionalProperties"] is False
+
+
+def test_schemas_too_deep_to_be_followed():
+    """They are an error that says so, as they are where nothing is closed."""
+    deep: dict = {}
+    for _ in range(sys.getrecursionlimit()):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(UsageError, match="nested too deeply"):
+        listed_only(deep)
 
 
 def drawn(tokenizer: Tokenizer, family: Family, grammar: str, seed: int) -> str:

@@ -177,7 +177,7 @@ void round_panel(const Product& p, const Rounded& r, i64 first, i64 i0, i64 i1) 
 #pragma GCC unroll 8
                     for (int g = 0; g < GROUPS; ++g) upper[g * WIDTH] = ((const Word*)apart)[GROUPS + g];
                 }
-                totals[0][s] = as_floats(parts == 1 ? a + b : a);
+                totals[0][s] = parts == 1 ? as_floats(a) + as_floats(b) : as_floats(a);
                 totals[1][s] = as_floats(b);
             }
             for (int part = 0; part < parts; ++part) {

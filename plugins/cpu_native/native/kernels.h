@@ -53,12 +53,12 @@ struct Product {
     i64 m, n, k;
     int threads;
     // What `multiply` makes of x: rounded to bytes, or f32.
-    // In panels of rows, see qmatmul.cpp; of each row:
-    const i8* bytes = nullptr;      // 2 k: the lower ones and the upper
+    // In panels of rows, see activations.h; of each row:
+    const i8* bytes = nullptr;      // 2 k: the lower ones, and the upper where there are some
     const f32* scales = nullptr;    // k / 32
     const i32* starts = nullptr;    // k / grain: what sums of bytes begin with
     const f32* sums = nullptr;      // k / grain: of activations
-    const u8* finer = nullptr;      // k / 32: whether lower bytes are not all 0
+    const u8* finer = nullptr;      // k / 32: whether there are upper bytes
     const f32* wide = nullptr;      // (m, k)
 };
 void multiply(Product product, bool exact);

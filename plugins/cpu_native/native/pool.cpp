@@ -72,12 +72,14 @@ struct Shared {
 };
 
 // Who comes as the `number`-th begins with a run of his own, and helps others with theirs when it is done.
-// Neighbours mostly read neighbouring memory, and two who take it by turns get half of what it can give.
+// Neighbours mostly read neighbouring memory, and two who take it by turns get less of it: weights of 8192 x 2048 in
+// Q8_0 at 40 GB/s on two cores of Zen 5, and at 47 to 70 by runs.
 void work_on(Shared& s, int number) {
     for (int i = 0; i < s.count; ++i) {
         Run& run = s.runs[(number + i) % s.count];
-        for (std::int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
-            s.work(s.context, task);
+        while (run.next.load(std::memory_order_relaxed) < run.end) {  // a look costs those at it nothing
+            const std::int64_t task = run.next.fetch_add(1, std::memory_order_relaxed);
+            if (task < run.end) s.work(s.context, task);
         }
     }
 }

@@ -85,20 +85,21 @@ def test_each_token_is_sent_at_once():
 
     A client that keeps its connection acknowledges 40 ms late, and had its first tokens so late.
     """
-    sent = asyncio.Queue()
-
-    async def accepted(_, writer) -> None:
-        sock = writer.get_extra_info("socket")
-        await sent.put(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        writer.close()
 
     async def first(listening: socket.socket) -> int:
+        sent: asyncio.Queue[int] = asyncio.Queue()
+
+        async def accepted(_, writer) -> None:
+            sock = writer.get_extra_info("socket")
+            await sent.put(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
         async with await asyncio.start_server(accepted, sock=listening):
             with closing(socket.create_connection(listening.getsockname()[:2])):
                 return await asyncio.wait_for(sent.get(), patience(10))
 
-    for one in listen("localhost", 0):
-        assert asyncio.run(first(one))
+    told = [asyncio.run(first(one)) for one in listen("localhost", 0)]
+    assert all(told)
 
 
 @pytest.mark.slow

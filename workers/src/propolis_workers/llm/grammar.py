@@ -16,6 +16,8 @@ from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from propolis_workers.llm.tokenizer import Tokenizer
@@ -26,14 +28,14 @@ WHITE_SPACE: Final = r" ?|\n {0,24}"
 _JSON: Any = {"whitespace_pattern": WHITE_SPACE}
 
 
-# Where a schema has one of these, the properties that it lists may not be all.
-_MORE: Final = frozenset(
-    {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
-    | {"allOf", "anyOf", "oneOf"}
-)
+# What else an object may have, where a schema says it.
+_MORE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+# Schemas that hold for the same object as the one that has them.
+_ALSO: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 # Names that lead to schemas, and what holds none.
-_NAMED: Final = frozenset({"properties", "$defs", "definitions"})
-_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples"})
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"}) | _DEFINITIONS
+_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "required"})
 
 
 def json_grammar(schema: dict[str, Any] | None = None) -> str:
@@ -58,39 +60,69 @@ def listed_only(schema: dict[str, Any]) -> dict[str, Any]:
     A schema whose objects have what it lists and nothing else, as llama.cpp reads schemas.
 
     JSON Schema allows any others where nothing says otherwise, and a small model goes on with them
-    without an end. What says it, or lists properties in parts that are put together, stays.
+    without an end. An object stays open where the schema says what else it may have, where one is
+    required that is not listed, and where several parts list its properties: none of them has all.
 
     >>> listed_only({"type": "array", "items": {"properties": {"a": {"type": "null"}}}})["items"]
     {'properties': {'a': {'type': 'null'}}, 'additionalProperties': False}
+
+    Raises:
+        UsageError: it is nested too deeply.
     """
-    return schema if _puts_together(schema) else _closed(schema)
+    try:
+        return _closed(schema, parts=any(map(_in_parts, _each(schema))))
+    except RecursionError as exc:
+        msg = "the JSON schema cannot be used: it is nested too deeply"
+        raise UsageError(msg) from exc
 
 
-def _puts_together(value: Any) -> bool:
-    """Whether several parts are to hold at once, each of which sees the others' properties."""
-    if isinstance(value, dict):
-        parts = value.get("allOf")
-        if isinstance(parts, list) and len(parts) > 1:
-            return True
-        value = list(value.values())
-    return isinstance(value, list) and any(map(_puts_together, value))
+def _in_parts(schema: dict[str, Any]) -> bool:
+    """Whether several parts say what one object has."""
+    parts = schema.keys() & _ALSO
+    own = schema.keys() & (_MORE | {"properties", "required"})
+    several = isinstance(all_of := schema.get("allOf"), list) and len(all_of) > 1
+    return bool(parts) and (len(parts) > 1 or bool(own) or several)
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    told = {key: _closed_within(key, value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not _MORE & schema.keys():
+def _each(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All schemas within one, itself first."""
+    yield schema
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            within = list(value.values())
+        else:
+            within = [] if key in _NO_SCHEMAS else value if isinstance(value, list) else [value]
+        for one in within:
+            if isinstance(one, dict):
+                yield from _each(one)
+
+
+def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
+    """
+    A schema whose objects are closed.
+
+    Args:
+        schema: of anything.
+        parts: whether what is referred to may be one of several parts of an object.
+    """
+    parted = _in_parts(schema)
+    kept = _NO_SCHEMAS | (_DEFINITIONS if parts else set()) | (_ALSO if parted else set())
+
+    def closed(key: str, value: Any) -> Any:
+        if key in kept:
+            return value
+        if key in _NAMED and isinstance(value, dict):
+            return {name: closed("", one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [closed("", one) for one in value]
+        return _closed(value, parts=parts) if isinstance(value, dict) else value
+
+    told = {key: closed(key, value) for key, value in schema.items()}
+    listed, wanted = schema.get("properties"), schema.get("required", [])
+    open_ = parted or not schema.keys().isdisjoint(_MORE)
+    if isinstance(listed, dict) and not open_ and set(map(str, wanted)) <= listed.keys():
         told["additionalProperties"] = False
     return told
-
-
-def _closed_within(key: str, value: Any) -> Any:
-    if key in _NO_SCHEMAS:
-        return value
-    if key in _NAMED and isinstance(value, dict):
-        return {name: _closed_within("", one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_closed_within("", one) for one in value]
-    return _closed(value) if isinstance(value, dict) else value
 
 
 def lark_grammar(text: str) -> str:
@@ -186,4 +218,11 @@ class _Vocabulary:
         return self._tokenizer.encode(text, parse_special=False, continues=True)
 
 
-__all__ = ["WHITE_SPACE", "Constraint", "Grammars", "json_grammar", "lark_grammar"]
+__all__ = [
+    "WHITE_SPACE",
+    "Constraint",
+    "Grammars",
+    "json_grammar",
+    "lark_grammar",
+    "listed_only",
+]
