@@ -3,7 +3,8 @@ Answers that come and go: so many at once, and as one ends another's prompt come
 
 What a server computes under load, without the server: each request has a prompt of random length,
 which nobody else shares, and an answer of random length.  Steps with prompts are captured as their
-like comes again, or computed anew: both take turns.
+like comes again, or computed anew: both take turns.  Where a device has a queue none of them is
+captured, and both rows are of the same.
 
     python benches/llm_arrivals.py [--streams 16] [--prompt 8,48] [--decoded 16,96]
         [--requests 200]
