@@ -42,7 +42,8 @@
 #define EACH(DO, T)               \
     DO(SMALL, T, 64, 64, 64)      \
     DO(SMALL, T, 128, 128, 32)    \
-    DO(LARGE, T, 128, 128, 64)
+    DO(LARGE, T, 128, 128, 64)    \
+    DO(LARGE, T, 128, 256, 64)
 EACH(TILES, f16)
 EACH(TILES, bf16)
 

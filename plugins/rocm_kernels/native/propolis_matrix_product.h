@@ -79,13 +79,6 @@ struct Panel {
 constexpr int WARPS = BLOCK / PROPOLIS_WARP;
 constexpr int DOWN = 2;
 
-// Whether fragments are loaded while those before are multiplied, which takes registers for both.
-#if defined(PROPOLIS_MMA)
-constexpr int BUFFERS = 2;
-#else
-constexpr int BUFFERS = 1;
-#endif
-
 // What a warp has of a tile, in fragments.
 template <int M, int N>
 struct WarpTile {
@@ -94,40 +87,35 @@ struct WarpTile {
     static_assert(ROWS > 0 && COLUMNS > 0, "WarpTile: less than a fragment for each warp");
     Sums sums[ROWS][COLUMNS] = {};
 
+    // Its operands of one depth of fragments.
+    template <class T>
+    struct Operands {
+        Left<T> left[ROWS];
+        Right<T> right[COLUMNS];
+    };
+
     PROPOLIS_METHOD static int row() { return warp_of_block() / (WARPS / DOWN) * (M / DOWN); }
     PROPOLIS_METHOD static int column() {
         return warp_of_block() % (WARPS / DOWN) * (N / (WARPS / DOWN));
     }
-    // A stage's products: the left operand lies along, the right as it is said.
-    template <int K, bool across, class T>
-    PROPOLIS_METHOD void add(const T* a, int a_apart, const T* b, int b_apart) {
-        const T* from_a = a + row() * a_apart;
-        const T* from_b = b + column() * (across ? 1 : b_apart);
-        Left<T> left[BUFFERS][ROWS];
-        Right<T> right[BUFFERS][COLUMNS];
-        const auto load = [&](int k) {
-            const int which = k / FRAGMENT % BUFFERS;
+    // From k on: the left operand lies along, the right as it is said.
+    template <bool across, class T>
+    PROPOLIS_METHOD static void load(Operands<T>& to, const T* a, int a_apart, const T* b, int b_apart, int k) {
+        a += row() * a_apart + k;
+        b += column() * (across ? 1 : b_apart) + k * (across ? b_apart : 1);
 #pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                left[which][i].template load<false>(from_a + i * FRAGMENT * a_apart + k, a_apart);
-            }
+        for (int i = 0; i < ROWS; ++i) to.left[i].template load<false>(a + i * FRAGMENT * a_apart, a_apart);
 #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                const int place = j * FRAGMENT * (across ? 1 : b_apart) + k * (across ? b_apart : 1);
-                right[which][j].template load<across>(from_b + place, b_apart);
-            }
-        };
-        if (BUFFERS > 1) load(0);
+        for (int j = 0; j < COLUMNS; ++j) {
+            to.right[j].template load<across>(b + j * FRAGMENT * (across ? 1 : b_apart), b_apart);
+        }
+    }
+    template <class T>
+    PROPOLIS_METHOD void multiply(const Operands<T>& by) {
 #pragma unroll
-        for (int k = 0; k < K; k += FRAGMENT) {
-            const int next = k + (BUFFERS - 1) * FRAGMENT;
-            if (next < K) load(next);
-            const int which = k / FRAGMENT % BUFFERS;
+        for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-#pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) sums[i][j].add(left[which][i], right[which][j]);
-            }
+            for (int j = 0; j < COLUMNS; ++j) sums[i][j].add(by.left[i], by.right[j]);
         }
     }
 };
@@ -175,14 +163,32 @@ PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 
         if (s < steps) copy();
         end_of_stage();
     }
-    for (i32 t = 0; t < steps; ++t) {
-        wait_for_stage(stages);
-        __syncthreads();
-        if (t + stages - 1 < steps) copy();
-        end_of_stage();
+    // Operands are loaded while those before are multiplied, the next stage's first ones with this one's last.
+    constexpr int DEEP = K / FRAGMENT;
+    static_assert(DEEP % 2 == 0, "product_of_fragments: a stage ends in the other operands than it begins with");
+    typename WarpTile<M, N>::template Operands<T> operands[2];
+    const auto load = [&](int which, int k) {
         const T* stage = stage_at(used);
-        own.template add<K, across>(stage, left.APART, stage + RIGHT, right.APART);
-        used = after(used);
+        own.template load<across>(operands[which], stage, left.APART, stage + RIGHT, right.APART, k);
+    };
+    wait_for_stage(stages);
+    __syncthreads();
+    load(0, 0);
+    for (i32 t = 0; t < steps; ++t) {
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) {
+            if (d == DEEP - 1) {
+                wait_for_stage(stages);
+                __syncthreads();  // nobody reads this stage any more
+                used = after(used);
+            }
+            load((d + 1) % 2, (d + 1) % DEEP * FRAGMENT);
+            if (d == 0) {
+                if (t + stages - 1 < steps) copy();
+                end_of_stage();
+            }
+            own.multiply(operands[d % 2]);
+        }
     }
 #else
     const auto fetch = [&] {
@@ -201,7 +207,12 @@ PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 
         const bool more = t + 1 < steps;
         if (more) fetch();
         const T* stage = stage_at(used);
-        own.template add<K, across>(stage, left.APART, stage + RIGHT, right.APART);
+#pragma unroll
+        for (int k = 0; k < K; k += FRAGMENT) {
+            typename WarpTile<M, N>::template Operands<T> operands;
+            own.template load<across>(operands, stage, left.APART, stage + RIGHT, right.APART, k);
+            own.multiply(operands);
+        }
         used = after(used);
         if (more) put();
     }

@@ -29,8 +29,8 @@ GAP: Final = MODULE.constant("GAP", 8)
 _AMD: Final = {(64, 64, 64): 0.5, (128, 128, 32): 1.0}
 """Tiles: m, n and how deep operands are read at a time; how well one uses a compute unit."""
 
-_LARGE: Final = {(64, 64, 64): 0.5, (128, 128, 64): 1.0}
-"""Those of devices with more shared memory than AMD's."""
+_LARGE: Final = {(64, 64, 64): 0.5, (128, 128, 64): 1.0, (128, 256, 64): 1.25}
+"""Those of devices with more shared memory than AMD's; measured on an H200."""
 
 _SIZE: Final = 2  # bytes of an element
 _PACK: Final = PACK_BYTES // _SIZE
@@ -85,12 +85,16 @@ def tile_for(
         most: shared memory of a block, in bytes.
         side: only tiles of so many rows.
 
-    >>> tile_for(2048, 2048, 1, 132, 232448), tile_for(2048, 2048, 1, 60, 65536)
-    ((128, 128, 64), (128, 128, 32))
+    >>> tile_for(1024, 1024, 1, 132, 232448), tile_for(2048, 2048, 1, 132, 232448)
+    ((64, 64, 64), (128, 256, 64))
+    >>> tile_for(2048, 2048, 1, 60, 65536)
+    (128, 128, 32)
     """
-    known = _LARGE if most > _LDS else _AMD
-    if side is not None:
-        known = {tile: rate for tile, rate in known.items() if tile[0] == side}
+    known = {
+        tile: rate
+        for tile, rate in (_LARGE if most > _LDS else _AMD).items()
+        if side in (None, tile[0]) and bytes_of(tile) * stages_for(tile, most) <= most
+    }
 
     def time(tile: tuple[int, int, int]) -> float:
         rounds = math.ceil(tiles(tile[:2], m, n) * batches / units)
@@ -110,8 +114,12 @@ def stages_for(tile: tuple[int, int, int], most: int) -> int:
 
     >>> stages_for((128, 128, 32), 65536), stages_for((128, 128, 64), 232448)
     (2, 3)
+    >>> stages_for((128, 256, 64), 232448)
+    4
     """
-    return 3 if most > _LDS else 2  # so many of two blocks fit
+    if most <= _LDS:
+        return 2
+    return 4 if tile[1] > 128 else 3  # so many of one block fit, and of two smaller ones
 
 
 def launch_matrix(
