@@ -125,7 +125,7 @@ def test_ten_thousand_streams(tiny_gguf, tmp_path):
     """
     A flood of streams is refused one by one, in words; no log has a word of any prompt.
 
-    What the first one takes of memory is what the others have: nothing of them is kept.
+    What the second one takes of memory is what the third has: nothing of them is kept.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     count = 10_000 if hard == resource.RLIM_INFINITY else min(10_000, hard - 500)
@@ -151,7 +151,7 @@ def test_ten_thousand_streams(tiny_gguf, tmp_path):
                 assert statuses[429] > count // 2
                 until(lambda: http.get("/info").json()["requests"] == 0, 60)
                 taken.append(resident(server.pid))
-            assert taken[2] < 1.1 * taken[0], taken
+            assert taken[2] < 1.1 * taken[1], taken
             body = {**json.loads(BODY), "temperature": 0}
             assert http.post("/v1/chat/completions", json=body).status_code == 200
     finally:
