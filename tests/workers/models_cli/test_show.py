@@ -29,6 +29,7 @@ def test_gguf(models, tiny_gguf, tiny):
     assert need["weights"] >= 4 * count
     assert need["contexts"][str(answer["context"])] > need["weights"]
     assert need["free"] > 0
+    assert (need["dtype"], need["kv_dtype"]) == ("f32", "f32")
 
 
 def test_folder(models, tiny_folder):
@@ -43,8 +44,9 @@ def test_text(models, tiny_gguf):
     """People get a line for each fact; of the template its first line."""
     lines = models("show", str(tiny_gguf)).out.splitlines()
     words = [line.split()[0] for line in lines]
-    known = "path format architecture parameters quantisation context tokenizer template memory"
-    assert words == known.split()
+    known = "path format architecture parameters quantisation context tokenizer template"
+    assert words == [*known.split(), "computed", "memory"]
+    assert lines[-2].split() == ["computed", "in", "cpu:", "f32,", "keys", "in", "f32"]
     assert "cpu: " in lines[-1]
     assert all(len(line) < 200 for line in lines[1:])
 

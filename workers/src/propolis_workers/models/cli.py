@@ -297,6 +297,7 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
         if need.problem is not None:
             yield "memory", f"{need.device}: {need.problem}"
             continue
+        yield "computed in", f"{need.device}: {need.dtype}, keys in {need.kv_dtype}"
         parts = [f"{size_of(need.weights)} of weights"]
         parts += [f"{size_of(n)} with {tokens} tokens" for tokens, n in need.contexts.items()]
         free = "" if need.free is None else f"; {size_of(need.free)} are free"

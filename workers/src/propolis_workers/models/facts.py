@@ -42,6 +42,8 @@ class Need:
         contexts: tokens of a sequence -> bytes of weights and sequence together.
         free: bytes that can be had now; None where that is not known.
         problem: why nothing is known of this device.
+        dtype: what ``--dtype auto`` computes in there.
+        kv_dtype: what ``--kv-type auto`` keeps keys and values in.
     """
 
     device: str
@@ -49,6 +51,8 @@ class Need:
     contexts: dict[int, int] = field(default_factory=dict)
     free: int | None = None
     problem: str | None = None
+    dtype: str = ""
+    kv_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,8 @@ def as_dict(facts: Facts) -> dict[str, Any]:
                 "contexts": {str(tokens): nbytes for tokens, nbytes in need.contexts.items()},
                 "free": need.free,
                 "problem": need.problem,
+                "dtype": need.dtype,
+                "kv_dtype": need.kv_dtype,
             }
             for need in facts.needs
         ],
@@ -210,7 +216,8 @@ def _needs(
             device = runtime.device(properties.id)
             dtype = computed_dtype("auto", source, config, device)
             weights = weight_bytes(source, embedding, output, device, dtype)
-            kept = replace(config, dtype=dtype, kv_dtype=kept_dtype("auto", device, dtype))
+            kv_dtype = kept_dtype("auto", device, dtype)
+            kept = replace(config, dtype=dtype, kv_dtype=kv_dtype)
             contexts = {
                 tokens: weights + sequence_bytes(kept, tokens, device.threads)
                 for tokens in sorted({min(DEFAULT_CONTEXT, longest), longest})
@@ -219,7 +226,8 @@ def _needs(
         except PropolisError as exc:
             needs.append(Need(properties.id, problem=str(exc)))
         else:
-            needs.append(Need(properties.id, weights, contexts, free))
+            types = {"dtype": dtype.name, "kv_dtype": kv_dtype.name}
+            needs.append(Need(properties.id, weights, contexts, free, **types))
     return tuple(needs)
 
 
