@@ -93,6 +93,12 @@ def test_what_is_there(client):
     assert "completion" in shown.capabilities
 
 
+def test_older_clients_say_name(server):
+    """`/api/show` is asked for a model by `name` too."""
+    got = server.http.post("/api/show", json={"name": "tiny"})
+    assert got.json()["details"]["family"] == "llama"
+
+
 def test_nothing_asked_is_loading(client):
     """An empty prompt, by which clients load a model, is answered at once."""
     assert client.generate("tiny", "").done_reason == "load"
@@ -103,6 +109,9 @@ def test_nothing_asked_is_loading(client):
     [
         ({"model": "other"}, "there is 'tiny'"),
         ({"format": "yaml"}, "format"),
+        ({"context": [1, 2]}, "context is not supported here"),
+        ({"logprobs": True}, "logprobs is not supported here"),
+        ({"options": {"mirostat": 2}}, "options.mirostat is not supported here"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tools": [{"function": {"name": "f"}}]}, "takes no tools"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),

@@ -154,13 +154,22 @@ def test_completions(client, llm):
     assert text == "".join(chunk.choices[0].text for chunk in pieces)
 
 
+def test_a_model_by_its_tag(client):
+    """Ollama's users add one to each name, here too; another model's name is refused."""
+    assert client.models.retrieve("tiny:latest").id == "tiny"
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    assert client.chat.completions.create(model="tiny:latest", **asked).choices
+    with pytest.raises(openai.NotFoundError, match="there is 'tiny'"):
+        client.chat.completions.create(model="other:latest", **asked)
+
+
 def test_json_of_a_schema(client):
     """A random model's answer is JSON of the schema all the same, greedy or drawn, many at once."""
+    # What is not listed is not written either: it is strict.
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
         "required": ["ok", "n"],
-        "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     for seed, chunked in ((1, False), (2, True)):

@@ -75,6 +75,7 @@ class Options(Body):
     repeat_last_n: Annotated[int, Field(ge=-1)] = 64
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    mirostat: int = 0
 
 
 class _Asked(Body):
@@ -89,6 +90,9 @@ class _Asked(Body):
     suffix: str | None = None
     template: str | None = None
     think: Any = None
+    context: list[int] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     timeout: Seconds | None = None
 
     @property
@@ -98,9 +102,13 @@ class _Asked(Body):
 
     def expect_served(self) -> None:
         """Refuse what is not served, by name."""
-        for name in ("images", "suffix", "template", "think"):
+        names = ("images", "suffix", "template", "think", "context", "logprobs", "top_logprobs")
+        for name in names:
             if getattr(self, name):
                 raise ProblemError(400, f"{name} is not supported here", param=name)
+        if self.options and self.options.mirostat:
+            msg = "options.mirostat is not supported here; supported: top_k, top_p, min_p"
+            raise ProblemError(400, msg, param="options.mirostat")
 
 
 class Generate(_Asked):
@@ -124,6 +132,7 @@ class Show(Body):
     model_config = ConfigDict(extra="ignore")
 
     model: str = ""
+    name: str = ""  # as older clients say it
 
 
 class Error(BaseModel):
@@ -174,10 +183,10 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/api/show")
     async def show(asked: Show) -> Told:
-        if not asked.model:
+        if not (name := asked.model or asked.name):
             msg = f"no model is named; there is {service.name!r}"
             raise ProblemError(400, msg, param="model")
-        _expect_name(service, asked.model)
+        service.expect_model(name)
         described = _described(service)
         return {
             "details": described["details"],
@@ -317,12 +326,7 @@ def _request(
 
 def _expect(service: Service, asked: _Asked) -> None:
     asked.expect_served()
-    _expect_name(service, asked.model)
-
-
-def _expect_name(service: Service, name: str) -> None:
-    """Refuse the name of another model; Ollama's clients add a tag to one that has none."""
-    service.expect_model(name if name in service.names else name.removesuffix(":latest"))
+    service.expect_model(asked.model)
 
 
 def _head(service: Service) -> Told:

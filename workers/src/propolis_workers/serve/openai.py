@@ -21,6 +21,7 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
@@ -69,7 +70,7 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model=replies.Model)
     async def model(name: str) -> Told:
-        if service is not None and name in service.names:
+        if service is not None and service.is_named(name):
             return told(service.name)
         if name not in there:
             known = ", ".join(map(repr, there))
@@ -290,7 +291,8 @@ def _grammar(asked: ChatRequest) -> str | None:
         return json_grammar()
     if form.type == "grammar":
         return lark_grammar(form.grammar)
-    return json_grammar(form.json_schema.schema_)
+    schema = form.json_schema.schema_
+    return json_grammar(listed_only(schema) if schema and form.json_schema.strict else schema)
 
 
 __all__ = ["models", "routes"]

@@ -108,6 +108,10 @@ class Service:
         """
         return int(self.engine.status.ready.get("context", self._context))
 
+    def is_named(self, name: str) -> bool:
+        """Whether somebody who says that name wants this model: Ollama's users add ``:latest``."""
+        return name in self.names or name.removesuffix(":latest") in self.names
+
     def expect_model(self, name: str) -> None:
         """
         Check what model somebody wants.
@@ -115,7 +119,7 @@ class Service:
         Raises:
             ProblemError: it is another one.
         """
-        if name not in self.names:
+        if not self.is_named(name):
             msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
             raise ProblemError(404, msg, code="model_not_found", param="model")
 
