@@ -53,8 +53,17 @@ def test_readiness_is_told(program):
     until(lambda: "on cpu (" in server.log.read_text(), 10)
     assert "ready after " in server.log.read_text()
     assert " in f32, keys in " in server.log.read_text()
+    assert "; prompt and answer have room for 96 tokens" in server.log.read_text()
     told = server.http.get("/info").json()
     assert (told["dtype"], told["kv_type"]) == ("f32", "f32")
+
+
+def test_readiness_of_each_engine_is_told(program):
+    """Where one writes and one draws, each says when it can; keys have those that write alone."""
+    server = program("--serve", "both")
+    until(lambda: server.log.read_text().count("ready after ") == 2, 60)
+    lines = [line for line in server.log.read_text().splitlines() if "ready after " in line]
+    assert sum("keys in " in line for line in lines) == 1
 
 
 def test_a_taken_port(tiny_gguf, monkeypatch):

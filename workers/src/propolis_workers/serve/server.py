@@ -10,6 +10,7 @@ import socket
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 import click
@@ -23,6 +24,7 @@ from propolis_workers.serve.protocol import PatientProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Mapping
     from collections.abc import Sequence
 
     from fastapi import FastAPI
@@ -145,11 +147,25 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
 async def _tell_when_ready(engine: Engine) -> None:
     """Say on the terminal that a model is there; how, if it is not, is logged."""
     status = await engine.loaded()
-    said = status.ready
     if status.state == "ready":
-        where = f"{said['device']} ({said['name']})"
-        how = f" in {said['dtype']}, keys in {said['kv_type']}" if "dtype" in said else ""
-        click.echo(f"ready after {said['seconds']} s, on {where}{how}", err=True)
+        click.echo(readiness(status.ready), err=True)
+
+
+def readiness(ready: Mapping[str, Any]) -> str:
+    """
+    What a terminal is told of an engine that is ready: where it runs, in what, and for how much.
+
+    >>> readiness({"seconds": 0.3, "device": "cpu", "name": "a CPU", "dtype": "f32"})
+    'ready after 0.3 s, on cpu (a CPU) in f32'
+    """
+    told = f"ready after {ready['seconds']} s, on {ready['device']} ({ready['name']})"
+    if "dtype" in ready:
+        told += f" in {ready['dtype']}"
+    if "kv_type" in ready:  # those that write
+        told += f", keys in {ready['kv_type']}"
+    if "context" in ready:  # which may be less than was asked for: the model's, or the cache's
+        told += f"; prompt and answer have room for {ready['context']} tokens"
+    return told
 
 
 async def _run(
