@@ -202,14 +202,6 @@ PROPOLIS_INLINE f32 folded(const F32s& a, F f) {
 PROPOLIS_INLINE f32 sum(const F32s& a) {
     return 0 + folded(a, [](auto x, auto y) { return x + y; });  // 0, of zeros with a sign
 }
-PROPOLIS_INLINE bool any_nan(const F32s& a) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)a.part[0], (__m512)a.part[0], _CMP_UNORD_Q);
-#else
-    const f32 total = sum(a * splat(0.0f));
-    return total != total;
-#endif
-}
 // `folded` of each of sixteen vectors, to the bit.
 template <class F>
 PROPOLIS_INLINE F32s folded_each(const F32s (&a)[LANES], F f) {

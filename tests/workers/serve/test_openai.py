@@ -165,11 +165,11 @@ def test_a_model_by_its_tag(client):
 
 def test_json_of_a_schema(client):
     """A random model's answer is JSON of the schema all the same, greedy or drawn, many at once."""
-    # What is not listed is not written either: it is strict.
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
         "required": ["ok", "n"],
+        "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     for seed, chunked in ((1, False), (2, True)):
@@ -193,6 +193,26 @@ def test_json_of_a_schema(client):
             assert set(answer) == {"ok", "n"}
             assert answer["ok"] in (True, False)
             assert answer["n"] in (1, 2, 3)
+
+
+def test_a_strict_schema_has_no_more_than_it_lists(client):
+    """Drawn wildly, an answer has its one property; where it is not strict, some have others."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
+    asked = {"messages": [{"role": "user", "content": "x"}], "model": "tiny", "max_tokens": 40}
+
+    def answers(*, strict: bool) -> set[str]:
+        named = {"name": "x", "schema": schema, "strict": strict}
+        got = client.chat.completions.create(
+            **asked,
+            temperature=2,
+            seed=1,
+            n=8,
+            response_format={"type": "json_schema", "json_schema": named},
+        )
+        return {"".join(choice.message.content.split()) for choice in got.choices}
+
+    assert answers(strict=True) == {'{"n":1}'}
+    assert answers(strict=False) != {'{"n":1}'}
 
 
 def test_grammar(client):
