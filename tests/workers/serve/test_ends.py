@@ -16,13 +16,16 @@ from click.testing import CliRunner
 from patience import patience
 from patience import until
 
+from propolis import Config
 from propolis.cli import cli
 from propolis.errors import UsageError
+from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.serve import engine as engines
 from propolis_workers.serve.answers import Answers
 from propolis_workers.serve.answers import BusyError
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.server import listen
+from propolis_workers.serve.writer import Writer
 
 
 # An answer of many tokens: those that would end it are never drawn.
@@ -56,6 +59,23 @@ def test_readiness_is_told(program):
     assert "; prompt and answer have room for 96 tokens" in server.log.read_text()
     told = server.http.get("/info").json()
     assert (told["dtype"], told["kv_type"]) == ("f32", "f32")
+
+
+@pytest.mark.parametrize("context", [2, 96])
+def test_ready_is_what_has_computed(tiny_gguf, monkeypatch, context):
+    """A step was made before that is said, if there is room for one, and it left nothing behind."""
+    drawn = []
+    step = BatchEngine.step
+    monkeypatch.setattr(BatchEngine, "step", lambda self: (drawn.append(1), step(self))[1])
+    writer = Writer()
+    config = Config(threads=1, model=str(tiny_gguf)).model_dump(mode="json")
+    options = {"context": context, "most": 2, "tokens": None}
+    writer.load(config, options, lambda *_: None)
+    writer.warm()
+    assert bool(drawn) == (context > 2)
+    assert not writer.busy
+    told = writer.state()
+    assert (told["blocks_taken"], told["blocks_kept"], told["running"]) == (0, 0, 0)
 
 
 def test_readiness_of_each_engine_is_told(program):

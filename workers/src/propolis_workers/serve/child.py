@@ -51,6 +51,9 @@ class Worker(Protocol):
     ) -> Told:
         """Load the model; returns what is said of it once it is ready."""
 
+    def warm(self) -> None:
+        """Compute something for nobody, where that is soon done."""
+
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
@@ -92,11 +95,13 @@ class Child:
         except PropolisError as exc:
             self._say({"is": "failed", "error": str(exc), "kind": type(exc).__name__})
             return
-        seconds = round(time.monotonic() - started, 3)
-        self._say({"is": "ready", **ready, "seconds": seconds})
-        threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
         try:
+            self._say({"is": "warming"})
+            worker.warm()
+            seconds = round(time.monotonic() - started, 3)
+            self._say({"is": "ready", **ready, "seconds": seconds})
+            threading.Thread(target=self._listen, daemon=True).start()
             while self._take(worker):
                 worker.step(
                     lambda told: self._tell(worker, told),

@@ -99,6 +99,7 @@ class Engine:
     Attributes:
         status: how it is.
         draining: the server is about to end, and takes no new requests.
+        refusal: the class of the error for which it could not be loaded at all; else nothing.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class Engine:
         """
         self.status = Status()
         self.draining = False
+        self.refusal = ""
+        self._was_ready = False
         self._kind = kind
         self._config = dict(config)
         self._options = dict(options)
@@ -135,6 +138,7 @@ class Engine:
         self._life: asyncio.Task[None] | None = None
         self._heard = time.monotonic()
         self._why = ""  # what the process said of its end
+        self._warming = False  # the process computes its first step, and no request's
         self._patience = _PATIENCE
         self._ready: float | None = None  # when this process was
 
@@ -287,7 +291,7 @@ class Engine:
         """One process from start to end; says how it ended."""
         self._ready = None
         ours, theirs = socket.socketpair()
-        self._why = ""
+        self._why, self._warming = "", False
         with theirs:
             command = [sys.executable, "-P", "-m", "propolis_workers.serve.child"]
             path = os.pathsep.join(p or os.curdir for p in map(os.fspath, sys.path))
@@ -329,7 +333,8 @@ class Engine:
                     read.cancel()
                     return
                 quiet = time.monotonic() - self._heard
-                if self._answers and self.status.state == "ready" and quiet > self._stalls:
+                due = self._warming or (self._answers and self.status.state == "ready")
+                if due and quiet > self._stalls:
                     read.cancel()
                     await self._end_hung(process)
                     return
@@ -369,16 +374,20 @@ class Engine:
                 self._changed.notify_all()
         elif what == "ready":
             self._ready = time.monotonic()
+            self._was_ready, self._warming = True, False
             await self._enter("ready", ready=message, restarts=self.status.restarts)
             with contextlib.suppress(OSError):
                 events.ENGINE_READY.emit(
                     kind=self._kind, device=message["device"], seconds=message["seconds"]
                 )
+        elif what == "warming":
+            self._warming = True
         elif what == "preparing":
             pass  # it was heard, and so is no engine that hangs
         elif what == "lost":
             self._why = str(message["error"])
         else:
+            self.refusal = "" if self._was_ready else message["kind"]
             await self._enter("failed", message["error"], restarts=self.status.restarts)
 
     async def loaded(self) -> Status:

@@ -11,6 +11,7 @@ To the engine::
 From it::
 
     {"is": "loading", "done": 10, "all": 98}
+    {"is": "warming"}
     {"is": "ready", "device": "cpu", "context": 8192, ...}
     {"is": "step", "drawn": [...], "state": {...}}
     {"is": "failed", "error": "...", "kind": "ModelError"}

@@ -104,6 +104,9 @@ class Painter:
         properties = model.device.properties
         return {"device": model.device.id, "name": properties.name, "dtype": dtype.name}
 
+    def warm(self) -> None:
+        """Nothing: the smallest image takes as long as anybody would wait."""
+
     @property
     def busy(self) -> bool:
         """Whether there is anything to draw."""

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import cast
 
 import click
 import uvicorn
 
+from propolis import errors
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.serve.gate import MOST_HEADERS
@@ -128,7 +130,8 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
         The exit code: 0 after SIGTERM, 130 after SIGINT.
 
     Raises:
-        PropolisError: the application could not be started.
+        PropolisError: the application could not be started, or a model not be loaded: as its
+            engine says, such as that there is no such device.
     """
     server = _Server(
         uvicorn.Config(
@@ -144,11 +147,15 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
     return asyncio.run(_run(server, engines, sockets, drain))
 
 
-async def _tell_when_ready(engine: Engine) -> None:
-    """Say on the terminal that a model is there; how, if it is not, is logged."""
+async def _told_when_ready(engine: Engine) -> PropolisError | None:
+    """Say on the terminal that a model is there; why, if it cannot be loaded at all."""
     status = await engine.loaded()
     if status.state == "ready":
         click.echo(readiness(status.ready), err=True)
+    if not engine.refusal:
+        return None
+    kind = getattr(errors, engine.refusal, PropolisError)
+    return cast("PropolisError", kind(status.error))
 
 
 def readiness(ready: Mapping[str, Any]) -> str:
@@ -191,10 +198,19 @@ async def _run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
-    telling = [loop.create_task(_tell_when_ready(engine)) for engine in engines]
+    refusals: list[PropolisError] = []
+
+    async def tell(engine: Engine) -> None:
+        if refusal := await _told_when_ready(engine):
+            refusals.append(refusal)
+            await end()
+
+    telling = [loop.create_task(tell(engine)) for engine in engines]
     await server.serve(sockets)
     for task in telling:
         task.cancel()
+    if refusals:
+        raise refusals[0]
     if not server.started:
         msg = "the server could not be started; the lines above say why"
         raise PropolisError(msg)

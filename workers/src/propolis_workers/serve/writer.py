@@ -13,8 +13,10 @@ from propolis.errors import PropolisError
 from propolis.runtime import Runtime
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Drawn
+from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.embedding import Embedder
 from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.session import LLM
 from propolis_workers.serve import messages
 from propolis_workers.serve.resources import Resources
@@ -75,6 +77,28 @@ class Writer:
             "blocks": engine.blocks.count,
             "window_blocks": 0 if (windows := engine.blocks.windows) is None else windows.count,
         }
+
+    def warm(self) -> None:
+        """
+        Draw two tokens for nobody.
+
+        What the first step compiles, maps and allocates would else be the first client's to wait
+        for, who was told that the model is ready; and what breaks, breaks before anybody asks.
+        """
+        engine = self._engine
+        # Its blocks are not whole, and so are not kept.
+        tokens = min(4, engine.capacity - 2)
+        if tokens < 1:
+            return
+        params = SamplingParams(temperature=0.0)
+        engine.add(None, Request(prompt=[0] * tokens, params=params, max_tokens=2))
+        try:
+            while engine.busy:
+                engine.step()
+        except DeviceLostError:
+            raise
+        except PropolisError:  # whoever asks is told, and it may have been this prompt's
+            engine.abandon()
 
     @property
     def busy(self) -> bool:
