@@ -327,7 +327,9 @@ def test_no_conversation(llm, monkeypatch, messages, message):
 
 def test_unknown_role(llm):
     """A role that the model's template does not tell apart is refused when it is said."""
-    with pytest.raises(UsageError, match=r"unknown role 'tool'; supported .*: system, user, assis"):
+    with pytest.raises(
+        UsageError, match=r"the role 'tool', for which .*; supported: system, user, assis"
+    ):
         llm.chat([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}])
 
 

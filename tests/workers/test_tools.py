@@ -24,8 +24,8 @@ from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
-from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.prompts import Prompts
+from propolis_workers.llm.schemas import listed_only
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.calls import Call
 from propolis_workers.llm.tools.families import FAMILIES

@@ -221,7 +221,7 @@ def test_no_lora_from_elsewhere(studio, path):
         ({"loras": [{"path": "style", "strength": 10.1}]}, "loras.0.strength"),
         ({"seed": -1}, "seed"),
         ({"surprise": 1}, "surprise"),
-        ({"operation": "dance"}, ""),
+        ({"operation": "dance"}, "operation"),
     ],
 )
 def test_limits(studio, wrong, field):

@@ -27,11 +27,11 @@ from propolis_workers.sd.images import read_image
 from propolis_workers.serve.jobs import Jobs
 
 
-def test_a_blank_token_is_none():
+def test_a_blank_token_is_refused():
     """Who means to protect a server with nothing is told so."""
     result = CliRunner().invoke(cli, ["serve", "--host", "192.0.2.1"], env={"PROPOLIS_TOKEN": " "})
     assert result.exit_code != 0
-    assert "there is no token" in str(result.exception)
+    assert "the token is blank" in str(result.exception)
 
 
 def test_the_token_is_no_unknown_variable():
@@ -363,10 +363,12 @@ def test_the_language_models_dtype(monkeypatch):
     assert told == ["auto", "bf16"]
 
 
-def test_the_memory_that_is_taken(server):
-    """A job's metrics say how much of the device's memory is taken."""
+@pytest.mark.parametrize("device", ["cpu", "rocm:0"])
+def test_the_memory_that_is_taken(server, device, monkeypatch):
+    """A job's metrics say how much of a GPU's memory is taken; a CPU has none of its own."""
+    monkeypatch.setitem(server.engine.status.ready, "device", device)
     job = server.http.post("/v1/infer", json={"operation": "infer", "prompt": "a", "max_tokens": 3})
     events = server.http.get(f"/v1/jobs/{job.json()['job_id']}/stream").text.split("\n\n")
     told = [json.loads(one.removeprefix("data: ")) for one in events if one.startswith("data: {")]
     metrics = next(one for one in told if one["type"] == "metrics")
-    assert metrics["vram_bytes"] > 0
+    assert (metrics["vram_bytes"] > 0) == (device != "cpu")

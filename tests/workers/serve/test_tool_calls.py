@@ -221,7 +221,11 @@ def test_tools_are_told(server, client, monkeypatch):
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "now"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "give tools"),
         ({"tools": [NOW, NOW]}, None, "two tools have the name now"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools",
+            "texts of the form",
+        ),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools", "'function'"),
         ({"tools": [NOW] * 129}, "tools", "at most 128"),
         ({"response_format": {"type": "json_object"}}, "response_format", "one of them"),
@@ -235,7 +239,11 @@ def test_tools_are_told(server, client, monkeypatch):
             None,
             "parameters of f are of type 'array'",
         ),
-        ({"messages": [{"role": "user", "content": "x", "annotations": [1]}]}, "messages", "0 it"),
+        (
+            {"messages": [{"role": "user", "content": "x", "annotations": [1]}]},
+            "messages",
+            "supported: at most 0",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(server, wrong, param, says):

@@ -248,8 +248,8 @@ class ChatTemplate:
                     msg += "a message is a mapping with role and content, both str"
                     raise ArgumentTypeError(msg)
             if message["role"] not in self.roles:
-                msg = f"message {number} has the unknown role {shown(message['role'])}; supported "
-                msg += f"by the model's chat template: {', '.join(self.roles)}: use one of them"
+                msg = f"message {number} has the role {shown(message['role'])}, for which the "
+                msg += f"model's chat template has no case; supported: {', '.join(self.roles)}"
                 raise UsageError(msg)
 
 

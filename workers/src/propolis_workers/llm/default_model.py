@@ -56,7 +56,8 @@ def located(model: str, config: Config) -> Path:
         A path that may not exist where the text is no model's name.
 
     Raises:
-        ModelError: it is the name of a model that was not pulled; says how.
+        ModelError: nothing is called that, or it is the name of a model that was not pulled; says
+            how.
     """
     path = expanded(model)
     try:
@@ -65,6 +66,9 @@ def located(model: str, config: Config) -> Path:
     except OSError:
         return path  # whoever opens it says why that cannot be
     found = dict(packaged()).get(model)
+    if found is None and parse(model) is None and Path(model).name == model and not path.suffix:
+        msg = f"{model}: no file, folder or model is called that; `propolis models list` says what "
+        raise ModelError(msg + "there is")
     if found is not None or parse(model) is None:
         return found or path  # no folder of models is asked for
     return Store.of(config).named(model) or path

@@ -6,6 +6,8 @@ Which can is computed by the llguidance library, token by token.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -13,11 +15,11 @@ from typing import Final
 import numpy as np
 
 from propolis.errors import UsageError
+from propolis_workers.llm.schemas import readable
+from propolis_workers.llm.schemas import refused
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from propolis_workers.llm.tokenizer import Tokenizer
@@ -25,104 +27,63 @@ if TYPE_CHECKING:
 
 # A space or an indented new line: without a bound, small models draw white space for ever.
 WHITE_SPACE: Final = r" ?|\n {0,24}"
-_JSON: Any = {"whitespace_pattern": WHITE_SPACE}
-
-
-# What else an object may have, where a schema says it.
-_MORE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
-# Schemas that hold for the same object as the one that has them.
-_ALSO: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
-# Names that lead to schemas, and what holds none.
-_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
-_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"}) | _DEFINITIONS
-_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "required"})
+JSON_OPTIONS: Final[Any] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 
 
 def json_grammar(schema: dict[str, Any] | None = None) -> str:
     """
     The grammar of JSON: of any object, or of what a schema allows.
 
+    ``oneOf`` is read as ``anyOf``: no grammar says of an answer what else it must not be.
+
     Raises:
-        UsageError: the schema cannot be used; says why.
+        UsageError: the schema cannot be used; says where it is wrong, and what to do.
     """
-    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
-
+    wanted = {"type": "object"} if not schema else readable_schema(schema)
     try:
-        grammar = LLMatcher.grammar_from_json_schema(schema or {"type": "object"}, _JSON)
+        return _of_json(wanted)
     except (ValueError, RecursionError) as exc:
-        msg = f"the JSON schema cannot be used: {str(exc)[:300]}"
-        raise UsageError(msg) from exc
-    return _valid(grammar, "the JSON schema")
+        raise UsageError(refused(wanted, str(exc), _wrong)) from exc
 
 
-def listed_only(schema: dict[str, Any]) -> dict[str, Any]:
+def readable_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """
-    A schema whose objects have what it lists and nothing else, as llama.cpp reads schemas.
-
-    JSON Schema allows any others where nothing says otherwise, and a small model goes on with them
-    without an end. An object stays open where the schema says what else it may have, where one is
-    required that is not listed, and where several parts list its properties: none of them has all.
-
-    >>> listed_only({"type": "array", "items": {"properties": {"a": {"type": "null"}}}})["items"]
-    {'properties': {'a': {'type': 'null'}}, 'additionalProperties': False}
+    A schema without what is only a note to its readers.
 
     Raises:
         UsageError: it is nested too deeply.
     """
     try:
-        return _closed(schema, parts=any(map(_in_parts, _each(schema))))
+        return readable(schema, _is_format)
     except RecursionError as exc:
         msg = "the JSON schema cannot be used: it is nested too deeply"
         raise UsageError(msg) from exc
 
 
-def _in_parts(schema: dict[str, Any]) -> bool:
-    """Whether several parts say what one object has."""
-    parts = schema.keys() & _ALSO
-    own = schema.keys() & (_MORE | {"properties", "required"})
-    several = isinstance(all_of := schema.get("allOf"), list) and len(all_of) > 1
-    return bool(parts) and (len(parts) > 1 or bool(own) or several)
+def _of_json(schema: dict[str, Any]) -> str:
+    """The grammar of a schema; raises ValueError where it cannot be used."""
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+
+    grammar: str = LLMatcher.grammar_from_json_schema(schema, JSON_OPTIONS)
+    wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
+    if wrong:
+        raise ValueError(said[0])
+    return grammar
 
 
-def _each(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All schemas within one, itself first."""
-    yield schema
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            within = list(value.values())
-        else:
-            within = [] if key in _NO_SCHEMAS else value if isinstance(value, list) else [value]
-        for one in within:
-            if isinstance(one, dict):
-                yield from _each(one)
+def _wrong(schema: dict[str, Any]) -> str:
+    """What keeps a schema from being used; nothing where it can be."""
+    try:
+        _of_json(schema)
+    except (ValueError, RecursionError) as exc:
+        return str(exc)
+    return ""
 
 
-def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
-    """
-    A schema whose objects are closed.
-
-    Args:
-        schema: of anything.
-        parts: whether what is referred to may be one of several parts of an object.
-    """
-    parted = _in_parts(schema)
-    kept = _NO_SCHEMAS | (_DEFINITIONS if parts else set()) | (_ALSO if parted else set())
-
-    def closed(key: str, value: Any) -> Any:
-        if key in kept:
-            return value
-        if key in _NAMED and isinstance(value, dict):
-            return {name: closed("", one) for name, one in value.items()}
-        if isinstance(value, list):
-            return [closed("", one) for one in value]
-        return _closed(value, parts=parts) if isinstance(value, dict) else value
-
-    told = {key: closed(key, value) for key, value in schema.items()}
-    listed, wanted = schema.get("properties"), schema.get("required", [])
-    open_ = parted or not schema.keys().isdisjoint(_MORE)
-    if isinstance(listed, dict) and not open_ and set(map(str, wanted)) <= listed.keys():
-        told["additionalProperties"] = False
-    return told
+@lru_cache(256)
+def _is_format(name: str) -> bool:
+    """Whether there is a grammar for texts of a format."""
+    return not _wrong({"type": "string", "format": name})
 
 
 def lark_grammar(text: str) -> str:
@@ -134,16 +95,14 @@ def lark_grammar(text: str) -> str:
     """
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
-    return _valid(LLMatcher.grammar_from_lark(text), "the grammar")
-
-
-def _valid(grammar: str, what: str) -> str:
-    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
-
+    grammar: str = LLMatcher.grammar_from_lark(text)
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
-    if wrong:
-        msg = f"{what} cannot be used: {said[0][:300]}"
-        raise UsageError(msg)
+    if wrong:  # its first line; others draw where that is
+        place = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", said[0])
+        told = f"line {place[1]}, column {place[2]}: {place[3]}" if place else said[0]
+        why = re.search("error: (.*)", said[0])
+        msg = f"the grammar cannot be used: {told.splitlines()[0].rstrip(':')[:300]}"
+        raise UsageError(f"{msg}: {why[1]}" if why else msg)
     return grammar
 
 
@@ -219,10 +178,10 @@ class _Vocabulary:
 
 
 __all__ = [
-    "WHITE_SPACE",
+    "JSON_OPTIONS",
     "Constraint",
     "Grammars",
     "json_grammar",
     "lark_grammar",
-    "listed_only",
+    "readable_schema",
 ]

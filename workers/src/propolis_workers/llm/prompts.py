@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -136,6 +137,7 @@ class Prompts:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
+        continued: bool = False,
     ) -> str:
         """
         The prompt for a conversation, by the model's own chat template.
@@ -145,18 +147,33 @@ class Prompts:
             tools: what the model may call, as OpenAI's API describes it.
             variables: of the template, beside these: ``documents``, ``enable_thinking`` and what
                 else it reads; what it does not read changes nothing.
+            continued: whether the answer goes on with the last message, as transformers'
+                ``continue_final_message`` has it, and is no message of its own.
 
         Raises:
             ModelError: the model has no template, or it fails on these messages.
-            UsageError: the messages are not of the types or roles that it takes, or a variable is
-                one that the model decides, or no JSON value.
+            UsageError: the messages are not of the types or roles that it takes, a variable is
+                one that the model decides, or no JSON value, or the template does not put the last
+                message into the prompt as it is.
         """
         given = dict(variables or {})
         for name in _OWN & given.keys():
             msg = f"the chat template's {name} is not given as a variable; supported: others"
             raise UsageError(msg)
         template = self._template(tools=tools is not None)
-        return template.render(messages, add_generation_prompt=True, **given, tools=tools)
+        if not continued:
+            return template.render(messages, add_generation_prompt=True, **given, tools=tools)
+        # Nobody knows the mark, and so no text has it; a template that trims takes its space.
+        mark = f"<{secrets.token_hex(16)}>"
+        *before, last = messages
+        last = {**last, "content": f"{last['content']}{mark} "}
+        text = template.render([*before, last], add_generation_prompt=False, **given, tools=tools)
+        said, found, after = text.rpartition(mark)
+        if not found:
+            msg = "the last message cannot be continued: the model's chat template leaves it out; "
+            msg += "end with a message of the user"
+            raise UsageError(msg)
+        return said if after.startswith(" ") else said.rstrip()
 
     def chat(
         self,
@@ -165,6 +182,7 @@ class Prompts:
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
         begun: str = "",
+        continued: bool = False,
         most: int | None = None,
     ) -> list[int]:
         """
@@ -175,9 +193,10 @@ class Prompts:
             tools: likewise.
             variables: likewise.
             begun: what the answer begins with.
+            continued: as for :meth:`render`.
             most: as for :meth:`text`.
         """
-        text = self.render(messages, tools=tools, variables=variables) + begun
+        text = self.render(messages, tools=tools, variables=variables, continued=continued) + begun
         self._expect_short(text, most)
         return self.tokenizer.encode(text)
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Protocol
+from typing import Self
 
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
@@ -45,11 +46,28 @@ class BusyError(PropolisError):
     """As many requests wait as may."""
 
 
+class Until(float):
+    """
+    When an answer must have ended, by the event loop's clock.
+
+    Attributes:
+        why: how long it may take, and who says so.
+    """
+
+    why: str
+
+    def __new__(cls, time: float, why: str) -> Self:
+        """Of that time."""
+        own = super().__new__(cls, time)
+        own.why = why
+        return own
+
+
 class DeadlineError(PropolisError):
     """An answer took longer than it may."""
 
-    def __init__(self) -> None:
-        super().__init__("the answer took longer than the request or the server allows")
+    def __init__(self, until: float | None = None) -> None:
+        super().__init__(f"the answer took longer than {getattr(until, 'why', 'it may')}")
 
 
 class AnswerError(PropolisError):
@@ -126,7 +144,7 @@ class Answer(AsyncGenerator[dict[str, Any], None]):
             async with asyncio.timeout_at(self._until):
                 one = await way.said.get()
         except TimeoutError as exc:
-            raise DeadlineError from exc
+            raise DeadlineError(self._until) from exc
         if "error" in one:
             way.end = "error"
             way.close()
@@ -241,5 +259,6 @@ __all__ = [
     "DrainingError",
     "EngineFailedError",
     "EngineGoneError",
+    "Until",
     "Watcher",
 ]

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from contextlib import asynccontextmanager
 from datetime import UTC
 from datetime import datetime
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi import Request as HttpRequest
 from fastapi import Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.responses import PlainTextResponse
 from fastapi.responses import StreamingResponse
-from starlette.exceptions import HTTPException
 
 from propolis import __version__
-from propolis.errors import PropolisError
 from propolis_workers.serve import jobs
+from propolis_workers.serve import mistakes
 from propolis_workers.serve import ollama
 from propolis_workers.serve import openai
 from propolis_workers.serve import openai_embeddings
@@ -32,9 +28,6 @@ from propolis_workers.serve import tracing
 from propolis_workers.serve.gate import Gate
 from propolis_workers.serve.metrics import Metrics
 from propolis_workers.serve.openai_replies import describe_events
-from propolis_workers.serve.problems import ProblemError
-from propolis_workers.serve.problems import problem_of
-from propolis_workers.serve.problems import wrong_field
 
 
 if TYPE_CHECKING:
@@ -49,10 +42,6 @@ if TYPE_CHECKING:
 
 # FastAPI's pages would load scripts from elsewhere; the description itself is at /openapi.json.
 _OFFLINE: dict[str, Any] = {"docs_url": None, "redoc_url": None}
-
-# What stands before the names of fields where the body is one of several kinds.
-_NOT_FIELDS = ("body", *jobs.OPERATIONS)
-_TYPE = re.compile(r"\[|^constrained-|^[A-Z][A-Za-z]*$")
 
 # What the ancestor calls how an engine is, where it can be ready by itself.
 _READY = {"ready": "idle", "loading": "loading", "restarting": "loading"}
@@ -77,6 +66,7 @@ def application(
     most_bytes: int = 32 << 20,
     most_open: int = 2048,
     hosts: Collection[str] | None = (),
+    origins: Collection[str] = (),
     heartbeats: Sequence[Heartbeat] = (),
     gated: bool = True,
     log_prompts: bool = False,
@@ -92,6 +82,7 @@ def application(
         most_open: requests that are answered at once, streams among them.
         hosts: what requests may call the server, beside localhost and the addresses that mean
             it; None for anything.
+        origins: of pages that may ask in a browser; ``*`` for any.
         heartbeats: that go on while the server runs.
         log_prompts: whether a line of the log has what each request asked.
         gated: who may ask is checked here, and not by who passes requests on.
@@ -112,6 +103,9 @@ def application(
             heartbeat.stop()
         await asyncio.gather(*(engine.stop() for engine in engines))
 
+    if service is not None and images is not None:
+        service.elsewhere = {images.name: "/v1/images/generations and jobs that draw"}
+        images.elsewhere = dict.fromkeys(service.names - {""}, "chats, completions and jobs")
     app = _App(title="Propolis", version=__version__, lifespan=life, **_OFFLINE)
     app.state.log_prompts = log_prompts
     metrics = Metrics(service, images)
@@ -126,9 +120,7 @@ def application(
 
         app.include_router(openai_images.routes(images))
     app.include_router(page.routes())
-    app.add_exception_handler(PropolisError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _unknown)
+    mistakes.answer(app, service, images)
 
     @app.get("/health")
     async def health() -> Response:
@@ -149,7 +141,7 @@ def application(
         body: dict[str, Any] = {
             "ready": all_ready,
             "state": _READY.get(_worst(states), "error"),
-            "model_loaded": all_ready,
+            "model_loaded": set(states) == {"ready"},
             "progress_url": "/v1/loading/progress",
         }
         if all_ready and any(engine.waiting for engine in engines):
@@ -188,7 +180,15 @@ def application(
             return any(engine.draining for engine in engines)
 
         limits: dict[str, Any] = {"most_bytes": most_bytes, "most_open": most_open, "hosts": hosts}
-        app.add_middleware(Gate, token=token, ending=ending, **limits)
+        app.add_middleware(Gate, token=token, ending=ending, origins=origins, **limits)
+        if origins:  # before the gate: a browser asks for leave without the token
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
     return app
 
 
@@ -247,67 +247,6 @@ async def _loading(engines: Sequence[Engine], layers: int) -> AsyncIterator[byte
 
 def _event(message: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(message).encode() + b"\n\n"
-
-
-async def _ours(http: HttpRequest, exc: Exception) -> Response:
-    problem = problem_of(exc) if isinstance(exc, PropolisError) else ProblemError(500, str(exc))
-    body = problem.body_at(http.url.path)
-    return JSONResponse(body, status_code=problem.status, headers=problem.headers)
-
-
-async def _unknown(http: HttpRequest, exc: Exception) -> Response:
-    """No such route, another method, or a body that cannot be read."""
-    status = exc.status_code if isinstance(exc, HTTPException) else 500
-    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
-    path = http.url.path[:200]
-    if status == HTTPStatus.NOT_FOUND:
-        msg = f"there is no {path} here; /openapi.json says what there is"
-        problem = ProblemError(status, msg, code="not_found")
-    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-        msg = f"{path} is not for {http.method}; supported: {headers.get('Allow', 'another')}"
-        problem = ProblemError(status, msg, code="method_not_allowed")
-    else:
-        problem = ProblemError(status, str(exc.detail) if isinstance(exc, HTTPException) else "")
-    return JSONResponse(problem.body_at(path), status_code=status, headers=headers)
-
-
-async def _invalid(http: HttpRequest, exc: Exception) -> Response:
-    """What is wrong with a body, field by field; in the ancestor's words too."""
-    found = exc.errors() if isinstance(exc, RequestValidationError) else []
-    errors = [
-        wrong_field(
-            _field(one),
-            one["type"],
-            one["msg"],
-            None if one["type"] == "missing" else one.get("input"),
-        )
-        for one in found[:20]
-    ]
-    first = errors[0] if errors else {"field": "", "message": "the body is not valid"}
-    # Of a field that may be several things, what was nearest to being right.
-    within = [e for e in errors if e["field"].startswith(f"{first['field']}.")]
-    first = max([first, *within], key=lambda e: e["field"].count("."))
-    if found and found[0]["type"] == "json_invalid":
-        said = found[0].get("ctx", {}).get("error", "it ends too early")
-        first = {"field": "", "message": f"the body is not JSON: {said}, at {found[0]['loc'][-1]}"}
-    message = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
-    kind = http.headers.get("content-type", "none").partition(";")[0][:100]
-    if not first["field"] and not kind.endswith("json"):
-        message = f"the body is of the type {kind}; send JSON, with Content-Type: application/json"
-    problem = ProblemError(400, message, param=first["field"] or None)
-    problem.errors = errors
-    return JSONResponse(problem.body_at(http.url.path), status_code=400)
-
-
-def _field(wrong: dict[str, Any]) -> str:
-    """The name of a field, with dots; pydantic's names of types beside it left out."""
-    if wrong["type"] == "json_invalid":
-        return ""
-    parts = [part for part in wrong["loc"] if part not in _NOT_FIELDS]
-    own = parts[-1:] if wrong["type"] == "extra_forbidden" else []  # whoever sent it named it
-    between = parts[: len(parts) - len(own)]
-    named = [str(part) for part in between if not _TYPE.search(str(part))]
-    return ".".join([*named, *map(str, own)])
 
 
 __all__ = ["application"]

@@ -81,6 +81,10 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            packed = request.headers.get("content-encoding", "identity")
+            if packed != "identity":
+                msg = f"the body is compressed ({packed[:40]}); supported: plain ones"
+                raise ProblemError(415, msg, code="unsupported_encoding")
             if not request.headers.get("content-type", "").startswith("multipart/"):
                 try:
                     body = await request.body()

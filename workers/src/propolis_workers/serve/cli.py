@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import uuid
 from contextlib import ExitStack
 from contextlib import closing
@@ -92,6 +93,13 @@ _FILES = 65536
     help="What requests may call this server in their Host header, as a proxy's name; may be "
     "given again.  At 127.0.0.1 that is localhost if not given, elsewhere anything.",
 )
+@click.option(
+    "--allow-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Pages that may ask in a browser (CORS), as https://example.org; may be given again.",
+)
 @click.option("--open", "unprotected", is_flag=True, help="Listen beyond this machine unprotected.")
 @click.option(
     "--context",
@@ -109,8 +117,9 @@ _FILES = 65536
 )
 @click.option(
     "--cache-tokens",
-    type=click.IntRange(1),
-    help="Tokens that the cache holds for all together; four contexts if not given.",
+    type=click.IntRange(64),
+    help="Tokens that the cache holds for all together; four contexts if not given.  Of fewer "
+    "than the usual context, so many are the context.",
 )
 @click.option(
     "--kv-type",
@@ -193,6 +202,7 @@ def serve(
     port: int,
     token: str | None,
     allowed: tuple[str, ...],
+    origins: tuple[str, ...],
     unprotected: bool,
     drain: float,
     **options: Any,
@@ -203,7 +213,10 @@ def serve(
     Each model runs in a process of its own; where that ends, requests get an error and it is
     started again.
     """
-    token = (token or "").strip() or None  # a blank one is none
+    if token is not None and not token.strip():
+        msg = "the token is blank: give one in PROPOLIS_TOKEN, or leave --token out"
+        raise UsageError(msg)
+    token = token and token.strip()
     if token is None and not unprotected and not _own(host):
         msg = (
             f"--host {host} is reached by other machines, and there is no token: set "
@@ -217,7 +230,8 @@ def serve(
         # Before anything is loaded: whoever starts two has it said at once.
         sockets = [stack.enter_context(closing(one)) for one in server.listen(host, port)]
         port = sockets[0].getsockname()[1]
-        app, engines = _application(ctx, token, hosts, port, options)
+        who = {"token": token, "hosts": hosts, "origins": tuple(map(_origin, origins))}
+        app, engines = _application(ctx, who, port, options)
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"listening at http://{shown}:{port}; the model is being loaded", err=True)
         code = server.run(app, engines, sockets, drain)
@@ -236,33 +250,47 @@ def _server() -> ModuleType:
 
 def _application(
     ctx: click.Context,
-    token: str | None,
-    hosts: tuple[str, ...] | None,
+    who: dict[str, Any],
     port: int,
     options: dict[str, Any],
 ) -> tuple[FastAPI, list[Engine]]:
     from propolis_workers.serve.app import application  # noqa: PLC0415  (not for --help)
 
     own = {name: options[name] for name in ("model", "fallback", "threads")}
-    config = settings(ctx, sd_model=options.pop("images"), **own, device=_device(options))
+    config = settings(ctx, sd_model=options["images"], **own, device=_device(options))
     what = options["what"] or _named(config)
-    service = _writer(config, options) if what in ("llm", "both") else None
-    for name in ("loras", "dtype", "use_f16"):
-        if options[name] and what == "llm":
-            msg = (
-                f"--{name.replace('_', '-')} is for what draws, and nothing does: add --serve both"
-            )
-            if name != "loras":
-                msg += "; --llm-dtype is for a language model"
-            raise UsageError(msg)
+    _expect_used(what, options)
+    service = _writer(ctx, config, options) if what in ("llm", "both") else None
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
     beats = _heartbeats(config, served, port, options)
     logged = options["log_prompts"]
-    app = application(
-        service, images, token=token, hosts=hosts, heartbeats=beats, log_prompts=logged
-    )
+    app = application(service, images, **who, heartbeats=beats, log_prompts=logged)
     return app, [one.engine for one in served]
+
+
+def _expect_used(what: str, options: dict[str, Any]) -> None:
+    """Refuse options of a model that is not served."""
+    given = [name for name in ("images", "loras", "dtype", "use_f16") if options[name]]
+    if what == "llm" and given:
+        name = given[0].replace("_", "-")
+        msg = f"--{name} is for what draws, and nothing does: give --serve both or sd"
+        if given[0] in ("dtype", "use_f16"):
+            msg += "; --llm-dtype is for a language model"
+        raise UsageError(msg)
+    given = [name for name in ("model", "chat_template", "cache_tokens") if options[name]]
+    if what == "sd" and given:
+        name = given[0].replace("_", "-")
+        msg = f"--{name} is for what writes, and nothing does: give --serve both or llm"
+        raise UsageError(msg)
+
+
+def _origin(text: str) -> str:
+    """What a browser says of a page: scheme, host and port; any where it is an asterisk."""
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        msg = f"--allow-origin {text[:100]!r} is no origin; supported: as https://example.org, or *"
+        raise UsageError(msg)
+    return text.lower()
 
 
 def _heartbeats(
@@ -301,7 +329,7 @@ def _named(config: Config) -> str:
     return "llm"
 
 
-def _writer(config: Config, options: dict[str, Any]) -> Service:
+def _writer(ctx: click.Context, config: Config, options: dict[str, Any]) -> Service:
     from propolis_workers.files import read_text  # noqa: PLC0415
     from propolis_workers.llm.default_model import find_model  # noqa: PLC0415
     from propolis_workers.serve.engine import Engine  # noqa: PLC0415
@@ -321,10 +349,17 @@ def _writer(config: Config, options: dict[str, Any]) -> Service:
         most_waiting=options["queue"],
         stalls=options["stall"],
     )
-    chosen = options["chat_template"]
-    template = None if chosen is None else read_text(chosen)
+    given = options["chat_template"]
+    template = None if given is None else read_text(given)
     own = {"template": template, "name": options["model_ref"]}
-    return Service(path, engine, deadline=options["deadline"], **own)
+    service = Service(path, engine, deadline=options["deadline"], **own)
+    context, tokens = options["context"], options["cache_tokens"]
+    context = min(context, service.config.context_length)
+    chosen = ctx.get_parameter_source("context") is not click.core.ParameterSource.DEFAULT
+    if tokens is not None and chosen and tokens < context:
+        msg = f"--cache-tokens {tokens} holds no sequence of --context {context}: give as many, or "
+        raise UsageError(msg + "a smaller --context")
+    return service
 
 
 def _painter(config: Config, options: dict[str, Any]) -> ImageService:

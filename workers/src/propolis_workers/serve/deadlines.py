@@ -13,7 +13,8 @@ from typing import TypeVar
 from fastapi import Header
 from pydantic import Field
 
-from propolis_workers.serve.engine import DeadlineError
+from propolis_workers.serve.answers import DeadlineError
+from propolis_workers.serve.answers import Until
 
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Deadlines:
         """
         self._most = most
 
-    def until(self, *asked: float | None) -> float | None:
+    def until(self, *asked: float | None) -> Until | None:
         """
         When an answer that is asked for now must have ended.
 
@@ -55,8 +56,14 @@ class Deadlines:
         Returns:
             A time of the event loop's clock; None for no deadline.
         """
-        given = [one for one in (*asked, self._most) if one is not None]
-        return asyncio.get_running_loop().time() + min(given) if given else None
+        given = [(one, "request") for one in asked if one is not None]
+        if self._most is not None:
+            given.append((self._most, "server"))
+        if not given:
+            return None
+        seconds, who = min(given)
+        now = asyncio.get_running_loop().time()
+        return Until(now + seconds, f"the {seconds:g} s that the {who} allows")
 
 
 async def threaded(
@@ -82,7 +89,7 @@ async def threaded(
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(pool, partial(work, *arguments))
     except TimeoutError as exc:
-        raise DeadlineError from exc
+        raise DeadlineError(until) from exc
 
 
 __all__ = ["Deadlines", "Seconds", "Timeout", "threaded"]

@@ -20,6 +20,7 @@ from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.drawing import LARGEST
 from propolis_workers.serve.painter import params_of
 from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import not_served
 from propolis_workers.serve.problems import wrong_field
 
 
@@ -53,6 +54,7 @@ class ImageService:
         largest: at most; of much more than it was made for a model draws the same thing twice.
         factor: of which both sides are multiples.
         created: when it was made, in seconds since 1970.
+        elsewhere: routes of the server's other model, by its name.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ImageService:
         self.engine = engine
         self.deadlines = Deadlines(deadline)
         self.created = int(time.time())
+        self.elsewhere: dict[str, str] = {}
         self._loras = loras
         self._pool = ThreadPoolExecutor(2, "images")
         self._watch: Watch | None = None
@@ -101,11 +104,10 @@ class ImageService:
         Check what model somebody wants.
 
         Raises:
-            ProblemError: it is another one.
+            ProblemError: it is another one; says where that is, if this server has it.
         """
         if name not in ("", self.name):
-            msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
-            raise ProblemError(404, msg, code="model_not_found", param="model")
+            raise not_served(name, self.name, self.elsewhere)
 
     async def prepare(self, drawing: Drawing, until: float | None = None) -> dict[str, Any]:
         """

@@ -74,7 +74,7 @@ Job = Annotated[
     Discriminator(
         _operation,
         custom_error_type="operation",
-        custom_error_message=f"operation is not known; supported: {', '.join(OPERATIONS)}",
+        custom_error_message="operation is not known",  # what is told is in mistakes.py
     ),
 ]
 """The body of ``POST /v1/jobs``."""

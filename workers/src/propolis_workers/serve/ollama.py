@@ -27,8 +27,8 @@ from propolis.errors import PropolisError
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
-from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.llm.schemas import listed_only
 from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
@@ -276,14 +276,18 @@ def _generated(service: Service, asked: Generate) -> Request:
 def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
     """What is asked of the engine for a conversation, and its tools."""
     told, options, most = spoken(asked.messages), asked.options or Options(), service.context
+    # Ollama goes on with what the assistant said last.
+    last = asked.messages[-1]
+    said = last.role == "assistant" and not last.tool_calls and (last.content or "").strip()
+    given: Told = {"variables": asked.variables, "continued": bool(said), "most": most}
     if not asked.tools:
-        ids = service.prompts.chat(told, variables=asked.variables, most=most)
+        ids = service.prompts.chat(told, **given)
         return _request(service, options, ids, _grammar(asked)), None
     if asked.format:
         msg = "an answer follows format or calls tools: give one of them"
         raise ProblemError(400, msg, param="format")
     tools = tool_use(service.prompts, [tool.function.checked() for tool in asked.tools])
-    ids = service.prompts.chat(told, tools=tools.told, variables=asked.variables, most=most)
+    ids = service.prompts.chat(told, tools=tools.told, **given)
     return _request(service, options, ids, None, tools.shown), tools
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -21,8 +22,8 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
-from propolis_workers.llm.grammar import listed_only
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.llm.schemas import listed_only
 from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
 from propolis_workers.serve import openai_tools
@@ -130,14 +131,20 @@ def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, 
     tools = openai_tools.planned(service.prompts, asked)
     spoken = openai_tools.spoken(asked.messages)
     most = service.context
+    continued = asked.continued
+    if asked.continue_final_message and not continued:
+        msg = "continue_final_message is true; the last message is no text of the assistant's"
+        raise ProblemError(400, msg, param="continue_final_message")
     if tools is None:
-        ids = service.prompts.chat(spoken, variables=asked.template_variables, most=most)
+        variables = asked.template_variables
+        ids = service.prompts.chat(spoken, variables=variables, continued=continued, most=most)
         return ids, _grammar(asked), None
     ids = service.prompts.chat(
         spoken,
         tools=tools.told,
         variables=asked.template_variables,
         begun=tools.begun,
+        continued=continued and tools.grammar is None,  # a call is a message of its own
         most=most,
     )
     return ids, tools.grammar, tools
@@ -277,13 +284,32 @@ def _params(asked: ChatRequest | CompletionRequest, choice: int, known: int) -> 
         presence_penalty=given(asked.presence_penalty, 0.0),
         frequency_penalty=given(asked.frequency_penalty, 0.0),
         logit_bias=bias,
-        # Choices of one seed are not all the same.
-        seed=None if asked.seed is None else abs(asked.seed) + choice,
+        seed=_seed(asked.seed, choice),
     )
 
 
+def _seed(seed: int | None, choice: int) -> int | None:
+    """The seed of a choice: none is another choice's, of this request or of the next seed's."""
+    if seed is None or not choice:
+        return None if seed is None else abs(seed)
+    own = np.random.SeedSequence(abs(seed), spawn_key=(choice,))
+    return int(own.generate_state(1, np.uint64)[0])
+
+
 def _grammar(asked: ChatRequest) -> str | None:
-    """What the answer has to follow; None where it is any text."""
+    """
+    What the answer has to follow; None where it is any text.
+
+    Raises:
+        ProblemError: there is no grammar of that.
+    """
+    try:
+        return _form(asked)
+    except UsageError as exc:
+        raise ProblemError(400, str(exc), param="response_format") from exc
+
+
+def _form(asked: ChatRequest) -> str | None:
     form = asked.response_format
     if form is None or form.type == "text":
         return None

@@ -122,10 +122,10 @@ class EditRequest(_Common):
     """The fields of ``POST /v1/images/edits`` beside its files."""
 
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
-    image: UploadFile | None = None
-    # What OpenAI's client calls a list of them.
+    # Lists, so that of two none is left out; OpenAI's client calls a list of them image[].
+    image: list[UploadFile] = Field([], max_length=1)
     several: list[UploadFile] = Field([], alias="image[]", max_length=1)
-    mask: UploadFile | None = None
+    mask: list[UploadFile] = Field([], max_length=1)
 
 
 def routes(service: ImageService) -> APIRouter:
@@ -149,15 +149,15 @@ def routes(service: ImageService) -> APIRouter:
         until = service.deadlines.until(asked.timeout, within)
         service.expect_model(asked.model)
         params = asked.params()
-        files = [*([asked.image] if asked.image is not None else []), *asked.several]
+        files = [*asked.image, *asked.several]
         if len(files) != 1:
             msg = f"these are {len(files)} images; supported: one, in the field image"
             raise ProblemError(400, msg, param="image")
         params["image"] = base64.b64encode(await files[0].read()).decode()
         if asked.strength is not None:
             params["strength"] = asked.strength
-        if asked.mask is not None:
-            mask = await service.beside(until, _mask, await asked.mask.read())
+        if asked.mask:
+            mask = await service.beside(until, _mask, await asked.mask[0].read())
             params["mask"] = base64.b64encode(mask).decode()
         return await _respond(service, http, asked, params, (), "edit", until)
 

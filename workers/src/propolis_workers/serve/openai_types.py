@@ -144,7 +144,10 @@ class _Common(_Asked):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: int | None = None
+    # Who asks, and for what: changes nothing here.
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -169,19 +172,31 @@ class ChatRequest(_Common):
     store: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
     service_tier: str | None = None
+    modalities: list[Literal["text"]] | None = None
     response_format: Annotated[Form, Field(discriminator="type")] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    # As vLLM and llama.cpp's server have them: variables of the model's chat template.
+    # Whether the answer goes on with a last message of the assistant; vLLM's name for it.
+    continue_final_message: bool | None = None
+    # Variables of the model's chat template; the two below as vLLM and llama.cpp's server have it.
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=4096)] | None = None
 
     @property
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is given beside messages and tools."""
-        documents = {} if self.documents is None else {"documents": self.documents}
-        return {**documents, **(self.chat_template_kwargs or {})}
+        own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})}
+
+    @property
+    def continued(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        last = self.messages[-1]
+        begun = last.role == "assistant" and not last.tool_calls and bool(last.text().strip())
+        return begun and self.continue_final_message is not False
 
 
 class CompletionRequest(_Common):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
@@ -17,6 +18,9 @@ from propolis_workers.serve.engine import DrainingError
 from propolis_workers.serve.engine import EngineFailedError
 from propolis_workers.serve.engine import EngineGoneError
 
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Letters of a value that is repeated to whoever gave it.
 _SHORT: Final = 100
@@ -93,6 +97,21 @@ def wrong_field(field: str, constraint: str, message: str, value: Any = None) ->
     return error
 
 
+def not_served(name: str, known: str, routes: Mapping[str, str] | None = None) -> ProblemError:
+    """
+    What is said of a model that a route does not serve.
+
+    Args:
+        name: of the model.
+        known: the name of the one that it serves.
+        routes: those of other models of this server, by their names.
+    """
+    msg = f"the model {name[:100]!r} is not served here; there is {known!r}"
+    if routes and name in routes:
+        msg = f"the model {name[:100]!r} is for {routes[name]}; here there is {known!r}"
+    return ProblemError(404, msg, code="model_not_found", param="model")
+
+
 def problem_of(exc: PropolisError) -> ProblemError:
     """An error of ours, as whoever asked is told."""
     if isinstance(exc, ProblemError):
@@ -114,4 +133,4 @@ def problem_of(exc: PropolisError) -> ProblemError:
     return ProblemError(500, str(exc), code=code)
 
 
-__all__ = ["ProblemError", "problem_of", "wrong_field"]
+__all__ = ["ProblemError", "not_served", "problem_of", "wrong_field"]

@@ -15,7 +15,7 @@ from propolis_workers.llm.prompts import open_model
 from propolis_workers.serve import messages
 from propolis_workers.serve.deadlines import Deadlines
 from propolis_workers.serve.deadlines import threaded
-from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import not_served
 
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Service:
         engine: what computes.
         deadlines: of its answers.
         created: when it was made, in seconds since 1970.
+        elsewhere: routes of the server's other model, by its name.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Service:
         self.names = {"", self.name, own, path.name}
         self.engine = engine
         self.created = int(time.time())
+        self.elsewhere: dict[str, str] = {}
         self._watch: Watch | None = None
         self._context = 0
 
@@ -117,11 +119,10 @@ class Service:
         Check what model somebody wants.
 
         Raises:
-            ProblemError: it is another one.
+            ProblemError: it is another one; says where that is, if this server has it.
         """
         if not self.is_named(name):
-            msg = f"the model {name[:100]!r} is not served here; there is {self.name!r}"
-            raise ProblemError(404, msg, code="model_not_found", param="model")
+            raise not_served(name, self.name, self.elsewhere)
 
     async def prepared(
         self, count: int, until: float | None, work: Callable[..., T], *arguments: Any

@@ -142,7 +142,9 @@ async def write(service: Service, asked: AsyncGenerator[dict[str, Any]], job: Ru
 
 
 def _taken(service: Service) -> int:
-    """Bytes of the device's memory that are taken, as far as that is known."""
+    """Bytes of the GPU's memory that are taken, as far as that is known."""
+    if service.engine.status.ready.get("device") == "cpu":
+        return 0  # what all programs of the machine take would tell nothing
     memory = service.engine.status.now.get("memory") or {}
     total, free = memory.get("total") or 0, memory.get("free")
     return total - free if total and free is not None else 0

@@ -163,6 +163,9 @@ def _find(folder: Path) -> Path:
         if path.suffix.lower() in (".gguf", ".safetensors"):
             found = f"no model.safetensors or model{INDEXES[0]} in the folder"
             raise unusable(folder, found, f"give the file itself: {show(path.name)}?")
+    if _exists(folder / "model_index.json"):
+        found = "a model that draws, in the layout of diffusers; here a language model is wanted"
+        raise unusable(folder, found, "give it to `propolis sd -m` or `propolis serve --images`")
     found = f"no model.safetensors or model{INDEXES[0]} in the folder"
     raise unusable(folder, found, "give the folder that holds the model's weights")
 

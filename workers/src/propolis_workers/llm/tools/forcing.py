@@ -8,10 +8,11 @@ from typing import Any
 from typing import Final
 
 from propolis.errors import UsageError
-from propolis_workers.llm.grammar import WHITE_SPACE
+from propolis_workers.llm.grammar import JSON_OPTIONS
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
-from propolis_workers.llm.grammar import listed_only
+from propolis_workers.llm.grammar import readable_schema
+from propolis_workers.llm.schemas import listed_only
 
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _rule(
     else:
         head = json.dumps(f'{{"name": "{name}", "{family.arguments}": ')
         tail = '"}"'
-    own = json.dumps(wanted | {"x-guidance": {"whitespace_pattern": WHITE_SPACE}})
+    own = json.dumps(wanted | {"x-guidance": JSON_OPTIONS})
     return f"call{number}: {head} arguments{number} {tail}\narguments{number}: %json {own}"
 
 
@@ -98,7 +99,7 @@ def arguments_schema(name: str, schema: dict[str, Any] | None) -> dict[str, Any]
     except UsageError as exc:
         msg = f"the parameters of {name}: {exc}"
         raise UsageError(msg) from exc
-    return wanted
+    return readable_schema(wanted)
 
 
 def _token(text: str, tokenizer: Tokenizer) -> str:

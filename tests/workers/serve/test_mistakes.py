@@ -1,0 +1,178 @@
+"""Mistakes of whoever asks or starts a server: what was given, what is supported, what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+
+import pytest
+from click.testing import CliRunner
+from patience import patience
+from PIL import Image
+
+from propolis import Config
+from propolis.cli import cli
+from propolis_workers.serve.engine import Engine
+from propolis_workers.serve.image_service import ImageService
+from propolis_workers.serve.service import Service
+
+
+ASKED = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def both(hosting, tiny_gguf, sd_folder):
+    """A server of two models."""
+    own = Config(threads=1).model_dump(mode="json")
+    told = {"context": 96, "most": 1, "tokens": None}
+    writes = Engine({**own, "model": str(tiny_gguf)}, told)
+    told = {"most": 1, "dtype": "f32"}
+    draws = Engine({**own, "sd_model": str(sd_folder)}, told, kind="sd")
+    return hosting(Service(tiny_gguf, writes), ImageService(sd_folder, draws))
+
+
+def refused(got, status=400):
+    """What a response says is wrong."""
+    assert got.status_code == status, got.text
+    return got.json()["error"]["message"]
+
+
+def test_no_body(server):
+    """A body that is not there is said to be none."""
+    kind = {"Content-Type": "application/json"}
+    for headers in ({}, kind):
+        said = refused(server.http.post("/v1/chat/completions", content=b"", headers=headers))
+        assert said == "there is no body: send JSON, with Content-Type: application/json"
+
+
+def test_too_deep_a_body(server):
+    """One that is nested too deeply is said to be."""
+    deep = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    kind = {"Content-Type": "application/json"}
+    said = refused(server.http.post("/v1/chat/completions", content=deep, headers=kind))
+    assert "nested too deeply" in said
+
+
+def test_a_compressed_body(server):
+    """What is compressed is refused as that, and not for its first byte."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    content = gzip.compress(b"{}")
+    got = server.http.post("/v1/chat/completions", content=content, headers=headers)
+    assert "compressed (gzip); supported: plain" in refused(got, 415)
+
+
+def test_what_is_not_served(server, drawing):
+    """Routes of a model that this server lacks say how it is had."""
+    said = refused(server.http.post("/v1/images/generations", json={"prompt": "a"}), 404)
+    assert "needs a model that draws" in said
+    assert "--images" in said
+    studio = drawing()
+    for path in ("/v1/chat/completions", "/api/generate"):
+        told = studio.http.post(path, json=ASKED)
+        assert told.status_code == 404
+        assert "needs a model that writes" in told.text
+    assert "there is no /v1/else here" in refused(server.http.post("/v1/else"), 404)
+
+
+def test_the_other_model(both):
+    """A model that is served elsewhere is said to be, and where."""
+    draws, writes = "tiny-sd", "tiny"
+    said = refused(both.http.post("/v1/chat/completions", json=ASKED | {"model": draws}), 404)
+    assert f"{draws!r} is for /v1/images/generations" in said
+    body = {"prompt": "a", "model": writes}
+    said = refused(both.http.post("/v1/images/generations", json=body), 404)
+    assert f"{writes!r} is for chats" in said
+    assert f"there is {draws!r}" in said
+
+
+def test_two_images(drawing):
+    """Of two images to be changed none is left out without a word."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    data = file.getvalue()
+    files = [("image", ("a.png", data)), ("image", ("b.png", data))]
+    got = drawing().http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
+    assert "image has 2 elements; supported: at most 1" in refused(got)
+
+
+def test_an_operation_that_is_unknown(server):
+    """It is named, with those there are."""
+    got = server.http.post("/v1/jobs", json={"prompt": "a", "operation": "dance"})
+    assert refused(got).startswith('operation is "dance"; supported: infer, image_generation')
+    assert got.json()["errors"][0]["value"] == "dance"
+
+
+def test_a_token_without_its_scheme(serving):
+    """A token that was sent alone is not said to be a wrong one."""
+    server = serving(token="secret")
+    for given, says in (("secret", "has no Bearer"), ("Bearer x", "is not the server's")):
+        got = server.http.get("/v1/models", headers={"Authorization": given})
+        assert says in refused(got, 401)
+
+
+def test_pages_that_may_ask(serving):
+    """A page of a named origin gets leave from the browser; others get none."""
+    server = serving(origins=("https://example.org",))
+    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    for origin, leave in (("https://example.org", True), ("https://evil.example", False)):
+        headers = {"Origin": origin}
+        got = server.http.options("/v1/chat/completions", headers=headers | wanted)
+        assert (got.status_code == 200) == leave
+        assert (got.headers.get("access-control-allow-origin") == origin) == leave
+        got = server.http.get("/v1/models", headers=headers)
+        assert (got.headers.get("access-control-allow-origin") == origin) == leave
+    form = {"Origin": "https://example.org", "Content-Type": "text/plain"}
+    got = server.http.post("/v1/chat/completions", content=b"{}", headers=form)
+    assert got.status_code == 400  # it may, and this is no JSON
+
+
+def test_no_page_may_ask_unasked(server):
+    """Without the option no page gets leave, and is told what would give it."""
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    got = server.http.options("/v1/chat/completions", headers=headers)
+    assert "--allow-origin" in refused(got, 403)
+    assert "access-control-allow-origin" not in got.headers
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--cache-tokens", "64", "--context", "80"], "holds no sequence of --context"),
+        (["--serve", "llm", "--images", "x"], "--images is for what draws"),
+        (["--serve", "sd", "--cache-tokens", "512"], "--cache-tokens is for what writes"),
+        (["--allow-origin", "example.org"], "supported: as https://example.org"),
+        (["--token", ""], "the token is blank"),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing(options, says, tiny_gguf, monkeypatch):
+    """What could not be done as it was asked for is refused before anything is loaded."""
+    monkeypatch.setattr("propolis_workers.serve.server.run", lambda *_: 0)
+    model = [] if "sd" in options else ["-m", str(tiny_gguf)]
+    result = CliRunner().invoke(cli, ["serve", *model, "--port", "0", *options])
+    assert result.exit_code != 0
+    assert says in str(result.exception)
+
+
+def test_a_device_that_is_not_there(program):
+    """A server that can never be ready ends, with the reason and the code of a mistake."""
+    server = program("--device", "cpu:7", ready=False)
+    assert server.process.wait(patience(30)) == 2
+    assert "error: no device 'cpu:7'; present: cpu" in server.log.read_text()
+
+
+def test_a_cache_that_is_too_large(program):
+    """So does one that has no room; its code says that it is no mistake of the command."""
+    server = program("--cache-tokens", str(1 << 40), ready=False)
+    assert server.process.wait(patience(30)) == 3
+    assert "error: a cache of" in server.log.read_text()
+
+
+def test_ready_while_it_drains(server):
+    """A model that is loaded stays loaded while the server takes nothing new."""
+    server.engine.draining = True
+    try:
+        told = server.http.get("/v1/ready").json()
+    finally:
+        server.engine.draining = False
+    assert (told["ready"], told["model_loaded"], told["state"]) == (False, True, "draining")

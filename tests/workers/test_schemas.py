@@ -1,0 +1,115 @@
+"""JSON schemas as grammars are made of them."""
+
+import json
+import time
+
+import pytest
+from patience import patience
+
+
+pytest.importorskip("llguidance")
+
+from propolis.errors import UsageError
+from propolis_workers.llm.grammar import json_grammar
+from propolis_workers.llm.grammar import lark_grammar
+
+
+def _within(schema):
+    """A schema of an object whose property ``a`` has another one's property ``b``."""
+    inner = {"type": "object", "properties": {"b": schema}}
+    return {"type": "object", "properties": {"a": inner}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be followed: leave it out"),
+        ({"not": {"type": "string"}}, "'not' cannot be followed: leave it out"),
+        ({"type": "strin"}, "type is 'strin'; supported: array, boolean"),
+        ({"type": "string", "pattern": "("}, "its pattern '(' is no regular expression here"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"$ref": "#/nope"}, "$ref is '#/nope', where nothing is; supported: places in the schema"),
+        ({"$ref": "http://x/y"}, "$ref is 'http://x/y', where nothing is"),
+        ({"type": "integer", "minimum": "x"}, "minimum"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
+    """A schema that cannot be followed is refused by what is wrong, where, and what to do."""
+    with pytest.raises(UsageError) as caught:
+        json_grammar(_within(schema))
+    assert "the JSON schema cannot be used: at /properties/a/properties/b: " in str(caught.value)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schema_that_allows_nothing():
+    """What no answer can be is refused, with the reason."""
+    with pytest.raises(UsageError, match=r"nothing that it allows: minLength \(5\) is greater"):
+        json_grammar({"type": "string", "minLength": 5, "maxLength": 2})
+
+
+def test_what_is_wrong_where_others_refer_to():
+    """Of a definition the definition is named, and not what refers to it."""
+    schema = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/q"}},
+        "$defs": {"q": {"type": "array", "contains": {}}},
+    }
+    with pytest.raises(UsageError, match=r"at /\$defs/q: 'contains'"):
+        json_grammar(schema)
+    reversed_ = dict(reversed(schema.items()))
+    with pytest.raises(UsageError, match=r"at /\$defs/q: 'contains'"):
+        json_grammar(reversed_)
+
+
+def test_a_large_schema_is_refused_soon():
+    """What is wrong in a schema of thousands of parts is looked for in some of them."""
+    many = {f"p{n}": {"type": "string", "maxLength": 9} for n in range(20000)}
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="uniqueItems"):
+        json_grammar({"type": "object", "uniqueItems": True, "properties": many})
+    assert time.monotonic() - started < patience(30)
+
+
+@pytest.mark.parametrize("name", ["password", "path", "my-own", "int32"])
+def test_formats_that_nobody_checks_are_notes(name):
+    """A format that no grammar is known for changes nothing, as JSON Schema has it."""
+    plain, told = {"type": "string"}, {"type": "string", "format": name}
+    assert json_grammar(_within(told)) == json_grammar(_within(plain))
+
+
+def test_formats_that_are_checked_are_followed():
+    """Of the formats that JSON Schema defines, the answer has that form."""
+    plain, told = {"type": "string"}, {"type": "string", "format": "date-time"}
+    assert json_grammar(_within(told)) != json_grammar(_within(plain))
+
+
+def test_what_is_called_format_is_no_format():
+    """Properties, values and definitions of that name stay."""
+    for kept in ({"properties": {"format": {"const": "x"}}}, {"const": {"format": "zip"}}):
+        assert '"format"' in json_grammar(kept).replace("\\", "")
+
+
+def test_one_of_several_is_any_of_them():
+    """``oneOf`` of schemas that allow the same is followed as ``anyOf``."""
+    parts = [{"type": "string"}, {"type": "string", "minLength": 2}]
+    grammar = json.loads(json_grammar({"oneOf": parts}))
+    assert grammar
+    with pytest.raises(UsageError, match=r"at /oneOf/1: 'not'"):
+        json_grammar({"oneOf": [{"type": "string"}, {"not": {}}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("start: foo", 'line 1, column 8: unknown name: "foo"'),
+        ("start: /(/", "unclosed group"),
+        ("x", "line 1"),
+    ],
+)
+def test_what_is_wrong_with_a_grammar_is_one_line(text, says):
+    """A grammar that cannot be read is refused with the line and the column."""
+    with pytest.raises(UsageError) as caught:
+        lark_grammar(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,179 @@
+"""
+JSON schemas as grammars are made of them: what they close, what is read in them, and what is wrong
+with one, where.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+
+from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Iterator
+
+# What else an object may have, where a schema says it.
+_MORE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+# Schemas that hold for the same object as the one that has them.
+_ALSO: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+# Names that lead to schemas, and what holds none.
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"}) | _DEFINITIONS
+_NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "required"})
+# Schemas within one that are looked at for what is wrong: a long one is not compiled for seconds.
+_LOOKED_AT: Final = 500
+_TYPES: Final = "array, boolean, integer, null, number, object, string"
+
+
+def listed_only(schema: dict[str, Any]) -> dict[str, Any]:
+    """
+    A schema whose objects have what it lists and nothing else, as llama.cpp reads schemas.
+
+    JSON Schema allows any others where nothing says otherwise, and a small model goes on with them
+    without an end. An object stays open where the schema says what else it may have, where one is
+    required that is not listed, and where several parts list its properties: none of them has all.
+
+    >>> listed_only({"type": "array", "items": {"properties": {"a": {"type": "null"}}}})["items"]
+    {'properties': {'a': {'type': 'null'}}, 'additionalProperties': False}
+
+    Raises:
+        UsageError: it is nested too deeply.
+    """
+    try:
+        return _closed(schema, parts=any(_in_parts(one) for _, one in _each(schema)))
+    except RecursionError as exc:
+        msg = "the JSON schema cannot be used: it is nested too deeply"
+        raise UsageError(msg) from exc
+
+
+def _in_parts(schema: dict[str, Any]) -> bool:
+    """Whether several parts say what one object has."""
+    parts = schema.keys() & _ALSO
+    own = schema.keys() & (_MORE | {"properties", "required"})
+    several = isinstance(all_of := schema.get("allOf"), list) and len(all_of) > 1
+    return bool(parts) and (len(parts) > 1 or bool(own) or several)
+
+
+def _each(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """All schemas within one and their places in it as JSON pointers, itself first."""
+    yield place, schema
+    for key, value in schema.items():
+        own = f"{place}/{key}"
+        within: list[tuple[str, Any]] = []
+        if key in _NAMED and isinstance(value, dict):
+            within = [(f"{own}/{name}", one) for name, one in value.items()]
+        elif key not in _NO_SCHEMAS:
+            listed = isinstance(value, list)
+            within = (
+                [(f"{own}/{n}", one) for n, one in enumerate(value)] if listed else [(own, value)]
+            )
+        for where, one in within:
+            if isinstance(one, dict):
+                yield from _each(one, where)
+
+
+def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
+    """
+    A schema whose objects are closed.
+
+    Args:
+        schema: of anything.
+        parts: whether what is referred to may be one of several parts of an object.
+    """
+    parted = _in_parts(schema)
+    kept = _NO_SCHEMAS | (_DEFINITIONS if parts else set()) | (_ALSO if parted else set())
+
+    def closed(key: str, value: Any) -> Any:
+        if key in kept:
+            return value
+        if key in _NAMED and isinstance(value, dict):
+            return {name: closed("", one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [closed("", one) for one in value]
+        return _closed(value, parts=parts) if isinstance(value, dict) else value
+
+    told = {key: closed(key, value) for key, value in schema.items()}
+    listed, wanted = schema.get("properties"), schema.get("required", [])
+    open_ = parted or not schema.keys().isdisjoint(_MORE)
+    if isinstance(listed, dict) and not open_ and set(map(str, wanted)) <= listed.keys():
+        told["additionalProperties"] = False
+    return told
+
+
+def readable(schema: dict[str, Any], known: Callable[[str], bool]) -> dict[str, Any]:
+    """
+    A schema without formats that no grammar is known for.
+
+    JSON Schema means a format as a note to the reader where nobody checks it, and lets anyone
+    make up others, such as ``password``.
+
+    Args:
+        schema: of anything.
+        known: whether there is a grammar for a format.
+    """
+
+    def read(key: str, value: Any) -> Any:
+        if key in _NO_SCHEMAS:
+            return value
+        if key in _NAMED and isinstance(value, dict):
+            return {name: read("", one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [read("", one) for one in value]
+        return readable(value, known) if isinstance(value, dict) else value
+
+    name = schema.get("format")
+    without = isinstance(name, str) and not known(name)
+    told = {key: read(key, value) for key, value in schema.items()}
+    if without:
+        del told["format"]
+    return told
+
+
+def refused(schema: dict[str, Any], said: str, compiles: Callable[[dict[str, Any]], str]) -> str:
+    """
+    Why a schema cannot be used: the place in it, what is there, and what to do.
+
+    Args:
+        schema: that cannot be used.
+        said: what the library said of it.
+        compiles: what it says of another one; nothing where that can be used.
+    """
+    beside = {key: schema[key] for key in _DEFINITIONS & schema.keys()}
+    place, found = "", schema
+    looked = list(islice(_each(schema), _LOOKED_AT))
+    for where, one in reversed(looked[1:]):  # the innermost first
+        to = str(one.get("$ref", ""))
+        elsewhere = to.startswith("#") and repr(to[1:]) not in said  # it is wrong there
+        if not elsewhere and compiles({**beside, **one}) == said:
+            place, found = where, one
+            break
+    at = f"at {place}: " if place else ""
+    return f"the JSON schema cannot be used: {at}{_said(found, said)}"
+
+
+def _said(found: dict[str, Any], said: str) -> str:
+    """What is wrong with the schema at fault, in words of ours."""
+    if keys := re.match(r"Unimplemented keys: \[(.*)\]", said):
+        names = keys[1].replace('"', "'")
+        return f"{names} cannot be followed: leave it out, and check answers for it"
+    if kind := re.match("Invalid type: (.*)", said):
+        return f"type is {kind[1][:50]!r}; supported: {_TYPES}"
+    if why := re.match("Unsatisfiable schema: (.*)", said):
+        return f"there is nothing that it allows: {why[1][:300]}"
+    if "pattern" in found and "regex parse error" in said:
+        why = re.search("error: (.*)", said)
+        told = f": {why[1][:200]}" if why else ""
+        return f"its pattern {str(found['pattern'])[:100]!r} is no regular expression here{told}"
+    if "$ref" in found and re.match("Pointer|Resource", said):
+        names = f"$ref is {str(found['$ref'])[:100]!r}"
+        return f"{names}, where nothing is; supported: places in the schema, as '#/$defs/name'"
+    return " ".join(said.split())[:300]
+
+
+__all__ = ["listed_only", "readable", "refused"]
