@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,11 @@ from propolis_cpu_native._native import KINDS
 
 NATIVE = Path(__file__).parents[2] / "plugins" / "cpu_native" / "native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-# As CMakeLists.txt has them for arm64_dotprod.
-FLAGS = ("-std=c++20", "-O2", "-march=armv8.2-a+dotprod", "-ffp-contract=fast", "-fno-math-errno")
+DISASSEMBLER = "aarch64-linux-gnu-objdump"
+FLAGS = ("-std=c++20", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-w", "-I", NATIVE)
+# As CMakeLists.txt has them; the latter has products of its own, and the rest is the same.
+DOTPROD, I8MM = "-march=armv8.2-a+dotprod", "-march=armv8.2-a+dotprod+i8mm"
+PRODUCTS = ("qmatmul", "qmatmul_32", "qmatmul_256")
 SOURCES = ("pool", "rows", "qmatmul", "indexing", "attention", "conv", "images", "linear", "matrix")
 SOURCES += ("attention_matrix", "conv_matrix", "qmatmul_matrix", "qmatmul_32", "qmatmul_256")
 
@@ -39,9 +43,9 @@ UNITS = {dtypes.f32: 2.0**-18, dtypes.f16: 2.0**-11, dtypes.bf16: 2.0**-8}
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory):
-    """Calls a kernel under the emulator; instead of this machine's own."""
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The kernels as programs, by the level of their products."""
     missing = [tool for tool in (COMPILER, EMULATOR) if not shutil.which(tool)]
     if missing:
         packages = "g++-aarch64-linux-gnu qemu-user-static"
@@ -51,18 +55,31 @@ def kernels(tmp_path_factory):
         pytest.skip(msg)
     folder = tmp_path_factory.mktemp("arm")
 
-    def compiled(source):
-        to = folder / f"{source.stem}.o"
-        command = (COMPILER, *FLAGS, "-w", "-I", NATIVE, "-c", source, "-o", to)
+    def compiled(made):
+        level, name = made
+        to = folder / f"{name}{level}.o"
+        source = Path(__file__).with_name(name) if "." in name else NATIVE / f"{name}.cpp"
+        command = (COMPILER, *FLAGS, level, "-c", source, "-o", to)
         subprocess.run(command, check=True, timeout=patience(300))
-        return to
+        return made, to
 
-    sources = [NATIVE / f"{name}.cpp" for name in SOURCES]
+    wanted = [(level, name) for name in PRODUCTS for level in (I8MM, DOTPROD)]
+    wanted += [(DOTPROD, name) for name in (*SOURCES, "served.cpp") if name not in PRODUCTS]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, [*sources, Path(__file__).with_name("served.cpp")]))
-    # Statically, so that no system of that architecture is needed.
-    program = folder / "served"
-    subprocess.run((COMPILER, "-static", "-pthread", *objects, "-o", program), check=True)
+        objects = dict(pool.map(compiled, wanted))
+    made = {}
+    for level in (DOTPROD, I8MM):
+        made[level] = folder / f"served{level}"
+        own = [at for (by, name), at in objects.items() if by == level or name not in PRODUCTS]
+        # Statically, so that no system of that architecture is needed.
+        command = (COMPILER, "-static", "-pthread", *own, "-o", made[level])
+        subprocess.run(command, check=True)
+    return made
+
+
+@contextmanager
+def running(program):
+    """Calls a kernel of a program under the emulator; instead of this machine's own."""
     process = subprocess.Popen(
         [EMULATOR, "-cpu", "max", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -82,6 +99,13 @@ def kernels(tmp_path_factory):
     process.stdin.close()
     assert process.wait(patience(20)) == 0
     process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def kernels(programs):
+    """Calls a kernel of those with products of bytes."""
+    with running(programs[DOTPROD]) as call:
+        yield call
 
 
 def normal(dtype, *shape, seed=0):
@@ -169,8 +193,29 @@ def images(kernels, dtype):
     assert near(raw, dtype, expected)
 
 
+def by_two_rows(programs, kernels):
+    """Products of two rows of weights and of activations (i8mm) have the bits of the others."""
+    outputs, width = 37, 512
+    values, _ = normal(dtypes.f32, outputs, width)
+    with running(programs[I8MM]) as call:
+        for dtype in FORMATS:
+            blocks = np.asarray(ops.quantize(Tensor.from_numpy(values), dtype).array)
+            for tokens in (1, 2, 3, 9):
+                x, _ = normal(dtypes.f32, tokens, width, seed=1)
+                x[:, 5] = 300  # as language models have them
+                for exact in (0, 1):
+                    numbers = tokens, outputs, width, exact
+                    asked = "product", dtypes.f32, numbers, dtype.name.encode(), blocks, x
+                    assert call(*asked) == kernels(*asked), (dtype, tokens, exact)
+    # That instruction is there, and in the other program is not.
+    for level, there in ((I8MM, True), (DOTPROD, False)):
+        command = (DISASSEMBLER, "-d", programs[level])
+        shown = subprocess.run(command, capture_output=True, check=True)
+        assert (b"\tsmmla\t" in shown.stdout) == there
+
+
 # One test: whichever of pytest's processes had a share of several would compile anew.
-def test_every_kernel(kernels):
+def test_every_kernel(programs, kernels):
     """Products by every format, rows, attention and images, in each dtype: as in float64."""
     for dtype in FORMATS:
         products(kernels, dtype)
@@ -179,3 +224,4 @@ def test_every_kernel(kernels):
         attention(kernels, dtype, 1)
         attention(kernels, dtype, 37)
         images(kernels, dtype)
+    by_two_rows(programs, kernels)

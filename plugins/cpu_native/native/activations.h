@@ -10,10 +10,10 @@
 namespace propolis {
 
 // Rows of activations that share an unpacked weight: their sums stay in registers.
-constexpr int MOST = VECTOR >= 32 ? 8 : 2;
+constexpr int MOST = VECTOR >= 32 ? 8 : BY_TWO_ROWS ? 4 : 2;
 
 // Of M rows so many at a time: a product waits for the one before it that it is added to.
-constexpr int beside(int rows) { return VECTOR >= 32 ? (rows < 4 ? rows : 4) : 1; }
+constexpr int beside(int rows) { return std::min(rows, VECTOR >= 32 ? 4 : BY_TWO_ROWS ? 2 : 1); }
 
 constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
 

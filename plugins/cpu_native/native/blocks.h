@@ -54,14 +54,30 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN
     const auto products = [&](const I32s& sums, int g, const Four* a) PROPOLIS_INLINED {
         return BY_SIGN<F> ? dot_signed(sums, w[g], *a) : dot_groups<some>(sums, w + g, a, M);
     };
-    for_each<each / some>([&](auto number) PROPOLIS_INLINED {
-        constexpr int g = number * some;
-        const int four = (part * each + g) * M + FIRST;
-        for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
-            lower[j] = products(lower[j], g, (const Four*)at.lower + four + j);
-            if constexpr (FINER) upper[j] = products(upper[j], g, (const Four*)at.upper + four + j);
+    if constexpr (BY_TWO_ROWS && beside(M) == 2) {
+        const auto both_rows = [&](const i8* bytes, I32s (&to)[beside(M)]) PROPOLIS_INLINED {
+            I32s even{}, odd{};
+            for_each<each / 2>([&](auto pair) PROPOLIS_INLINED {
+                const Four* four = (const Four*)bytes + (part * each + 2 * pair) * M + FIRST;
+                dot_two_rows(even, odd, w + 2 * pair, four, four + M);
+            });
+            I32s first, second;
+            part_rows(even, odd, first, second);
+            to[0] = to[0] + first;
+            to[1] = to[1] + second;
+        };
+        both_rows(at.lower, lower);
+        if constexpr (FINER) both_rows(at.upper, upper);
+    } else {
+        for_each<each / some>([&](auto number) PROPOLIS_INLINED {
+            constexpr int g = number * some;
+            const int four = (part * each + g) * M + FIRST;
+            for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+                lower[j] = products(lower[j], g, (const Four*)at.lower + four + j);
+                if constexpr (FINER) upper[j] = products(upper[j], g, (const Four*)at.upper + four + j);
+            });
         });
-    });
+    }
     for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
         const I32s both = FINER ? (upper[j] << 8) + lower[j] : lower[j];

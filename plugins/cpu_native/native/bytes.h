@@ -103,6 +103,35 @@ PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
 }
 #endif
 
+// The same of two rows of weights and two of activations at once (i8mm): `even` has of each four rows of weights the
+// products of the first two, row by row those with both rows of activations, and `odd` those of the last two.  `w` are
+// two groups, and `first` and `second` the fours of both rows of activations that go with them.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool BY_TWO_ROWS = true;
+PROPOLIS_INLINE void dot_two_rows(I32s& even, I32s& odd, const U8s* w, const Four* first, const Four* second) {
+    int32x2_t a, b;
+    std::memcpy(&a, first, sizeof a);
+    std::memcpy(&b, second, sizeof b);
+    const int8x16_t x = vreinterpretq_s8_s32(vcombine_s32(vzip1_s32(a, b), vzip2_s32(a, b)));
+    PROPOLIS_EACH {
+        const int32x4_t near = (int32x4_t)w[0].part[p], far = (int32x4_t)w[1].part[p];
+        even.part[p] = (i32v)vmmlaq_s32((int32x4_t)even.part[p], vreinterpretq_s8_s32(vzip1q_s32(near, far)), x);
+        odd.part[p] = (i32v)vmmlaq_s32((int32x4_t)odd.part[p], vreinterpretq_s8_s32(vzip2q_s32(near, far)), x);
+    }
+}
+// What both rows of activations have of that.
+PROPOLIS_INLINE void part_rows(const I32s& even, const I32s& odd, I32s& first, I32s& second) {
+    PROPOLIS_EACH {
+        first.part[p] = (i32v)vuzp1q_s32((int32x4_t)even.part[p], (int32x4_t)odd.part[p]);
+        second.part[p] = (i32v)vuzp2q_s32((int32x4_t)even.part[p], (int32x4_t)odd.part[p]);
+    }
+}
+#else
+constexpr bool BY_TWO_ROWS = false;
+PROPOLIS_INLINE void dot_two_rows(I32s&, I32s&, const U8s*, const Four*, const Four*) {}
+PROPOLIS_INLINE void part_rows(const I32s&, const I32s&, I32s&, I32s&) {}
+#endif
+
 // Of so many groups products may be added as pairs are, in 16 bits, where no factor of `w` is above `most`: without
 // VNNI, whose sums have 32.
 template <int most>

@@ -58,7 +58,11 @@ _X86: Final = {
     "x86_64_v3": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
     "x86_64_v2": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
 }
-_ARM: Final = {"arm64_dotprod": {"asimddp"}, "arm64": {"asimd"}}
+_ARM: Final = {
+    "arm64_i8mm": {"asimddp", "i8mm"},
+    "arm64_dotprod": {"asimddp"},
+    "arm64": {"asimd"},
+}
 
 
 def levels() -> dict[str, set[str]]:
