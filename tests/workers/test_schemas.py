@@ -30,7 +30,8 @@ def _within(schema):
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"$ref": "#/nope"}, "$ref is '#/nope', where nothing is; supported: places in the schema"),
         ({"$ref": "http://x/y"}, "$ref is 'http://x/y', where nothing is"),
-        ({"type": "integer", "minimum": "x"}, "minimum"),
+        ({"type": "integer", "minimum": "x"}, 'minimum is "x"; supported: a number'),
+        ({"type": "string", "minLength": -3}, "minLength is -3; supported: a number from 0 on"),
     ],
 )
 def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
@@ -100,8 +101,25 @@ def test_one_of_several_is_any_of_them():
 
 
 @pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}], ids=str
+)
+def test_a_schema_without_an_end(schema):
+    """One that is only itself again is refused before anything is drawn."""
+    with pytest.raises(UsageError, match="nothing that it allows: it refers to itself"):
+        json_grammar(schema)
+
+
+def test_a_schema_that_comes_to_itself():
+    """One that may end, as of a tree, is followed."""
+    tree = {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}}
+    assert json_grammar(tree)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("start: start", "nothing that it allows"),
+        ('root ::= "a"', "GBNF: write it in the syntax of Lark"),
         ("start: foo", 'line 1, column 8: unknown name: "foo"'),
         ("start: /(/", "unclosed group"),
         ("x", "line 1"),

@@ -128,6 +128,8 @@ def test_cut(sd, capsys):
     assert {"prompt": "circle", "negative": "circle"} == {
         name: text[-6:] for name, text in images.cut.items()
     }
+    told = "this was left out: "
+    assert [note.split(told)[0] for note in images.notes] == ["of the prompt ", "of the negative "]
     assert {} == sd.generate(params()).cut
     assert capsys.readouterr().err.count("prompt.cut") == 2
 

@@ -82,14 +82,18 @@ def test_the_answer_goes_on(server, rendered, more, end):
 
 
 def test_nothing_to_go_on_with(server, rendered):
-    """A last message of the user's, or of nothing, is no beginning."""
+    """A last message of the user's is no beginning; one of nothing is as if it were not there."""
     asked = conversation("It is")[:1]
     body = {"messages": asked, "max_tokens": 1, "continue_final_message": True}
     got = server.http.post("/v1/chat/completions", json=body)
     assert (got.status_code, got.json()["error"]["param"]) == (400, "continue_final_message")
-    body = {"messages": conversation(" "), "max_tokens": 1}
+    for begun in (" ", "", "\n"):
+        body = {"messages": conversation(begun), "max_tokens": 1}
+        assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+        assert rendered[-1].endswith("Which?<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    body = {"messages": conversation("")[1:], "max_tokens": 1}
     assert server.http.post("/v1/chat/completions", json=body).status_code == 200
-    assert rendered[-1].endswith("<|im_start|>assistant\n<think>\n")
+    assert rendered[-1].count("assistant\n") == 2
 
 
 def test_ollama_goes_on(server, rendered):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 
+import httpx2
 import pytest
 from click.testing import CliRunner
 from patience import patience
@@ -12,6 +13,7 @@ from PIL import Image
 
 from propolis import Config
 from propolis.cli import cli
+from propolis.errors import ModelError
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.image_service import ImageService
 from propolis_workers.serve.service import Service
@@ -72,6 +74,85 @@ def test_what_is_not_served(server, drawing):
         assert told.status_code == 404
         assert "needs a model that writes" in told.text
     assert "there is no /v1/else here" in refused(server.http.post("/v1/else"), 404)
+
+
+PICTURE = [{"type": "image_url", "image_url": {"url": "x"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "told"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": PICTURE}]},
+            ["messages.0.content.0.type is \"image_url\"; supported: 'text' or 'refusal'"],
+        ),
+        ("/v1/completions", {"prompt": 5}, ["prompt is 5; supported: a text or a list"]),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "grammar"}},
+            ["response_format.grammar is missing: give it"],
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_object", "foo": 1}},
+            ["response_format.foo is not supported here: leave it out"],
+        ),
+        (
+            "/v1/chat/completions",
+            {"stream_options": {"include_usage": True}},
+            ["stream_options goes with stream: true; leave it out, or stream"],
+        ),
+        (
+            "/v1/chat/completions",
+            {"chat_template_kwargs": {"messages": []}},
+            ["the chat template's messages is the model's or the request's own: leave it out"],
+        ),
+    ],
+)
+def test_each_mistake_is_told_once(server, path, more, told):
+    """What is wrong has its place in the body, once, and nothing that is not wrong is told."""
+    body = {**ASKED, **more} if "chat" in path else more
+    got = server.http.post(path, json=body)
+    assert refused(got) == told[0]
+    assert [one["message"] for one in got.json()["errors"]] == told
+
+
+def test_too_long_a_number(server):
+    """A number of more digits than are read is said to be that."""
+    body = b'{"messages": [{"role": "user", "content": "x"}], "seed": ' + b"9" * 5000 + b"}"
+    kind = {"Content-Type": "application/json"}
+    said = refused(server.http.post("/v1/chat/completions", content=body, headers=kind))
+    assert "too many digits" in said
+
+
+def test_a_body_that_is_too_large_is_answered(server):
+    """Whoever still sends as he is refused reads why, and no reset connection."""
+    body = b'{"prompt": "' + b"x" * (40 << 20) + b'"}'
+    kind = {"Content-Type": "application/json"}
+    for _ in range(3):
+        got = httpx2.post(f"{server.url}/v1/completions", content=body, headers=kind)
+        assert "supported here: send less" in refused(got, 413)
+
+
+def test_the_cache_bounds_the_context(tiny_gguf, monkeypatch):
+    """Where it does, the message about too long a prompt says that."""
+    monkeypatch.setattr("propolis_workers.serve.server.run", lambda *_: 0)
+    made = []
+    told = Service.__init__
+
+    def init(self, *args, **kwargs):
+        told(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(Service, "__init__", init)
+    for options in (["--cache-tokens", "64"], []):
+        command = ["serve", "-m", str(tiny_gguf), "--port", "0", *options]
+        assert CliRunner().invoke(cli, command).exit_code == 0
+    for service, raised in zip(made, ("raise --cache-tokens", "raise the context"), strict=True):
+        service.engine.status.ready["context"] = 64
+        with pytest.raises(ModelError, match=raised):
+            service.expect_prompt([1] * 64)
 
 
 def test_the_other_model(both):

@@ -147,7 +147,7 @@ def test_more_than_may_wait(serving):
     assert server.chat().status_code == 200
     never = server.chat(n=4)
     assert never.status_code == 400
-    assert "at most 3" in never.json()["error"]["message"]
+    assert "supported: 3" in never.json()["error"]["message"]
 
 
 @pytest.mark.slow

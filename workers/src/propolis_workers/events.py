@@ -78,7 +78,7 @@ PROMPT_CUT: Final = Event(
     "prompt.cut",
     "warning",
     "a prompt has more tokens than the text encoder takes: the rest has no effect on the image",
-    ("tokens", "limit", "cut"),
+    ("tokens", "limit"),  # and not what was cut: no prompt is logged
 )
 
 ALL: Final = tuple(value for value in globals().copy().values() if isinstance(value, Event))

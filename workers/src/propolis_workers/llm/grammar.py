@@ -68,7 +68,20 @@ def _of_json(schema: dict[str, Any]) -> str:
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
         raise ValueError(said[0])
+    if not _can_begin(grammar):
+        msg = "Unsatisfiable schema: it refers to itself without an end"
+        raise ValueError(msg)
     return grammar
+
+
+def _can_begin(grammar: str) -> bool:
+    """Whether there is a first byte that a grammar allows."""
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+    from llguidance import LLTokenizer  # noqa: PLC0415
+
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    matcher.compute_bitmask()
+    return not matcher.is_error()
 
 
 def _wrong(schema: dict[str, Any]) -> str:
@@ -102,7 +115,12 @@ def lark_grammar(text: str) -> str:
         told = f"line {place[1]}, column {place[2]}: {place[3]}" if place else said[0]
         why = re.search("error: (.*)", said[0])
         msg = f"the grammar cannot be used: {told.splitlines()[0].rstrip(':')[:300]}"
+        if "::=" in text:
+            msg += '; this looks like GBNF: write it in the syntax of Lark, as start: "a" | "b"'
         raise UsageError(f"{msg}: {why[1]}" if why else msg)
+    if "<" not in text and not _can_begin(grammar):  # tokens of a vocabulary are no bytes
+        msg = "the grammar cannot be used: there is nothing that it allows"
+        raise UsageError(msg)
     return grammar
 
 
@@ -130,7 +148,7 @@ class Grammars:
             self._known = LLTokenizer(wrapped, eos_token=ends or None)
         matcher = LLMatcher(self._known, grammar, log_level=0)
         if matcher.is_error():
-            msg = f"the grammar cannot be used: {matcher.get_error()[:300]}"
+            msg = f"the grammar cannot be used: {_first(matcher)}"
             raise UsageError(msg)
         return Constraint(matcher)
 
@@ -151,7 +169,7 @@ class Constraint:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         # It may be too large only where an answer comes to; an end alone is allowed then.
         if self._matcher.is_error():
-            msg = f"the grammar cannot be followed further: {self._matcher.get_error()[:300]}"
+            msg = f"the grammar cannot be followed further: {_first(self._matcher)}"
             raise UsageError(msg)
         can = np.unpackbits(bits, count=logits.size, bitorder="little").astype(bool)
         return np.where(can, logits, np.float32(-np.inf))
@@ -159,6 +177,11 @@ class Constraint:
     def push(self, token: int) -> None:
         """Go on by a token that was allowed."""
         self._matcher.consume_token(token)
+
+
+def _first(matcher: Any) -> str:
+    """The first line of an error; its state, which follows, is nobody's."""
+    return str(matcher.get_error()).partition("\n")[0][:300]
 
 
 class _Vocabulary:

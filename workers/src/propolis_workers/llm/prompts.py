@@ -33,6 +33,9 @@ Message = Mapping[str, object]
 # Arguments of their own say these.
 _OWN = {"messages", "tools", "add_generation_prompt"}
 
+DECIDED = frozenset({*_OWN, "bos_token", "eos_token"})
+"""Variables of a chat template that nobody gives."""
+
 
 def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, Tokenizer]:
     """
@@ -119,7 +122,8 @@ class Prompts:
             UsageError: it takes no tools, or its calls are not read here.
         """
         if "tools" not in self._template(tools=True).names:
-            msg = f"the chat template of {self._path.name} takes no tools: ask without them"
+            msg = f"the chat template of {self._path.name} takes no tools: leave them out, or give "
+            msg += "another template (--chat-template)"
             raise UsageError(msg)
         family = family_of(self._sources[True] or "")
         if family is None:
@@ -161,6 +165,8 @@ class Prompts:
             msg = f"the chat template's {name} is not given as a variable; supported: others"
             raise UsageError(msg)
         template = self._template(tools=tools is not None)
+        if continued and not str(messages[-1]["content"]).strip():  # nothing was said yet
+            messages, continued = messages[:-1], False
         if not continued:
             return template.render(messages, add_generation_prompt=True, **given, tools=tools)
         # Nobody knows the mark, and so no text has it; a template that trims takes its space.
@@ -248,4 +254,4 @@ class Prompts:
         return self._templates[source]
 
 
-__all__ = ["Message", "Prompts", "open_model", "open_tokenizer", "open_weights"]
+__all__ = ["DECIDED", "Message", "Prompts", "open_model", "open_tokenizer", "open_weights"]

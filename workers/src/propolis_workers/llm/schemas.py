@@ -166,6 +166,9 @@ def _said(found: dict[str, Any], said: str) -> str:
         return f"type is {kind[1][:50]!r}; supported: {_TYPES}"
     if why := re.match("Unsatisfiable schema: (.*)", said):
         return f"there is nothing that it allows: {why[1][:300]}"
+    if number := re.match("Expected (?:f64|positive integer|.*) for '(.*)', got (.*)", said):
+        least = " from 0 on" if "positive" in said else ""
+        return f"{number[1]} is {number[2][:50]}; supported: a number{least}"
     if "pattern" in found and "regex parse error" in said:
         why = re.search("error: (.*)", said)
         told = f": {why[1][:200]}" if why else ""

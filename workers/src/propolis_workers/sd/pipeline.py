@@ -308,8 +308,9 @@ class StableDiffusion:
         found, array = [], latents.numpy()
         for one, cut, end in zip(each, cuts, accumulate(counts), strict=True):
             own = slice(end - one.batch, end)
+            told = [*notes, *(f"of the {name} this was left out: {cut[name]:.80}" for name in cut)]
             found.append(
-                Images(pixels[own], array[own], one, self._source(), cut, notes, clock.seconds)
+                Images(pixels[own], array[own], one, self._source(), cut, told, clock.seconds)
             )
         return found
 

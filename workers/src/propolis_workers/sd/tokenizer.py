@@ -33,9 +33,6 @@ _WORDS: Final = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
 
-# Characters of what was cut that the log tells; the result has all.
-_TOLD = 80
-
 
 class PromptIds(NamedTuple):
     """
@@ -125,11 +122,7 @@ class CLIPTokenizer:
         cut = ""
         if len(found.ids) > room:
             cut = text[found.offsets[room][0] :].strip()
-            events.PROMPT_CUT.emit(
-                tokens=len(found.ids),
-                limit=room,
-                cut=cut[:_TOLD] + ("..." if cut[_TOLD:] else ""),
-            )
+            events.PROMPT_CUT.emit(tokens=len(found.ids), limit=room)
         ids = [self.bos_id, *found.ids[:room], self.eos_id]
         return PromptIds(ids + [self.pad_id] * (length - len(ids)), cut)
 

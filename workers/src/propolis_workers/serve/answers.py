@@ -200,7 +200,8 @@ class Answers:
             UsageError: they are more than may ever wait.
         """
         if count > self.most:
-            msg = f"these are {count} answers at once; at most {self.most} are given"
+            msg = f"these are {count} answers at once; supported: {self.most}, as --sequences and "
+            msg += "--queue of the server have it"
             raise UsageError(msg)
         there = len(self._open) + self.coming
         if there + count > self.most:

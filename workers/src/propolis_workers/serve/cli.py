@@ -351,11 +351,19 @@ def _writer(ctx: click.Context, config: Config, options: dict[str, Any]) -> Serv
     )
     given = options["chat_template"]
     template = None if given is None else read_text(given)
+    if options["model_ref"] is not None and not options["model_ref"].strip():
+        msg = "--model-ref is blank: give a name, or leave it out"
+        raise UsageError(msg)
     own = {"template": template, "name": options["model_ref"]}
     service = Service(path, engine, deadline=options["deadline"], **own)
     context, tokens = options["context"], options["cache_tokens"]
     context = min(context, service.config.context_length)
     chosen = ctx.get_parameter_source("context") is not click.core.ParameterSource.DEFAULT
+    if chosen and options["context"] > context:
+        more = f"--context {options['context']} is more than the model's, {context}, which is taken"
+        click.echo(more, err=True)
+    if tokens is not None and tokens < context:
+        service.bound = "--cache-tokens"
     if tokens is not None and chosen and tokens < context:
         msg = f"--cache-tokens {tokens} holds no sequence of --context {context}: give as many, or "
         raise UsageError(msg + "a smaller --context")

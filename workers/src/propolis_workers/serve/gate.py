@@ -7,6 +7,7 @@ Written for the ASGI protocol, so that streams pass as they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
@@ -52,6 +53,9 @@ MOST_HEADERS: Final = 64 << 10
 # Where bodies hold images; of others this many bytes are enough.
 _WITH_IMAGES: Final = ("/v1/images/", "/v1/jobs", "/v1/infer")
 _TEXT: Final = 4 << 20
+# Bytes of a body that is too large that are taken, and seconds for which.
+_SWALLOWED: Final = 64 << 20
+_SWALLOWING: Final = 10.0
 
 
 class Gate:
@@ -221,6 +225,8 @@ class _Passage:
         """Answer with that problem, where nothing was said yet."""
         if self._status:
             return
+        if problem.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            await self._swallow()
         body = json.dumps(problem.body_at(self._scope["path"])).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(k.lower().encode(), v.encode()) for k, v in problem.headers.items()]
@@ -230,6 +236,16 @@ class _Passage:
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
         self._refused = True
+
+    async def _swallow(self) -> None:
+        """Take what comes, up to a bound: who still sends as he is refused would not read why."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SWALLOWING):
+                while self._had < _SWALLOWED:
+                    message = await self._receive()
+                    self._had += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
 
     def log(self) -> None:
         """A line about it, without what was asked."""
@@ -273,7 +289,8 @@ def _as_json(scope: Scope) -> Scope:
 
 
 def _too_much(most: int) -> ProblemError:
-    return ProblemError(413, f"the body has more than {most} bytes", code="body_too_large")
+    msg = f"the body has more than {most} bytes, which are supported here: send less"
+    return ProblemError(413, msg, code="body_too_large")
 
 
 __all__ = ["MOST_HEADERS", "REQUEST", "Gate"]

@@ -39,6 +39,8 @@ Told = dict[str, Any]
 _NOT_FIELDS: Final = ("body", *OPERATIONS)
 # How pydantic names the kinds that a field may be of, where those stand among names.
 _TYPE: Final = re.compile(r"\[|^constrained-|^[A-Z][A-Za-z]*$|^(str|int|float|bool|none)$")
+# Fields of several kinds, told apart by their type.
+_TAGGED: Final = ("response_format",)
 # Errors of which so many are told.
 _MOST: Final = 20
 _SHORT: Final = 60
@@ -68,8 +70,8 @@ _SUPPORTED: Final = {
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} characters",
     "string_type": "a text",
-    "too_long": "at most {max_length}",
-    "too_short": "at least {min_length}",
+    "too_long": "at most {max_length} elements",
+    "too_short": "at least {min_length} elements",
     "union_tag_invalid": "{expected_tags}",
     "union_tag_not_found": "an object with {discriminator}",
 }
@@ -114,6 +116,9 @@ def _unknown(http: HttpRequest, exc: Exception, *, writes: bool, draws: bool) ->
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         msg = f"{path} is not for {http.method}; supported: {headers.get('Allow', 'another')}"
         problem = ProblemError(status, msg, code="method_not_allowed")
+    elif isinstance(exc.__cause__, ValueError):  # of JSON that is right: too long a number
+        msg = "the body has a number of too many digits: send fewer, or a text"
+        problem = ProblemError(status, msg, code="too_long_a_number")
     elif isinstance(exc.__cause__, RecursionError):
         msg = "the body is nested too deeply: send fewer objects and lists within each other"
         problem = ProblemError(status, msg, code="too_deep")
@@ -125,20 +130,36 @@ def _unknown(http: HttpRequest, exc: Exception, *, writes: bool, draws: bool) ->
 async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     """What is wrong with a body, field by field; in the ancestor's words too."""
     found = list(exc.errors() if isinstance(exc, RequestValidationError) else [])[:_MOST]
+    found = _causes(found)
     errors = [_wrong(one, found, http) for one in found]
+    errors = list({(one["field"], one["message"]): one for one in errors}.values())
     problem = ProblemError(400, _headline(errors, found, http))
-    # Of a field that may be several things, what was nearest to being right.
-    if errors:
-        problem.param = _nearest(errors)["field"] or None
+    problem.param = errors[0]["field"] or None if errors else None
     problem.errors = errors
     return JSONResponse(problem.body_at(http.url.path), status_code=400)
 
 
-def _nearest(errors: list[Told]) -> Told:
-    """Of a field that may be several things, what was nearest to being right."""
-    first = errors[0]
-    within = [e for e in errors if e["field"].startswith(f"{first['field']}.")]
-    return max([first, *within], key=lambda e: e["field"].count("."))
+def _causes(found: list[Told]) -> list[Told]:
+    """
+    Mistakes without those that follow from others.
+
+    Of a field that may be several things, each of these complains of all that it is not.
+    """
+    fields = [_field(one) for one in found]
+    wrong_types = {
+        field.removesuffix(".type")
+        for field, one in zip(fields, found, strict=True)
+        if field.endswith(".type") and one["type"] == "literal_error"
+    }
+
+    def follows(field: str) -> bool:
+        """Whether something within it is wrong, or it is beside a type that is."""
+        parent, _, name = field.rpartition(".")
+        within = any(other.startswith(f"{field}.") for other in fields)
+        return bool(field) and (within or (parent in wrong_types and name != "type"))
+
+    kept = [one for field, one in zip(fields, found, strict=True) if not follows(field)]
+    return kept or found
 
 
 def _headline(errors: list[Told], found: list[Told], http: HttpRequest) -> str:
@@ -154,7 +175,7 @@ def _headline(errors: list[Told], found: list[Told], http: HttpRequest) -> str:
             return f"the body is of the type {kind}; send JSON, with Content-Type: application/json"
         if found[0]["type"] == "missing":
             return "there is no body: send JSON, with Content-Type: application/json"
-    return str(_nearest(errors)["message"])
+    return str(errors[0]["message"])
 
 
 def _wrong(one: Told, found: list[Told], http: HttpRequest) -> Told:
@@ -172,7 +193,8 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
     if kind == "missing" and one["msg"] == "Field required":
         return f"{name} is missing: give it"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(field, _fields(http), 1)
+        known = [] if "." in field else _fields(http)
+        near = difflib.get_close_matches(field, known, 1, cutoff=0.8)
         return f"{name} is not supported here: " + (
             f"did you mean {near[0]}?" if near else "leave it out"
         )
@@ -229,7 +251,13 @@ def _field(wrong: Told) -> str:
         return ""
     if wrong["type"] == "operation":
         return "operation"
-    parts = [part for part in wrong["loc"] if part not in _NOT_FIELDS]
+    loc = wrong["loc"]
+    # Of one of several kinds, its kind stands behind its name.
+    parts = [
+        part
+        for part, before in zip(loc, ("", *loc[:-1]), strict=True)
+        if part not in _NOT_FIELDS and before not in _TAGGED
+    ]
     own = parts[-1:] if wrong["type"] == "extra_forbidden" else []  # whoever sent it named it
     between = parts[: len(parts) - len(own)]
     named = [str(part) for part in between if not _TYPE.search(str(part))]

@@ -24,7 +24,6 @@ from pydantic import Field
 
 from propolis import __version__
 from propolis.errors import PropolisError
-from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
@@ -82,7 +81,7 @@ class _Asked(Body):
     model_config = ConfigDict(extra="ignore")
 
     model: str = ""
-    stream: bool = True
+    stream: Annotated[bool, Field(strict=True)] = True
     options: Options | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
     # What would change the answer and is not served is refused, not ignored.
@@ -105,9 +104,11 @@ class _Asked(Body):
         names = ("images", "suffix", "template", "think", "context", "logprobs", "top_logprobs")
         for name in names:
             if getattr(self, name):
-                raise ProblemError(400, f"{name} is not supported here", param=name)
+                remedy = "; supported: false" if name == "think" else ": leave it out"
+                raise ProblemError(400, f"{name} is not supported here{remedy}", param=name)
         if self.options and self.options.mirostat:
-            msg = "options.mirostat is not supported here; supported: top_k, top_p, min_p"
+            msg = "options.mirostat is not supported here: leave it out; there are top_k, top_p "
+            msg += "and min_p"
             raise ProblemError(400, msg, param="options.mirostat")
 
 
@@ -278,8 +279,9 @@ def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
     told, options, most = spoken(asked.messages), asked.options or Options(), service.context
     # Ollama goes on with what the assistant said last.
     last = asked.messages[-1]
-    said = last.role == "assistant" and not last.tool_calls and (last.content or "").strip()
-    given: Told = {"variables": asked.variables, "continued": bool(said), "most": most}
+    begun = last.role == "assistant" and not last.tool_calls
+    some = len(told) > 1 or bool((last.content or "").strip())
+    given: Told = {"variables": asked.variables, "continued": begun and some, "most": most}
     if not asked.tools:
         ids = service.prompts.chat(told, **given)
         return _request(service, options, ids, _grammar(asked)), None
@@ -306,7 +308,7 @@ def _request(
     shown: tuple[int, ...] = (),
 ) -> Request:
     context = service.context
-    expect_prompt(ids, len(ids), context, service.config, service.prompts.tokenizer)
+    service.expect_prompt(ids)
     room = context - len(ids)
     return Request(
         prompt=ids,

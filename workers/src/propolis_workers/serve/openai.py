@@ -17,11 +17,10 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
 
 from propolis.errors import PropolisError
-from propolis.errors import UsageError
-from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.prompts import DECIDED
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.schemas import listed_only
 from propolis_workers.llm.stopping import StopStrings
@@ -39,6 +38,7 @@ from propolis_workers.serve.openai_types import ChatRequest
 from propolis_workers.serve.openai_types import CompletionRequest
 from propolis_workers.serve.openai_types import listed
 from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.problems import of_field
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.tool_use import ToolUse
 from propolis_workers.serve.tool_use import with_calls
@@ -90,6 +90,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(asked: ChatRequest, http: HttpRequest, within: Timeout = None) -> Response:
         until = service.deadlines.until(asked.timeout, within)
         service.expect_model(asked.model)
+        _expect_stream(asked)
         if asked.top_logprobs is not None and not asked.logprobs:
             msg = "top_logprobs goes with logprobs: true"
             raise ProblemError(400, msg, param="top_logprobs")
@@ -110,6 +111,7 @@ def routes(service: Service) -> APIRouter:
         asked: CompletionRequest, http: HttpRequest, within: Timeout = None
     ) -> Response:
         until = service.deadlines.until(asked.timeout, within)
+        _expect_stream(asked)
         if asked.echo and asked.logprobs is not None:
             msg = "echo with logprobs is not supported: those of prompts are not computed"
             raise ProblemError(400, msg, param="logprobs")
@@ -126,27 +128,42 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
+def _expect_stream(asked: ChatRequest | CompletionRequest) -> None:
+    if asked.stream_options is not None and not asked.stream:
+        msg = "stream_options goes with stream: true; leave it out, or stream"
+        raise ProblemError(400, msg, param="stream_options")
+
+
 def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, ToolUse | None]:
     """The prompt of a conversation, what the answer has to follow, and its tools."""
-    tools = openai_tools.planned(service.prompts, asked)
+    with of_field("tools"):
+        tools = openai_tools.planned(service.prompts, asked)
+    for name in sorted(DECIDED & asked.template_variables.keys()):
+        msg = f"the chat template's {name} is the model's or the request's own: leave it out"
+        raise ProblemError(400, msg, param="chat_template_kwargs")
     spoken = openai_tools.spoken(asked.messages)
     most = service.context
     continued = asked.continued
     if asked.continue_final_message and not continued:
         msg = "continue_final_message is true; the last message is no text of the assistant's"
         raise ProblemError(400, msg, param="continue_final_message")
-    if tools is None:
-        variables = asked.template_variables
-        ids = service.prompts.chat(spoken, variables=variables, continued=continued, most=most)
-        return ids, _grammar(asked), None
-    ids = service.prompts.chat(
-        spoken,
-        tools=tools.told,
-        variables=asked.template_variables,
-        begun=tools.begun,
-        continued=continued and tools.grammar is None,  # a call is a message of its own
-        most=most,
-    )
+    forced = tools is not None and tools.grammar is not None
+    if forced and asked.continue_final_message:
+        msg = "continue_final_message is true; a call is a message of its own: leave it out"
+        raise ProblemError(400, msg, param="continue_final_message")
+    variables = asked.template_variables
+    with of_field("messages"), service.remedied():
+        if tools is None:
+            ids = service.prompts.chat(spoken, variables=variables, continued=continued, most=most)
+            return ids, _grammar(asked), None
+        ids = service.prompts.chat(
+            spoken,
+            tools=tools.told,
+            variables=variables,
+            begun=tools.begun,
+            continued=continued and not forced,
+            most=most,
+        )
     return ids, tools.grammar, tools
 
 
@@ -229,7 +246,9 @@ async def _stream(
 def _prompts(service: Service, asked: CompletionRequest) -> list[list[int]]:
     """The tokens of each prompt: texts are turned into them, ids are taken as they are."""
     text, most = service.prompts.text, service.context
-    return [text(one, most=most) if isinstance(one, str) else one for one in listed(asked.prompt)]
+    every = listed(asked.prompt)
+    with of_field("prompt"), service.remedied():
+        return [text(one, most=most) if isinstance(one, str) else one for one in every]
 
 
 def _requests(
@@ -243,11 +262,14 @@ def _requests(
 ) -> list[Request]:
     """A request for each choice of each prompt."""
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
-    StopStrings(stops)  # says what is wrong with them
-    service.engine.expect_room(len(prompts) * (asked.n or 1))
+    with of_field("stop"):
+        StopStrings(stops)  # says what is wrong with them
+    with of_field("n"):
+        service.engine.expect_room(len(prompts) * (asked.n or 1))
     context, requests = service.context, []
     for ids in prompts:
-        expect_prompt(ids, len(ids), context, service.config, service.prompts.tokenizer)
+        with of_field("messages" if isinstance(asked, ChatRequest) else "prompt"):
+            service.expect_prompt(ids)
         for choice in range(asked.n or 1):
             params = _params(asked, choice, service.prompts.tokenizer.vocab_size)
             room = context - len(ids)
@@ -266,15 +288,22 @@ def _requests(
 
 
 def _params(asked: ChatRequest | CompletionRequest, choice: int, known: int) -> SamplingParams:
-    def given(value: Any, otherwise: Any) -> Any:
-        return otherwise if value is None else value
-
     bias = {}
     for token, value in (asked.logit_bias or {}).items():
         if not token.isdecimal() or len(token) > len(str(known)) or int(token) >= known:
             msg = f"logit_bias names {token[:20]!r}; supported: ids of tokens, 0 to {known - 1}"
-            raise UsageError(msg)
+            raise ProblemError(400, msg, param="logit_bias")
         bias[int(token)] = value
+    with of_field("logit_bias"):  # all others have their limits where the body is read
+        return _sampling(asked, choice, bias)
+
+
+def _sampling(
+    asked: ChatRequest | CompletionRequest, choice: int, bias: dict[int, float]
+) -> SamplingParams:
+    def given(value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else value
+
     return SamplingParams(
         temperature=given(asked.temperature, 1.0),
         top_p=given(asked.top_p, 1.0),
@@ -303,10 +332,8 @@ def _grammar(asked: ChatRequest) -> str | None:
     Raises:
         ProblemError: there is no grammar of that.
     """
-    try:
+    with of_field("response_format"):
         return _form(asked)
-    except UsageError as exc:
-        raise ProblemError(400, str(exc), param="response_format") from exc
 
 
 def _form(asked: ChatRequest) -> str | None:

@@ -195,8 +195,10 @@ class ChatRequest(_Common):
     def continued(self) -> bool:
         """Whether the answer goes on with the last message."""
         last = self.messages[-1]
-        begun = last.role == "assistant" and not last.tool_calls and bool(last.text().strip())
-        return begun and self.continue_final_message is not False
+        begun = last.role == "assistant" and not last.tool_calls
+        # A conversation of nothing else has nobody to be answered.
+        some = len(self.messages) > 1 or bool(last.text().strip())
+        return begun and some and self.continue_final_message is not False
 
 
 class CompletionRequest(_Common):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Any
@@ -20,6 +21,7 @@ from propolis_workers.serve.engine import EngineGoneError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Mapping
 
 # Letters of a value that is repeated to whoever gave it.
@@ -112,6 +114,27 @@ def not_served(name: str, known: str, routes: Mapping[str, str] | None = None) -
     return ProblemError(404, msg, code="model_not_found", param="model")
 
 
+@contextmanager
+def of_field(name: str) -> Iterator[None]:
+    """
+    Say of what a mistake is, where it is one, that a field has it.
+
+    Args:
+        name: of the field.
+
+    Raises:
+        ProblemError: in place of the mistake.
+    """
+    try:
+        yield
+    except ProblemError:
+        raise
+    except UsageError as exc:
+        problem = problem_of(exc)
+        problem.param = name
+        raise problem from exc
+
+
 def problem_of(exc: PropolisError) -> ProblemError:
     """An error of ours, as whoever asked is told."""
     if isinstance(exc, ProblemError):
@@ -133,4 +156,4 @@ def problem_of(exc: PropolisError) -> ProblemError:
     return ProblemError(500, str(exc), code=code)
 
 
-__all__ = ["ProblemError", "not_served", "problem_of", "wrong_field"]
+__all__ = ["ProblemError", "not_served", "of_field", "problem_of", "wrong_field"]

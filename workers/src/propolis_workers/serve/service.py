@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
+from propolis.errors import ModelError
+from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
@@ -21,6 +24,7 @@ from propolis_workers.serve.problems import not_served
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Callable
+    from collections.abc import Iterator
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -50,6 +54,7 @@ class Service:
         engine: what computes.
         deadlines: of its answers.
         created: when it was made, in seconds since 1970.
+        bound: the option that bounds its context.
         elsewhere: routes of the server's other model, by its name.
     """
 
@@ -92,6 +97,7 @@ class Service:
         self.names = {"", self.name, own, path.name}
         self.engine = engine
         self.created = int(time.time())
+        self.bound = "the context"
         self.elsewhere: dict[str, str] = {}
         self._watch: Watch | None = None
         self._context = 0
@@ -123,6 +129,24 @@ class Service:
         """
         if not self.is_named(name):
             raise not_served(name, self.name, self.elsewhere)
+
+    @contextmanager
+    def remedied(self) -> Iterator[None]:
+        """Name what bounds the context here, where a prompt is too long for it."""
+        try:
+            yield
+        except ModelError as exc:
+            raise ModelError(str(exc).replace("raise the context", f"raise {self.bound}")) from exc
+
+    def expect_prompt(self, ids: list[int]) -> None:
+        """
+        Check that a prompt has room, and the model its tokens.
+
+        Raises:
+            ModelError: it has not; says what to do.
+        """
+        with self.remedied():
+            expect_prompt(ids, len(ids), self.context, self.config, self.prompts.tokenizer)
 
     async def prepared(
         self, count: int, until: float | None, work: Callable[..., T], *arguments: Any

@@ -15,7 +15,6 @@ from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import UsageError
-from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.serve.bodies import Body
@@ -90,7 +89,7 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
     service.expect_model(asked.model)
     ids = await service.prepared(1, until, service.prompts.text, asked.prompt)
     try:
-        expect_prompt(ids, len(ids), service.context, service.config, service.prompts.tokenizer)
+        service.expect_prompt(ids)
     except UsageError as exc:
         problem = ProblemError(400, str(exc), param="prompt")
         problem.errors = [wrong_field("prompt", "context", str(exc))]
