@@ -2,8 +2,9 @@
 A whole image of Stable Diffusion 1.5 on the CPU, 512 x 512 pixels in 20 steps: ours and diffusers.
 
 The model has full size and random weights, stored in f16.  A round is an image of each contender,
-in a process of its own: text encoder, 20 steps with guidance, and decoding.  In bf16 torch has the
-channels last, as its docs advise.
+from the same noise, in a process of its own: text encoder, 20 steps with guidance, and decoding.
+In bf16 torch has the channels last, as its docs advise.  ``--picture FILE`` keeps both images,
+ours to the left, small.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from _common import child
 from _common import medians
+from PIL import Image
 from sd_cpu import THREADS
 from sd_cpu import write_model
 
@@ -28,6 +30,7 @@ from sd_cpu import write_model
 STEPS = 20
 PROMPT = "a red circle to the left of a blue square"
 SEED = 1
+PICTURE = 192  # pixels of a side of the small ones
 
 # The published configurations (vae/config.json and text_encoder/config.json).
 VAE: dict[str, Any] = {
@@ -78,24 +81,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="images of each contender")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--folder", type=Path, help="keep the weights there, or find them there")
+    parser.add_argument("--picture", type=Path, help="where both images are written, side by side")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.contender:
         draw = {"propolis": _propolis, "diffusers": _diffusers}[asked.contender]
         print(json.dumps(draw(asked.folder, asked.dtype)))
     elif asked.folder:
-        compare(asked.folder.resolve(), asked.dtype, asked.rounds)
+        compare(asked.folder.resolve(), asked)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            compare(Path(folder), asked.dtype, asked.rounds)
+            compare(Path(folder), asked)
 
 
-def compare(folder: Path, dtype: str, rounds: int) -> None:
-    """Print seconds and memory of both, medians of the rounds."""
+def compare(folder: Path, asked: argparse.Namespace) -> None:
+    """Print seconds and memory of both, medians of the rounds, and how far the images differ."""
+    dtype = asked.dtype
     if not (folder / "model_index.json").exists():
         write_models(folder)
     taken: dict[str, list[dict[str, float]]] = {"propolis": [], "diffusers": []}
-    for _ in range(rounds):
+    for _ in range(asked.rounds):
         for name, figures in taken.items():
             arguments = ("--contender", name, "--folder", str(folder), "--dtype", dtype)
             figures.append(child(__file__, *arguments))
@@ -104,6 +109,27 @@ def compare(folder: Path, dtype: str, rounds: int) -> None:
     print(f"\n{dtype:24} {'propolis':>9} {'diffusers':>9}  ratio")
     for what in ours:
         print(f"{what:24} {ours[what]:9.2f} {theirs[what]:9.2f} {ours[what] / theirs[what]:6.2f}")
+    images = [np.load(folder / f"{name}.npy") for name in taken]
+    apart = np.abs(images[0].astype(int) - images[1])
+    print(f"pixels differ by {apart.mean():.3f} of 255 on average, by {apart.max()} at most")
+    if asked.picture:
+        side = PICTURE
+        small = [Image.fromarray(each).resize((side, side), Image.LANCZOS) for each in images]
+        both = Image.new("RGB", (2 * side, side))
+        for number, each in enumerate(small):
+            both.paste(each, (number * side, 0))
+        both.save(asked.picture)
+
+
+def noise() -> np.ndarray:
+    """What ours begins with."""
+    from propolis import default_runtime
+    from propolis_workers.sd.noise import Noise
+
+    made: np.ndarray = (
+        Noise(SEED, (1, 4, 64, 64), default_runtime().device("cpu")).initial().numpy()
+    )
+    return made
 
 
 def write_models(folder: Path) -> None:
@@ -118,6 +144,9 @@ def write_models(folder: Path) -> None:
 
     packaged = Path(propolis_tiny_sd.__file__).parent / "model"
     shutil.copytree(packaged / "tokenizer", folder / "tokenizer")
+    settings = folder / "tokenizer" / "tokenizer_config.json"
+    longest = {"model_max_length": TEXT["max_position_embeddings"]}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | longest))
     index = json.loads((packaged / "model_index.json").read_text())
     (folder / "unet").mkdir()
     write_model(folder / "unet")
@@ -168,6 +197,7 @@ def _propolis(folder: Path, dtype: str) -> dict[str, float]:
     params = GenerateParams(prompt=PROMPT, seed=SEED, steps=STEPS, width=512, height=512)
     images = model.generate(params)
     end = time.perf_counter()
+    np.save(folder / "propolis.npy", images[0])
     return {
         "load, s": loaded - start,
         "20 steps and text, s": end - loaded - images.seconds["decode"],
@@ -181,6 +211,7 @@ def _diffusers(folder: Path, dtype: str) -> dict[str, float]:
     import torch
     from diffusers import StableDiffusionPipeline
 
+    begin = torch.from_numpy(noise())
     start = time.perf_counter()
     torch.set_num_threads(THREADS)
     of = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
@@ -196,13 +227,14 @@ def _diffusers(folder: Path, dtype: str) -> dict[str, float]:
         latents = pipeline(
             PROMPT,
             num_inference_steps=STEPS,
-            generator=torch.Generator().manual_seed(SEED),
+            latents=begin.to(of),
             output_type="latent",
         ).images
         drawn = time.perf_counter()
         decoded = pipeline.vae.decode(latents / pipeline.vae.config.scaling_factor).sample
-        pipeline.image_processor.postprocess(decoded, output_type="np")
+        pixels = pipeline.image_processor.postprocess(decoded, output_type="np")
     end = time.perf_counter()
+    np.save(folder / "diffusers.npy", (pixels[0] * 255).round().astype(np.uint8))
     return {
         "load, s": loaded - start,
         "20 steps and text, s": drawn - loaded,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from propolis import default_runtime
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.sd.text import TextEncoder
 from propolis_workers.sd.tokenizer import CLIPTokenizer
 
 
@@ -53,6 +56,27 @@ def test_live(tmp_path, pad, oracles):
     for name in ("vocab.json", "merges.txt"):
         (saved / name).unlink(missing_ok=True)
     assert theirs == [CLIPTokenizer.from_folder(saved).encode(text).ids for text in tokens.TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("said", "longest"), [(12, 12), (77, 77), (10**30, None), (1, None), ("x", None)]
+)
+def test_the_longest_prompt(folder, said, longest):
+    """It is what the tokenizer's settings say, where they do; fewer than the encoder has places."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": said}))
+    tokenizer = CLIPTokenizer.from_folder(folder)
+    assert tokenizer.longest == longest
+    config = SimpleNamespace(max_position_embeddings=77)
+    lengths = []
+
+    def encoder(ids):
+        lengths.append(ids.shape[1])
+        return SimpleNamespace(last=ids)
+
+    encoder.config = config
+    TextEncoder([encoder], [tokenizer], default_runtime().device("cpu"), pooled=False)("the cat")
+    assert lengths == [longest or 77]
 
 
 def test_special_tokens_map(folder):

@@ -96,7 +96,8 @@ class TextEncoder:
         contexts, cuts = [], []
         pooled = None
         for encoder, tokenizer in self._pairs:
-            ids, cut = tokenizer.encode(text, encoder.config.max_position_embeddings)
+            most = encoder.config.max_position_embeddings
+            ids, cut = tokenizer.encode(text, min(most, tokenizer.longest or most))
             cuts.append(cut)
             features = encoder(Tensor.from_numpy(np.array([ids], np.int64), self._device))
             contexts.append(features.penultimate if self._pooled else features.last)

@@ -33,6 +33,9 @@ _WORDS: Final = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
 
+# Of a text encoder; a larger ``model_max_length`` is none.
+_MOST_IDS = 1 << 20
+
 
 class PromptIds(NamedTuple):
     """
@@ -56,12 +59,14 @@ class CLIPTokenizer:
         eos_id: ends every prompt.
         pad_id: fills up to the length.
         vocab_size: all ids are below it.
+        longest: ids of a prompt, as the model's ``model_max_length`` says; None where it does not.
     """
 
-    def __init__(self, library: Library, names: dict[str, str]) -> None:
+    def __init__(self, library: Library, names: dict[str, str], longest: int | None = None) -> None:
         vocab = library.get_vocab(with_added_tokens=True)
         self._library = library
         self.bos_id, self.eos_id, self.pad_id = (vocab[names[k]] for k in ("bos", "eos", "pad"))
+        self.longest = longest
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -97,7 +102,7 @@ class CLIPTokenizer:
         library.no_padding()
         # In the prompt these are tokens too, the padding token of some models being "!".
         library.add_special_tokens(sorted({*names.values()}))
-        return cls(library, names)
+        return cls(library, names, _longest(folder))
 
     def encode(self, text: str, length: int = 77) -> PromptIds:
         """
@@ -125,6 +130,14 @@ class CLIPTokenizer:
             events.PROMPT_CUT.emit(tokens=len(found.ids), limit=room)
         ids = [self.bos_id, *found.ids[:room], self.eos_id]
         return PromptIds(ids + [self.pad_id] * (length - len(ids)), cut)
+
+
+def _longest(folder: Path) -> int | None:
+    """What ``model_max_length`` says; transformers writes 1e30 where nothing is known."""
+    path = folder / "tokenizer_config.json"
+    found = read_json(path).get("model_max_length") if path.is_file() else None
+    known = isinstance(found, int) and 2 <= found <= _MOST_IDS
+    return found if known else None
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
