@@ -202,7 +202,8 @@ def by_two_rows(programs, kernels):
             blocks = np.asarray(ops.quantize(Tensor.from_numpy(values), dtype).array)
             for tokens in (1, 2, 3, 9):
                 x, _ = normal(dtypes.f32, tokens, width, seed=1)
-                x[:, 5] = 300  # as language models have them
+                x[::2, 5] = 300  # as language models have them, and not every row
+                x[1::4, 300] = 300
                 for exact in (0, 1):
                     numbers = tokens, outputs, width, exact
                     asked = "product", dtypes.f32, numbers, dtype.name.encode(), blocks, x

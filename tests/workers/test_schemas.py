@@ -12,6 +12,7 @@ pytest.importorskip("llguidance")
 from propolis.errors import UsageError
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.grammar import lark_grammar
+from propolis_workers.llm.schemas import listed_only
 
 
 def _within(schema):
@@ -70,6 +71,42 @@ def test_a_large_schema_is_refused_soon():
     with pytest.raises(UsageError, match="uniqueItems"):
         json_grammar({"type": "object", "uniqueItems": True, "properties": many})
     assert time.monotonic() - started < patience(30)
+
+
+def test_a_schema_of_many_definitions_is_refused_soon():
+    """Each part of it takes as long as all of it, so that not all are tried."""
+    many = {f"d{n}": {"enum": [f"{n} {k}" for k in range(20)]} for n in range(1000)}
+    parts = {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(500)}
+    schema = {"$defs": many, "type": "object", "properties": parts | {"z": {"not": {}}}}
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="'not' cannot be followed"):
+        json_grammar(schema)
+    assert time.monotonic() - started < patience(10)
+
+
+def test_places_are_json_pointers():
+    """What has a meaning in a pointer is escaped."""
+    with pytest.raises(UsageError, match="at /properties/a~1b~0c: 'not'"):
+        json_grammar({"type": "object", "properties": {"a/b~c": {"not": {}}}})
+
+
+def test_a_list_of_nothing():
+    """``required`` may be null, as Go writes it, and nothing else that is no list."""
+    schema = {"type": "object", "properties": {"a": {}}}
+    assert json_grammar(listed_only(schema | {"required": None})) == json_grammar(
+        listed_only(schema)
+    )
+    for wrong in (3, "a"):
+        with pytest.raises(UsageError, match="cannot be used"):
+            json_grammar(listed_only(schema | {"required": wrong}))
+
+
+def test_formats_leave_nothing_behind():
+    """However long and many they are, no format is kept, or tried."""
+    many = {f"p{n}": {"type": "string", "format": f"f{n}" * 100} for n in range(2000)}
+    started = time.monotonic()
+    json_grammar({"type": "object", "properties": many})
+    assert time.monotonic() - started < patience(20)
 
 
 @pytest.mark.parametrize("name", ["password", "path", "my-own", "int32"])

@@ -55,6 +55,7 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN
         return BY_SIGN<F> ? dot_signed(sums, w[g], *a) : dot_groups<some>(sums, w + g, a, M);
     };
     if constexpr (BY_TWO_ROWS && beside(M) == 2) {
+        static_assert(each % 2 == 0);
         const auto both_rows = [&](const i8* bytes, I32s (&to)[beside(M)]) PROPOLIS_INLINED {
             I32s even{}, odd{};
             for_each<each / 2>([&](auto pair) PROPOLIS_INLINED {

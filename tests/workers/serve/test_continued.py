@@ -81,6 +81,25 @@ def test_the_answer_goes_on(server, rendered, more, end):
     assert rendered[-1].endswith(end)
 
 
+@pytest.mark.parametrize(
+    ("begun", "more", "status"),
+    [
+        ("It is", {"continue_final_message": True, "add_generation_prompt": False}, 200),
+        ("It is", {"continue_final_message": False, "add_generation_prompt": True}, 200),
+        ("It is", {"add_generation_prompt": True}, 400),
+        (None, {"add_generation_prompt": True}, 200),
+        (None, {"add_generation_prompt": False}, 400),
+    ],
+)
+def test_both_of_vllms_names(server, begun, more, status):
+    """``add_generation_prompt`` says the contrary, or is refused."""
+    asked = conversation(begun) if begun else conversation("x")[:1]
+    body = {"messages": asked, "max_tokens": 1, **more}
+    got = server.http.post("/v1/chat/completions", json=body)
+    assert got.status_code == status, got.text
+    assert status == 200 or got.json()["error"]["param"] == "add_generation_prompt"
+
+
 def test_nothing_to_go_on_with(server, rendered):
     """A last message of the user's is no beginning; one of nothing is as if it were not there."""
     asked = conversation("It is")[:1]

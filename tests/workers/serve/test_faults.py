@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,10 +14,14 @@ from patience import patience
 from patience import until
 
 from propolis import Config
+from propolis.errors import OutOfMemoryError
 from propolis.plugins.quarantine_file import QuarantineFile
+from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.serve import engine as engines
+from propolis_workers.serve.child import Child
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.service import Service
+from propolis_workers.serve.writer import Writer
 
 
 KERNELS = Path(__file__).parents[3] / "build" / "cache" / "propolis" / "kernels"
@@ -114,6 +119,29 @@ def test_what_breaks_at_once_breaks_for_nobody(
     assert broken.engine.status.restarts == 1
     until(lambda: "quarantined" in broken.now())
     assert [one["plugin"] for one in broken.now()["quarantined"]] == ["deadly"]
+
+
+def test_a_step_that_always_fails(serving, tiny_gguf, monkeypatch):
+    """A model whose first step fails is not said to be ready, and why is told."""
+
+    def step(_):
+        msg = "no room for that"
+        raise OutOfMemoryError(msg)
+
+    monkeypatch.setattr(BatchEngine, "step", step)
+    writer = Writer()
+    config = Config(threads=1, model=str(tiny_gguf)).model_dump(mode="json")
+    writer.load(config, {"context": 96, "most": 2, "tokens": None}, lambda *_: None)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("propolis_workers.serve.child._worker", lambda _: writer)
+    monkeypatch.setattr(writer, "load", lambda *_: {})
+    with ours, theirs:
+        ours.sendall(b'{"do": "load", "kind": "llm", "config": {}, "options": {}}\n')
+        Child(theirs).run()
+        theirs.shutdown(socket.SHUT_WR)
+        told = [json.loads(line) for line in ours.makefile()]
+    assert [one["is"] for one in told] == ["warming", "failed"]
+    assert told[-1]["error"] == "no room for that"
 
 
 def test_what_compiles_does_not_hang(site, server, serving, tmp_path, monkeypatch):

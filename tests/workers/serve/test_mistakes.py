@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import socket
+import time
 
 import httpx2
 import pytest
@@ -14,6 +16,7 @@ from PIL import Image
 from propolis import Config
 from propolis.cli import cli
 from propolis.errors import ModelError
+from propolis_workers.serve.cli import _origin
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.image_service import ImageService
 from propolis_workers.serve.service import Service
@@ -135,6 +138,50 @@ def test_a_body_that_is_too_large_is_answered(server):
         assert "supported here: send less" in refused(got, 413)
 
 
+@pytest.mark.parametrize("expects", [False, True])
+def test_too_large_a_body_without_its_size(serving, expects):
+    """One that comes in chunks is refused as soon as it is known, and nothing is waited for."""
+    server = serving(most_bytes=1000)
+    address = (server.http.base_url.host, server.http.base_url.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    started = time.monotonic()
+    with socket.create_connection(address, timeout=patience(30)) as sock:
+        if expects:
+            sock.sendall(head + b"Content-Length: 5000\r\nExpect: 100-continue\r\n\r\n")
+        else:
+            body = b"5dc\r\n" + b"x" * 1500 + b"\r\n0\r\n\r\n"
+            sock.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 413")
+    assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"body": 1}, "body"),
+        ({"infer": 1}, "infer"),
+        ({"metadata": {"Name": 1}}, "metadata.Name"),
+        ({"x" * 5000: 1}, "x" * 5000),
+    ],
+    ids=["body", "infer", "Name", "long"],
+)
+def test_fields_of_any_name(server, more, field):
+    """A field is named as it was sent, whatever that means elsewhere."""
+    got = server.http.post("/v1/chat/completions", json=ASKED | more)
+    assert refused(got).startswith(field)
+    assert [one["field"] for one in got.json()["errors"]] == [field]
+
+
+def test_files_that_were_not_chosen(drawing):
+    """A form's field that nobody filled in is none."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    data = {"prompt": "x", "mask": "", "steps": "3"}
+    files = {"image": ("a.png", file.getvalue())}
+    got = drawing().http.post("/v1/images/edits", data=data, files=files)
+    assert got.status_code == 200, got.text
+
+
 def test_the_cache_bounds_the_context(tiny_gguf, monkeypatch):
     """Where it does, the message about too long a prompt says that."""
     monkeypatch.setattr("propolis_workers.serve.server.run", lambda *_: 0)
@@ -202,6 +249,8 @@ def test_pages_that_may_ask(serving):
         assert (got.headers.get("access-control-allow-origin") == origin) == leave
         got = server.http.get("/v1/models", headers=headers)
         assert (got.headers.get("access-control-allow-origin") == origin) == leave
+    for origin in ("tauri://localhost", "chrome-extension://abc"):
+        assert _origin(origin) == origin
     form = {"Origin": "https://example.org", "Content-Type": "text/plain"}
     got = server.http.post("/v1/chat/completions", content=b"{}", headers=form)
     assert got.status_code == 400  # it may, and this is no JSON

@@ -7,7 +7,7 @@ Which can is computed by the llguidance library, token by token.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 # A space or an indented new line: without a bound, small models draw white space for ever.
 WHITE_SPACE: Final = r" ?|\n {0,24}"
+# What JSON Schema defines (2020-12, Validation, 7.3), and `unknown`, which llguidance has.
+_FORMATS: Final = (
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
+    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
+    *("json-pointer", "relative-json-pointer", "regex", "unknown"),
+)
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 
 
@@ -93,10 +99,15 @@ def _wrong(schema: dict[str, Any]) -> str:
     return ""
 
 
-@lru_cache(256)
+@cache
+def _formats() -> frozenset[str]:
+    """The formats that there are grammars for."""
+    return frozenset(n for n in _FORMATS if not _wrong({"type": "string", "format": n}))
+
+
 def _is_format(name: str) -> bool:
     """Whether there is a grammar for texts of a format."""
-    return not _wrong({"type": "string", "format": name})
+    return name in _formats()
 
 
 def lark_grammar(text: str) -> str:

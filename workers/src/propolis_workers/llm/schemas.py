@@ -6,6 +6,7 @@ with one, where.
 from __future__ import annotations
 
 import re
+import time
 from itertools import islice
 from typing import TYPE_CHECKING
 from typing import Any
@@ -26,8 +27,10 @@ _ALSO: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"}) | _DEFINITIONS
 _NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "required"})
-# Schemas within one that are looked at for what is wrong: a long one is not compiled for seconds.
+# Schemas within one that are looked at for what is wrong, and seconds for which: each may take as
+# long as all of them.
 _LOOKED_AT: Final = 500
+_LOOKING: Final = 0.5
 _TYPES: Final = "array, boolean, integer, null, number, object, string"
 
 
@@ -64,10 +67,10 @@ def _each(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[s
     """All schemas within one and their places in it as JSON pointers, itself first."""
     yield place, schema
     for key, value in schema.items():
-        own = f"{place}/{key}"
+        own = f"{place}/{_escaped(key)}"
         within: list[tuple[str, Any]] = []
         if key in _NAMED and isinstance(value, dict):
-            within = [(f"{own}/{name}", one) for name, one in value.items()]
+            within = [(f"{own}/{_escaped(name)}", one) for name, one in value.items()]
         elif key not in _NO_SCHEMAS:
             listed = isinstance(value, list)
             within = (
@@ -76,6 +79,11 @@ def _each(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[s
         for where, one in within:
             if isinstance(one, dict):
                 yield from _each(one, where)
+
+
+def _escaped(key: str) -> str:
+    """A key as a JSON pointer has it (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
@@ -99,7 +107,8 @@ def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
         return _closed(value, parts=parts) if isinstance(value, dict) else value
 
     told = {key: closed(key, value) for key, value in schema.items()}
-    listed, wanted = schema.get("properties"), schema.get("required", [])
+    listed, wanted = schema.get("properties"), schema.get("required")
+    wanted = wanted if isinstance(wanted, list) else []  # what else it is, is refused elsewhere
     open_ = parted or not schema.keys().isdisjoint(_MORE)
     if isinstance(listed, dict) and not open_ and set(map(str, wanted)) <= listed.keys():
         told["additionalProperties"] = False
@@ -128,10 +137,11 @@ def readable(schema: dict[str, Any], known: Callable[[str], bool]) -> dict[str, 
         return readable(value, known) if isinstance(value, dict) else value
 
     name = schema.get("format")
-    without = isinstance(name, str) and not known(name)
     told = {key: read(key, value) for key, value in schema.items()}
-    if without:
+    if isinstance(name, str) and not known(name):
         del told["format"]
+    if told.get("required", []) is None:  # as Go writes a list of nothing
+        del told["required"]
     return told
 
 
@@ -147,7 +157,10 @@ def refused(schema: dict[str, Any], said: str, compiles: Callable[[dict[str, Any
     beside = {key: schema[key] for key in _DEFINITIONS & schema.keys()}
     place, found = "", schema
     looked = list(islice(_each(schema), _LOOKED_AT))
+    end = time.monotonic() + _LOOKING
     for where, one in reversed(looked[1:]):  # the innermost first
+        if time.monotonic() > end:
+            break
         to = str(one.get("$ref", ""))
         elsewhere = to.startswith("#") and repr(to[1:]) not in said  # it is wrong there
         if not elsewhere and compiles({**beside, **one}) == said:
@@ -166,7 +179,7 @@ def _said(found: dict[str, Any], said: str) -> str:
         return f"type is {kind[1][:50]!r}; supported: {_TYPES}"
     if why := re.match("Unsatisfiable schema: (.*)", said):
         return f"there is nothing that it allows: {why[1][:300]}"
-    if number := re.match("Expected (?:f64|positive integer|.*) for '(.*)', got (.*)", said):
+    if number := re.match("Expected (?:f64|positive integer) for '(.*)', got (.*)", said):
         least = " from 0 on" if "positive" in said else ""
         return f"{number[1]} is {number[2][:50]}; supported: a number{least}"
     if "pattern" in found and "regex parse error" in said:

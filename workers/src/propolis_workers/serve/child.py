@@ -52,7 +52,7 @@ class Worker(Protocol):
         """Load the model; returns what is said of it once it is ready."""
 
     def warm(self) -> None:
-        """Compute something for nobody, where that is soon done."""
+        """Compute something for nobody, where that is soon done; raises as :meth:`load`."""
 
     @property
     def busy(self) -> bool:
@@ -98,7 +98,13 @@ class Child:
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             self._say({"is": "warming"})
-            worker.warm()
+            try:
+                worker.warm()
+            except DeviceLostError:
+                raise
+            except PropolisError as exc:
+                self._say({"is": "failed", "error": str(exc), "kind": type(exc).__name__})
+                return
             seconds = round(time.monotonic() - started, 3)
             self._say({"is": "ready", **ready, "seconds": seconds})
             threading.Thread(target=self._listen, daemon=True).start()

@@ -287,7 +287,7 @@ def _expect_used(what: str, options: dict[str, Any]) -> None:
 
 def _origin(text: str) -> str:
     """What a browser says of a page: scheme, host and port; any where it is an asterisk."""
-    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text.lower()):
         msg = f"--allow-origin {text[:100]!r} is no origin; supported: as https://example.org, or *"
         raise UsageError(msg)
     return text.lower()

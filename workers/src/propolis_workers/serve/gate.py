@@ -196,6 +196,7 @@ class _Passage:
         self._send = send
         self._most = most
         self._had = 0
+        self._more = True  # of the body is to come
         self._status = 0
         self._refused = False
         self._started = time.perf_counter()
@@ -206,6 +207,7 @@ class _Passage:
         """What comes in; a body that did not say how long it is, is no longer than others."""
         message = await self._receive()
         self._had += len(message.get("body", b""))
+        self._more = bool(message.get("more_body"))
         if self._had > self._most and not self._refused:
             await self.refuse(_too_much(self._most))
             return {"type": "http.disconnect"}
@@ -241,11 +243,11 @@ class _Passage:
         """Take what comes, up to a bound: who still sends as he is refused would not read why."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SWALLOWING):
-                while self._had < _SWALLOWED:
+                # Who asks first whether he may (Expect) sends nothing.
+                while self._more and self._had < _SWALLOWED and b"expect" not in self.headers:
                     message = await self._receive()
                     self._had += len(message.get("body", b""))
-                    if not message.get("more_body"):
-                        return
+                    self._more = bool(message.get("more_body"))
 
     def log(self) -> None:
         """A line about it, without what was asked."""

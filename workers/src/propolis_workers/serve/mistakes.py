@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 Told = dict[str, Any]
 
-# What stands before the names of fields where the body is one of several kinds.
-_NOT_FIELDS: Final = ("body", *OPERATIONS)
 # How pydantic names the kinds that a field may be of, where those stand among names.
-_TYPE: Final = re.compile(r"\[|^constrained-|^[A-Z][A-Za-z]*$|^(str|int|float|bool|none)$")
+_TYPE: Final = re.compile(r"\[|^constrained-|^(Text|Refusal|Chosen|str|int|float|bool|none)$")
 # Fields of several kinds, told apart by their type.
 _TAGGED: Final = ("response_format",)
 # Errors of which so many are told.
@@ -193,7 +191,7 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
     if kind == "missing" and one["msg"] == "Field required":
         return f"{name} is missing: give it"
     if kind == "extra_forbidden":
-        known = [] if "." in field else _fields(http)
+        known = [] if "." in field or len(field) > _SHORT else _fields(http)
         near = difflib.get_close_matches(field, known, 1, cutoff=0.8)
         return f"{name} is not supported here: " + (
             f"did you mean {near[0]}?" if near else "leave it out"
@@ -251,17 +249,18 @@ def _field(wrong: Told) -> str:
         return ""
     if wrong["type"] == "operation":
         return "operation"
-    loc = wrong["loc"]
+    loc = tuple(wrong["loc"])[1:]  # it begins with the body
+    if loc and loc[0] in OPERATIONS:  # the kind of a job, and a name only where nobody has it
+        loc = loc[1:] or (loc if wrong["type"] == "extra_forbidden" else ())
     # Of one of several kinds, its kind stands behind its name.
     parts = [
         part
-        for part, before in zip(loc, ("", *loc[:-1]), strict=True)
-        if part not in _NOT_FIELDS and before not in _TAGGED
+        for part, before in zip(loc, ("", *loc), strict=False)
+        if before not in _TAGGED and not _TYPE.search(str(part))
     ]
-    own = parts[-1:] if wrong["type"] == "extra_forbidden" else []  # whoever sent it named it
-    between = parts[: len(parts) - len(own)]
-    named = [str(part) for part in between if not _TYPE.search(str(part))]
-    return ".".join([*named, *map(str, own)])
+    if wrong["type"] == "extra_forbidden":  # whoever sent it named it, by whatever name
+        parts = [*parts, *loc[-1:]] if parts[-1:] != list(loc[-1:]) else parts
+    return ".".join(map(str, parts))
 
 
 __all__ = ["answer"]

@@ -264,13 +264,14 @@ def _grammar(asked: _Asked) -> str | None:
 def _generated(service: Service, asked: Generate) -> Request:
     """What is asked of the engine for a prompt."""
     most = service.context
-    if asked.raw:
-        ids = service.prompts.text(asked.prompt, most=most)
-    else:
-        spoken = [{"role": "user", "content": asked.prompt}]
-        if asked.system:
-            spoken.insert(0, {"role": "system", "content": asked.system})
-        ids = service.prompts.chat(spoken, variables=asked.variables, most=most)
+    spoken = [{"role": "user", "content": asked.prompt}]
+    if asked.system:
+        spoken.insert(0, {"role": "system", "content": asked.system})
+    with service.remedied():
+        if asked.raw:
+            ids = service.prompts.text(asked.prompt, most=most)
+        else:
+            ids = service.prompts.chat(spoken, variables=asked.variables, most=most)
     return _request(service, asked.options or Options(), ids, _grammar(asked))
 
 
@@ -283,13 +284,15 @@ def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
     some = len(told) > 1 or bool((last.content or "").strip())
     given: Told = {"variables": asked.variables, "continued": begun and some, "most": most}
     if not asked.tools:
-        ids = service.prompts.chat(told, **given)
+        with service.remedied():
+            ids = service.prompts.chat(told, **given)
         return _request(service, options, ids, _grammar(asked)), None
     if asked.format:
         msg = "an answer follows format or calls tools: give one of them"
         raise ProblemError(400, msg, param="format")
     tools = tool_use(service.prompts, [tool.function.checked() for tool in asked.tools])
-    ids = service.prompts.chat(told, tools=tools.told, **given)
+    with service.remedied():
+        ids = service.prompts.chat(told, tools=tools.told, **given)
     return _request(service, options, ids, None, tools.shown), tools
 
 

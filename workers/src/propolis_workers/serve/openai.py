@@ -144,6 +144,10 @@ def _chat(service: Service, asked: ChatRequest) -> tuple[list[int], str | None, 
     spoken = openai_tools.spoken(asked.messages)
     most = service.context
     continued = asked.continued
+    if asked.add_generation_prompt is not None and asked.add_generation_prompt is continued:
+        given = str(asked.add_generation_prompt).lower()
+        msg = f"add_generation_prompt is {given}: it goes with continue_final_message, which says "
+        raise ProblemError(400, msg + "the contrary; leave it out", param="add_generation_prompt")
     if asked.continue_final_message and not continued:
         msg = "continue_final_message is true; the last message is no text of the assistant's"
         raise ProblemError(400, msg, param="continue_final_message")

@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import field_validator
 
 from propolis.errors import PropolisError
 from propolis_workers.sd.images import png
@@ -126,6 +127,12 @@ class EditRequest(_Common):
     image: list[UploadFile] = Field([], max_length=1)
     several: list[UploadFile] = Field([], alias="image[]", max_length=1)
     mask: list[UploadFile] = Field([], max_length=1)
+
+    @field_validator("image", "several", "mask", mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        """Fields of a form that nobody filled in are empty texts."""
+        return [one for one in given if one != ""] if isinstance(given, list) else given
 
 
 def routes(service: ImageService) -> APIRouter:

@@ -177,8 +177,10 @@ class ChatRequest(_Common):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    # Whether the answer goes on with a last message of the assistant; vLLM's name for it.
+    # Whether the answer goes on with a last message of the assistant; vLLM's names, of which the
+    # second says the contrary of the first.
     continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     # Variables of the model's chat template; the two below as vLLM and llama.cpp's server have it.
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

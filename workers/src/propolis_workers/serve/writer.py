@@ -84,6 +84,9 @@ class Writer:
 
         What the first step compiles, maps and allocates would else be the first client's to wait
         for, who was told that the model is ready; and what breaks, breaks before anybody asks.
+
+        Raises:
+            PropolisError: a step fails, and again.
         """
         engine = self._engine
         # Its blocks are not whole, and so are not kept.
@@ -92,13 +95,8 @@ class Writer:
             return
         params = SamplingParams(temperature=0.0)
         engine.add(None, Request(prompt=[0] * tokens, params=params, max_tokens=2))
-        try:
-            while engine.busy:
-                engine.step()
-        except DeviceLostError:
-            raise
-        except PropolisError:  # whoever asks is told, and it may have been this prompt's
-            engine.abandon()
+        while engine.busy:  # what is wrong with this prompt alone is nobody's
+            engine.step()
 
     @property
     def busy(self) -> bool:
