@@ -104,6 +104,17 @@ struct ArgExtreme {
     PROPOLIS_FN bool beats(Wide<T> x, Wide<T> y) {
         return (most ? x > y : x < y) || (math::is_nan(x) && !math::is_nan(y));
     }
+    // Whether none of a pack beats what there is; NaN may, and nothing does that NaN: both are looked at.
+    template <int N>
+    PROPOLIS_FN bool beats_none(const A& a, const Pack<T, N>& pack) {
+        bool some = a.index < 0;
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const Wide<T> x = (Wide<T>)wide(pack.at[k]);
+            some |= most ? !(x <= a.value) : !(x >= a.value);
+        }
+        return !some;
+    }
     PROPOLIS_FN void add(A& a, T x, i64 index) {
         const Wide<T> value = (Wide<T>)wide(x);
         const bool better = a.index < 0 || beats(value, a.value);

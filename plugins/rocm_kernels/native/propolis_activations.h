@@ -29,6 +29,29 @@ PROPOLIS_FN C share(C x, C z) {
     }
 }
 
+// The same of what is rounded to 16 bits next: to 2**-20 of it.  On NVIDIA, where IEEE division is ten instructions
+// and memory gives two numbers of 16 bits in the time of one of 32; AMD's divide as fast as memory brings them.
+PROPOLIS_FN f32 brief_share(f32 x, f32 z) {
+#if defined(__CUDACC__)
+    f32 y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(1 + exp(-z)));
+    return x * y;
+#else
+    return share(x, z);
+#endif
+}
+
+// Square roots likewise.
+PROPOLIS_FN f32 brief_sqrt(f32 x) {
+#if defined(__CUDACC__)
+    f32 y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return sqrt(x);
+#endif
+}
+
 // The tanh form (Hendrycks, Gimpel 2016).
 template <class C>
 PROPOLIS_FN C gelu(C x) {

@@ -13,7 +13,8 @@ template <class R, int threads, class T>
 PROPOLIS_FN typename R::A along_run(const T* x, i64 begin, i64 end) {
     constexpr int N = PACK_BYTES / sizeof(T);
     // An element and its place take many scalar registers while they are compared.
-    constexpr int U = R::placed ? 1 : sizeof(T) == 1 ? 2 : 4;
+    constexpr bool few = R::placed && sizeof(T) >= 4;  // elements of a pack, all of which may be passed over
+    constexpr int U = R::placed && !few ? 1 : few || sizeof(T) == 1 ? 2 : 4;
     const int lane = (int)(thread_x() % threads);
     const i64 packs = (end - begin) / N;
     const T* from = x + begin;
@@ -28,7 +29,11 @@ PROPOLIS_FN typename R::A along_run(const T* x, i64 begin, i64 end) {
 #pragma unroll
         for (int u = 0; u < U; ++u) {
             const i64 i = (p + u * threads) * N;
-            if (p + u * threads < packs) add_pack<R, N>(a, in[u], begin + i);
+            if (p + u * threads >= packs) continue;
+            if constexpr (few) {  // most packs of a row have nothing that counts
+                if (R::beats_none(a, in[u])) continue;
+            }
+            add_pack<R, N>(a, in[u], begin + i);
         }
     }
     const i64 rest = begin + packs * N + lane;

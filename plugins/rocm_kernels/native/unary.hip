@@ -5,10 +5,24 @@
 // A function of the compute type C, one struct each, so that it is inlined into the walk.
 #define FUNCTION(name, formula)                     \
     struct name##_of {                              \
+        static constexpr bool brief = false;        \
         template <class C>                          \
         PROPOLIS_FN C call(C x) {                   \
             return formula;                         \
         }                                           \
+    };
+
+// One that has a shorter way to what is rounded to 16 bits.
+#define BRIEF_FUNCTION(name, formula, brief_formula) \
+    struct name##_of {                               \
+        static constexpr bool brief = true;          \
+        template <class C>                           \
+        PROPOLIS_FN C call(C x) {                    \
+            return formula;                          \
+        }                                            \
+        PROPOLIS_FN f32 call_briefly(f32 x) {        \
+            return brief_formula;                    \
+        }                                            \
     };
 
 // ln(1 + e**x): past either end, where e**x would overflow or vanish, x or e**x alone.
@@ -25,12 +39,12 @@ FUNCTION(log1p, math::log1p(x))
 FUNCTION(sin, math::sin(x))
 FUNCTION(cos, math::cos(x))
 FUNCTION(tanh, math::tanh(x))
-FUNCTION(sqrt, math::sqrt(x))
+BRIEF_FUNCTION(sqrt, math::sqrt(x), math::brief_sqrt(x))
 FUNCTION(rsqrt, 1 / math::sqrt(x))
 FUNCTION(recip, 1 / x)
 FUNCTION(erf, math::erf(x))
 FUNCTION(sigmoid, math::share((C)1, x))
-FUNCTION(silu, math::share(x, x))
+BRIEF_FUNCTION(silu, math::share(x, x), math::brief_share(x, x))
 FUNCTION(gelu, math::gelu(x))
 FUNCTION(gelu_erf, math::gelu_erf(x))
 FUNCTION(quick_gelu, math::share(x, (C)1.702 * x))
@@ -47,6 +61,7 @@ FUNCTION(round, math::rint(x))
 
 #define WHOLE_FUNCTION(name, formula)               \
     struct whole_##name##_of {                      \
+        static constexpr bool brief = false;        \
         template <class T>                          \
         PROPOLIS_FN T call(T x) {                   \
             typedef Unsigned<T> U;                  \
@@ -63,7 +78,11 @@ template <class F>
 struct Elementwise {
     template <class T>
     PROPOLIS_FN T apply(T x) {
-        return narrow<T>(F::call(wide(x)));
+        if constexpr (F::brief && sizeof(T) == 2) {
+            return narrow<T>(F::call_briefly(wide(x)));
+        } else {
+            return narrow<T>(F::call(wide(x)));
+        }
     }
 };
 
