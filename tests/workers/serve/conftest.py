@@ -200,6 +200,20 @@ def server(serving) -> Iterator[Running]:
     return serving()
 
 
+@pytest.fixture
+def rendered(server, monkeypatch):
+    """The texts of the prompts that requests come to."""
+    found = []
+    encode = server.service.prompts.tokenizer.encode
+
+    def seen(text, **options):
+        found.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(server.service.prompts.tokenizer, "encode", seen)
+    return found
+
+
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory) -> Iterator[Browser]:
     """A browser; where there is none the tests are skipped, or fail where it must be there."""

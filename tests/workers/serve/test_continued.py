@@ -31,20 +31,6 @@ def server(serving):
     return serving(template=THINKING)
 
 
-@pytest.fixture
-def rendered(server, monkeypatch):
-    """The texts of the prompts that requests come to."""
-    found = []
-    encode = server.service.prompts.tokenizer.encode
-
-    def seen(text, **options):
-        found.append(text)
-        return encode(text, **options)
-
-    monkeypatch.setattr(server.service.prompts.tokenizer, "encode", seen)
-    return found
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("template", [CHATML, TRIMMING, THINKING], ids=["plain", "trims", "thinks"])
 @pytest.mark.parametrize("begun", BEGUN, ids=repr)

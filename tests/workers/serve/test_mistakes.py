@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import socket
-import time
 
 import httpx2
 import pytest
@@ -139,12 +138,12 @@ def test_a_body_that_is_too_large_is_answered(server):
 
 
 @pytest.mark.parametrize("expects", [False, True])
-def test_too_large_a_body_without_its_size(serving, expects):
+def test_too_large_a_body_without_its_size(serving, expects, monkeypatch):
     """One that comes in chunks is refused as soon as it is known, and nothing is waited for."""
+    monkeypatch.setattr("propolis_workers.serve.gate._SWALLOWING", 600 + patience(30))
     server = serving(most_bytes=1000)
     address = (server.http.base_url.host, server.http.base_url.port)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    started = time.monotonic()
     with socket.create_connection(address, timeout=patience(30)) as sock:
         if expects:
             sock.sendall(head + b"Content-Length: 5000\r\nExpect: 100-continue\r\n\r\n")
@@ -152,7 +151,6 @@ def test_too_large_a_body_without_its_size(serving, expects):
             body = b"5dc\r\n" + b"x" * 1500 + b"\r\n0\r\n\r\n"
             sock.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         assert sock.recv(4096).startswith(b"HTTP/1.1 413")
-    assert time.monotonic() - started < 8
 
 
 @pytest.mark.parametrize(

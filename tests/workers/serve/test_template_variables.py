@@ -25,20 +25,6 @@ def server(serving):
     return serving(template=TEMPLATE)
 
 
-@pytest.fixture
-def rendered(server, monkeypatch):
-    """The texts of the prompts that requests come to."""
-    found = []
-    encode = server.service.prompts.tokenizer.encode
-
-    def seen(text, **options):
-        found.append(text)
-        return encode(text, **options)
-
-    monkeypatch.setattr(server.service.prompts.tokenizer, "encode", seen)
-    return found
-
-
 def test_openai(server, rendered):
     """chat_template_kwargs and documents reach the template."""
     asked = {"model": "tiny", "messages": SAID, "max_tokens": 1}

@@ -75,7 +75,7 @@ def _of_json(schema: dict[str, Any]) -> str:
     if wrong:
         raise ValueError(said[0])
     if not _can_begin(grammar):
-        msg = "Unsatisfiable schema: it refers to itself without an end"
+        msg = "Unsatisfiable schema: it has no beginning, as where it refers to itself alone"
         raise ValueError(msg)
     return grammar
 

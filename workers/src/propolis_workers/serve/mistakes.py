@@ -114,7 +114,7 @@ def _unknown(http: HttpRequest, exc: Exception, *, writes: bool, draws: bool) ->
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         msg = f"{path} is not for {http.method}; supported: {headers.get('Allow', 'another')}"
         problem = ProblemError(status, msg, code="method_not_allowed")
-    elif isinstance(exc.__cause__, ValueError):  # of JSON that is right: too long a number
+    elif isinstance(exc.__cause__, ValueError) and "digits" in str(exc.__cause__):
         msg = "the body has a number of too many digits: send fewer, or a text"
         problem = ProblemError(status, msg, code="too_long_a_number")
     elif isinstance(exc.__cause__, RecursionError):
