@@ -8,6 +8,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import OpError
 from propolis.errors import ShapeError
 
 
@@ -25,7 +26,14 @@ CALLS = {
     "silu_mul": ([X, Y], {}),
     "sqr": ([X], {}),
 }
-OTHERS = {"add_rms_norm_qmatmul", "qattention", "qattention_lse", "qmatmul", "rope_kv_append"}
+OTHERS = {
+    "add_rms_norm_qmatmul",
+    "add_rms_norm_qmatmul_rope",
+    "qattention",
+    "qattention_lse",
+    "qmatmul",
+    "rope_kv_append",
+}
 
 
 def close(name: str, expected: Tensor, actual: Tensor) -> None:
@@ -95,6 +103,37 @@ def test_decomposed_product_of_a_norm(*, gated: bool) -> None:
         np.testing.assert_allclose(out.numpy(), product, rtol=1e-4, atol=1e-3)
     with pytest.raises(ShapeError, match="two halves"):
         spec(*given[:3], w.narrow(0, 0, 5), gated=True)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_decomposed_product_that_is_rotated(*, interleaved: bool) -> None:
+    """The first heads of a norm's product are rotated, others not; wrong heads are refused."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, 2, 3, 64)).astype(np.float32)
+    weight = rng.normal(size=64).astype(np.float32)
+    w = ops.quantize(Tensor.from_numpy(rng.normal(size=(24, 64)).astype(np.float32)), dtypes.q8_0)
+    tables = [Tensor.from_numpy(rng.normal(size=(9, 3)).astype(np.float32)) for _ in range(2)]
+    at = Tensor.from_numpy(np.array([[8, 0, 1], [2, 3, 4]], np.int32))
+    plain = map(Tensor.from_numpy, (x, y, weight))
+    product = ops.add_rms_norm_qmatmul(*plain, w, 1e-3)[1].unflatten(2, 8)
+    turned = ops.rope(product.narrow(2, 0, 2), at, *tables, interleaved=interleaved).numpy()
+    expected = np.concatenate([turned, product.numpy()[:, :, 2:]], 2).reshape(2, 3, 24)
+    given = (*map(Tensor.from_numpy, (x, y, weight)), w, at, *tables, 1e-3)
+    rules = {"heads": 2, "head_dim": 8, "interleaved": interleaved}
+    outs = [w.device.empty(shape, dtypes.f32) for shape in (x.shape, expected.shape)]
+    spec = ops.add_rms_norm_qmatmul_rope
+    spec.decomposition.fn(*outs, *given, **rules)
+    for total, out in (outs, spec(*given, **rules)):
+        np.testing.assert_array_equal(total.numpy(), x + y)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+    for wrong, why in (
+        ({"heads": 4}, "supported: 0 to 3 of them"),
+        ({"heads": -1}, "supported: 0 to 3 of them"),
+        ({"head_dim": 4}, "supported: head_dim that divides the product, and has all pairs"),
+        ({"head_dim": 7}, "supported: head_dim that divides"),
+    ):
+        with pytest.raises(OpError, match=why):
+            spec(*given, **rules | wrong)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

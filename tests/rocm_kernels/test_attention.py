@@ -138,7 +138,17 @@ def test_blocks_share_keys(check, parts, heads, length, options) -> None:
     q = normal(1, 2, queries, 64)
     k, v = normal(1, 700, kept, 64, seed=1), normal(1, 700, kept, 64, seed=2)
     check(dtypes.f32, q, k, v, i32(length), causal=True, **options)
-    assert parts == [4 if "window" in options else 10]
+    assert parts == [5 if "window" in options else 11]
+
+
+@pytest.mark.parametrize(("dim", "keys", "count"), [(128, 3000, 24), (256, 9000, 63)])
+@pytest.mark.parametrize("full", [True, False])
+def test_many_blocks_share_keys(check, parts, dim, keys, count, full) -> None:
+    """What more blocks found than are asked at once, of more elements than a block has threads."""
+    q = normal(1, 1, 4, dim)
+    k, v = normal(1, keys, 1, dim, seed=1), normal(1, keys, 1, dim, seed=2)
+    check(dtypes.f32, q, k, v, i32(keys if full else 40), causal=True)
+    assert parts == [count]
 
 
 @pytest.mark.parametrize("dtype", [dtypes.f16, dtypes.bf16], ids=str)

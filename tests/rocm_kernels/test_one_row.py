@@ -13,6 +13,7 @@ from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis_rocm_kernels import ops_quantized_matmul_norm
 from propolis_rocm_kernels import ops_quantized_matmul_one
+from propolis_rocm_kernels import ops_quantized_matmul_rope
 from propolis_rocm_kernels._constants import PART
 
 
@@ -51,6 +52,12 @@ def taken(monkeypatch):
 def normed(monkeypatch):
     """The blocks of each launch that norms the row, too."""
     return counting(monkeypatch, ops_quantized_matmul_norm._KERNELS)
+
+
+@pytest.fixture
+def turned(monkeypatch):
+    """The blocks of each launch that rotates the product, too."""
+    return counting(monkeypatch, ops_quantized_matmul_rope._KERNELS)
 
 
 def product(device, x, dtype, rows):
@@ -206,3 +213,108 @@ def test_who_multiplies_a_norm(rocm) -> None:
     trace = table.trace(ops.add_rms_norm_qmatmul, key)
     assert trace.winner is None
     assert trace.is_decomposed
+
+
+# -- of which heads are rotated ----------------------------------------------------------
+
+
+def heads_of_norm(device, dtype, heads, depth, pairs, position, **options):
+    """
+    The op's results, and in f64 what they are of numbers that are not rounded, and their terms.
+
+    Two of so many heads are rotated, by that position of nine.
+    """
+    dim = options["head_dim"]
+    rng = np.random.default_rng([heads, depth, pairs])
+    x, y, weight = rng.normal(size=(3, depth)).astype(np.float32)
+    w = ops.quantize(
+        Tensor.from_numpy(rng.normal(0, 0.1, (heads * dim, depth)).astype(np.float32), device),
+        dtype,
+    )
+    angles = rng.uniform(0, 6, (9, pairs))
+    tables = [f(angles).astype(np.float32) for f in (np.cos, np.sin)]
+    given = (Tensor.from_numpy(a, device) for a in (x[None, None], y[None, None], weight))
+    at = Tensor.from_numpy(np.array([[position]], np.int32), device)
+    cos, sin = (Tensor.from_numpy(table, device) for table in tables)
+    _, out = ops.add_rms_norm_qmatmul_rope(*given, w, at, cos, sin, 1e-5, heads=2, **options)
+    total = (x + y).astype(np.float64)
+    normed = total / np.sqrt((total**2).mean() + 1e-5) * weight
+    blocks = ops.dequantize(w).numpy().astype(np.float64)
+    expected = (blocks @ normed).reshape(heads, dim)
+    first = np.arange(pairs) * (2 if options.get("interleaved") else 1)
+    second = first + (1 if options.get("interleaved") else pairs)
+    turns = np.exp(1j * angles[position % 9])
+    both = (expected[:2, first] + 1j * expected[:2, second]) * turns
+    expected[:2, first], expected[:2, second] = both.real, both.imag
+    terms = np.abs(blocks) @ np.abs(normed)
+    return out.numpy().reshape(heads, dim), expected, terms.max()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "pairs"), [(64, 32), (80, 20), (6, 3)])
+def test_heads_of_a_norm(rocm, turned, normed, dtype, dim, pairs, interleaved) -> None:
+    """Heads are made and rotated, whole or in part, by one kernel; those of values are not."""
+    options = {"head_dim": dim, "interleaved": interleaved}
+    out, expected, terms = heads_of_norm(rocm, dtype, 3, 768, pairs, 5, **options)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2.0**-13 * terms)
+    assert (len(normed), len(turned)) == (0, 1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("depth", [256, 4608])
+def test_more_heads_than_blocks(rocm, monkeypatch, turned, depth, interleaved) -> None:
+    """Blocks go on to further pairs of rows, each with an angle of its own."""
+    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    heads = rocm.compute_units + 3
+    options = {"head_dim": 64, "interleaved": interleaved}
+    out, expected, terms = heads_of_norm(rocm, dtypes.q4_k, heads, depth, 32, 8, **options)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2.0**-13 * terms)
+    assert turned == [rocm.compute_units]
+
+
+@pytest.mark.parametrize("position", [-1, 9, 1 << 30])
+def test_a_position_of_no_angle(rocm, turned, position) -> None:
+    """What would be rotated by an angle outside the tables is zeros; values are as they were."""
+    out, expected, terms = heads_of_norm(rocm, dtypes.q8_0, 3, 256, 16, position, head_dim=64)
+    assert not out[:2].reshape(2, 2, 32)[:, 0].any()
+    np.testing.assert_allclose(out[2], expected[2], rtol=0, atol=2.0**-13 * terms)
+    assert len(turned) == 1
+
+
+def test_values_beside_infinities(rocm) -> None:
+    """A value's neighbour is not multiplied with it: what is infinite stays alone."""
+    w = np.zeros((4, 64), np.float32)
+    w[3] = 60000  # times 64 numbers of 1e35: an infinity
+    x, one = np.ones((1, 1, 64), np.float32), np.ones(64, np.float32)
+    given = (Tensor.from_numpy(a, rocm) for a in (x, np.zeros_like(x), one * np.float32(1e35)))
+    blocks = ops.quantize(Tensor.from_numpy(w, rocm), dtypes.q8_0)
+    at = Tensor.from_numpy(np.zeros((1, 1), np.int32), rocm)
+    cos = Tensor.from_numpy(np.ones((1, 1), np.float32), rocm)
+    rules = {"heads": 1, "head_dim": 2}
+    _, out = ops.add_rms_norm_qmatmul_rope(*given, blocks, at, cos, cos, 1e-5, **rules)
+    np.testing.assert_array_equal(out.numpy()[0, 0], [0, 0, 0, np.inf])
+
+
+def test_who_rotates_a_product(rocm) -> None:
+    """Heads of an odd number of elements, and tables that lie across, are for others, and right."""
+    (impl,) = ops_quantized_matmul_rope.OPS
+    rng = np.random.default_rng(0)
+    x = Tensor.from_numpy(rng.normal(size=(1, 1, 64)).astype(np.float32), rocm)
+    one = Tensor.from_numpy(np.ones(64, np.float32), rocm)
+    w = Tensor.from_numpy(rng.normal(size=(6, 64)).astype(np.float32), rocm)
+    w = ops.quantize(w, dtypes.q8_0)
+    at = Tensor.from_numpy(np.zeros((1, 1), np.int32), rocm)
+    table = Tensor.from_numpy(np.full((3, 2), 0.5, np.float32), rocm)
+    plain = ops.add_rms_norm_qmatmul(x, x, one, w)[1].numpy()[0, 0]
+    for tables, dim, why in (
+        (table.narrow(1, 0, 1), 3, "not made of pairs"),
+        (table.narrow(0, 0, 2).permute(1, 0), 6, "side by side"),
+    ):
+        given, rules = (x, x, one, w, at, tables, tables), {"heads": 1, "head_dim": dim}
+        assert why in impl.supports(*given, **rules)
+        out = ops.add_rms_norm_qmatmul_rope(*given, **rules)[1].numpy()[0, 0]
+        pairs = tables.shape[1]
+        a, b = plain[:pairs], plain[pairs : 2 * pairs]
+        expected = np.concatenate([(a - b) / 2, (a + b) / 2, plain[2 * pairs :]])
+        np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3)

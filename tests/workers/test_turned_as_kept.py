@@ -1,4 +1,4 @@
-"""Keys that are turned as they are kept, where a kernel does both: the same as turned before."""
+"""Keys that are turned as they are made, or kept, where one kernel does it: the same."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from tiny_families import FAMILIES
 from tiny_families import Truth
 from tiny_families import vocabulary
 from tiny_families import write_gguf
 
 from propolis import ops
+from propolis.dispatch import DispatchTable
+from propolis.dispatch import Handler
 from propolis_workers.llm import LLM
 from propolis_workers.llm import SamplingParams
 from propolis_workers.llm.batch.engine import BatchEngine
@@ -20,14 +23,29 @@ from propolis_workers.llm.layers import Layers
 
 
 CONTEXT = 160
+
+
+class Seen(Handler):
+    """Which ops are called."""
+
+    def __init__(self, called):
+        self.called = called
+
+    def run(self, call, proceed):
+        """Note it."""
+        self.called.append(call.spec)
+        proceed()
+
+
 IDS = np.random.default_rng(5).integers(1, 90, 70).tolist()
 
 
-def loaded(name: str, path, **kept) -> LLM:
+def loaded(name: str, path, stored=GGMLQuantizationType.F32, **kept) -> LLM:
     """A family's model, for texts of the length of these."""
     truth = Truth.read(name)
     truth = replace(truth, config={**truth.config, "max_position_embeddings": CONTEXT})
-    file = write_gguf(path / f"{name}.gguf", FAMILIES[name], truth, tokenizer=vocabulary())
+    written = {"tokenizer": vocabulary(), "stored": stored}
+    file = write_gguf(path / f"{name}.gguf", FAMILIES[name], truth, **written)
     return LLM.load(file, **kept)
 
 
@@ -82,3 +100,48 @@ def test_not_where_they_are_turned_otherwise(name, tmp_path, turning) -> None:
     llm = loaded(name, tmp_path)
     parts = [block.attention for block in llm.model.blocks]
     assert not any(getattr(part, "turns_kept", False) for part in parts)
+
+
+# -- by the product that makes them ------------------------------------------------------
+
+
+@pytest.fixture
+def believing(monkeypatch):
+    """What makes models believe that there are kernels for these ops alone."""
+
+    def believe(*known):
+        monkeypatch.setattr(Layers, "has_kernel", lambda _, op, *__: op in known)
+
+    return believe
+
+
+@pytest.mark.parametrize("besides", [(), (ops.rope_kv_append,)], ids=["", "kept"])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("llama", "f16"), ("mistral", "f32"), ("smollm3", "f32"), ("gemma2", "q8_0")]
+)
+def test_turned_by_the_product(name, kept, besides, tmp_path, believing) -> None:
+    """With and without caches that turn, in windows, and beside layers that turn nothing."""
+    stored = GGMLQuantizationType.Q8_0
+    believing(ops.add_rms_norm_qmatmul, *besides)
+    expected = answers(loaded(name, tmp_path, stored, kv_type=kept))
+    believing(ops.add_rms_norm_qmatmul, ops.add_rms_norm_qmatmul_rope, *besides)
+    llm = loaded(name, tmp_path, stored, kv_type=kept)
+    layers = [block.attention for block in llm.model.blocks]
+    assert any(layer.turns_in_product for layer in layers)
+    assert all(layer.turns_in_product == (layer.kind >= 0) for layer in layers)
+    called = []
+    op = ops.add_rms_norm_qmatmul_rope
+    table = DispatchTable.of(llm.model.device)
+    with table.intercept(Seen(called)):
+        logits, ids = answers(llm)
+    assert op in called
+    np.testing.assert_allclose(logits, expected[0], rtol=1e-4, atol=1e-4)
+    assert ids == expected[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4"])
+def test_not_by_the_product(name, tmp_path, believing) -> None:
+    """Heads that are normed first, and those whose product has a bias, are turned by themselves."""
+    believing(ops.add_rms_norm_qmatmul, ops.add_rms_norm_qmatmul_rope)
+    llm = loaded(name, tmp_path, GGMLQuantizationType.Q8_0)
+    assert not any(block.attention.turns_in_product for block in llm.model.blocks)

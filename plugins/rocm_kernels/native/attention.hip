@@ -4,7 +4,7 @@
 
 #define DECODE(T, name, lanes, heads)                                                           \
     PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_##name##lanes##_##T(ATTENTION_ARGUMENTS(T, T)) { \
-        decode<lanes, 2, heads, true>(ATTENTION(T, T), shape);                                  \
+        decode<lanes, AHEAD, heads, true>(ATTENTION(T, T), shape);                              \
     }
 // Any strides, any number of elements up to MAX_DIM.
 #define ANY(T)                                                                                  \

@@ -28,7 +28,7 @@ PROPOLIS_FN void load_kept(const InBlocks<Format>* row, i64 element, f32 (&run)[
 #define DECODE(T, name, lanes, heads, kept, K)                                               \
     PROPOLIS_KERNEL_TWICE(DECODE_THREADS) attention_quantized_##name##lanes##_##T##_##kept(     \
         ATTENTION_ARGUMENTS(T, K)) {                                                         \
-        decode<lanes, 2, heads, true>(ATTENTION(T, K), shape);                               \
+        decode<lanes, AHEAD, heads, true>(ATTENTION(T, K), shape);                               \
     }
 #define PREFILL(T, columns, kept, K)                                                         \
     PROPOLIS_KERNEL attention_quantized_prefill##columns##_##T##_##kept(                     \

@@ -40,40 +40,33 @@ PROPOLIS_FN void merge_warp(Partial<C>& p) {
     }
 }
 
-// Softmaxes of several heads in memory, to be merged: of each its values, its top and its total.
-template <class C, int G>
-struct Partials {
-    const C *values, *tops, *totals;
-    int count;                      // of each head
-    int values_apart, apart;        // from one to the next of a head
-    int heads_values_apart, heads_apart;  // from one head to the next
+// How much each of several softmaxes of a head counts when they are one.
+template <class C>
+struct Merged {
+    C top, total;
+    C weights[MOST_PARTS];
 
-    PROPOLIS_METHOD C top(int g) const {
-        C top = tops[g * heads_apart];
-        for (int i = 1; i < count; ++i) {
-            const C other = tops[g * heads_apart + i * apart];
-            top = other > top ? other : top;
+    // Of all lanes of a warp; the softmaxes' tops and totals lie `apart`.
+    PROPOLIS_METHOD void weigh(const C* tops, const C* totals, int apart, int count) {
+        constexpr int EACH = (MOST_PARTS + PROPOLIS_WARP - 1) / PROPOLIS_WARP;
+        C own[EACH], part[EACH], largest = -(C)PROPOLIS_INF, sum = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int which = lane_of_warp() + i * PROPOLIS_WARP;
+            own[i] = which < count ? tops[which * apart] : -(C)PROPOLIS_INF;
+            part[i] = which < count ? totals[which * apart] : (C)0;
+            largest = own[i] > largest ? own[i] : largest;
         }
-        return top;
-    }
-    // How much each counts; for all threads of the block.
-    PROPOLIS_METHOD void weigh(int heads, int threads, C (&weights)[G][MOST_PARTS]) const {
-        for (int i = (int)thread_x(); i < heads * count; i += threads) {
-            const int g = i / count, which = i - g * count;
-            weights[g][which] = share(tops[g * heads_apart + which * apart], top(g));
+        largest = warp_reduce(largest, [](C a, C b) { return a > b ? a : b; });
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int which = lane_of_warp() + i * PROPOLIS_WARP;
+            const C weight = share(own[i], largest);
+            if (which < count) weights[which] = weight;
+            sum += part[i] * weight;
         }
-        __syncthreads();
-    }
-    PROPOLIS_METHOD C total(int g, const C (&weights)[G][MOST_PARTS]) const {
-        C sum = 0;
-        for (int i = 0; i < count; ++i) sum += totals[g * heads_apart + i * apart] * weights[g][i];
-        return sum;
-    }
-    PROPOLIS_METHOD C value(int g, int e, const C (&weights)[G][MOST_PARTS]) const {
-        const C* from = values + g * heads_values_apart + e;
-        C sum = 0;
-        for (int i = 0; i < count; ++i) sum += from[i * values_apart] * weights[g][i];
-        return sum;
+        sum = warp_reduce(sum, [](C a, C b) { return a + b; });
+        if (lane_of_warp() == 0) top = largest, total = sum;
     }
 };
 
@@ -103,7 +96,7 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
     constexpr int MOST_WARPS = DECODE_THREADS / PROPOLIS_WARP;
     __shared__ C tops[MOST_WARPS][G], totals[MOST_WARPS][G];
     __shared__ C values[MOST_WARPS][G][LANES * RUN];
-    __shared__ C weights[G][MOST_PARTS];
+    __shared__ Merged<C> merged[G];
     static_assert(MOST_WARPS <= MOST_PARTS, "decode: warps of a block have no room to be weighed");
     const int threads = packed ? DECODE_THREADS : s.threads;
     const int groups = threads / LANES;
@@ -240,33 +233,71 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
         }
     }
     __syncthreads();
-    Partials<C, G> found{values[0][0], tops[0], totals[0], warps, G * LANES * RUN, G, LANES * RUN, 1};
-    found.weigh(own.heads, threads, weights);
-    if (parts > 1) {
-        const int apart = s.value_dim + 2;  // values, top, total
-        C* shared = partials<C>(a.scratch) + (i64)own.output * parts * G * apart;
-        for (int i = (int)thread_x(); i < own.heads * apart; i += threads) {
-            const int g = i / apart, e = i - g * apart;
-            shared[(own.part * G + g) * apart + e] = e < s.value_dim ? found.value(g, e, weights)
-                                                     : e == s.value_dim ? found.top(g)
-                                                                        : found.total(g, weights);
+    for (int g = warp; g < own.heads; g += warps) merged[g].weigh(&tops[0][g], &totals[0][g], G, warps);
+    __syncthreads();
+    const auto value_of_block = [&](int g, int e) {
+        C sum = 0;
+#pragma unroll
+        for (int i = 0; i < MOST_WARPS; ++i) {
+            if (i < warps) sum += values[i][g][e] * merged[g].weights[i];
         }
-        if (!last_to_come(a.scratch + own.output, (u32)parts)) return;
-        found = Partials<C, G>{shared, shared + s.value_dim, shared + s.value_dim + 1, parts,
-                               G * apart, G * apart, apart, apart};
-        found.weigh(own.heads, threads, weights);
-    }
+        return sum;
+    };
     T* out = a.out + ((i64)own.query * s.heads + own.head) * s.value_dim + column0;
     const int rest = s.value_dim - column0;
     const int width = DEEP > 1 && rest > HELD ? HELD : rest;
-    for (int i = (int)thread_x(); i < own.heads * width; i += threads) {
-        const int g = i / width, e = i - g * width;
-        const C total = found.total(g, weights);
-        out[g * s.value_dim + e] = narrow<T>(total == 0 ? (C)0 : found.value(g, e, weights) / total);
+    const auto put = [&](int g, int e, C value) {
+        out[g * s.value_dim + e] = narrow<T>(merged[g].total == 0 ? (C)0 : value / merged[g].total);
+    };
+    if (parts == 1) {
+        for (int i = (int)thread_x(); i < own.heads * width; i += threads) {
+            put(i / width, i % width, value_of_block(i / width, i % width));
+        }
+    } else {
+        // Of each head of each part its values, then of each head all tops, and all totals.
+        C* shared = partials<C>(a.scratch) + (i64)own.output * parts * G * (width + 2);
+        C* found = shared + parts * G * width;
+        for (int i = (int)thread_x(); i < own.heads * width; i += threads) {
+            shared[own.part * G * width + i] = value_of_block(i / width, i % width);
+        }
+        if ((int)thread_x() < own.heads) {
+            const int g = (int)thread_x();
+            found[g * parts + own.part] = merged[g].top;
+            found[(G + g) * parts + own.part] = merged[g].total;
+        }
+        if (!last_to_come(a.scratch + own.output, (u32)parts)) return;
+        // Loads of as many parts as registers hold are on their way together, with tops and totals.
+        constexpr int AT_ONCE = 16;
+        C some[AT_ONCE];
+        const auto load = [&](int i, i32 first) {
+            first = anew(first);  // of each thread: there are no scalar registers for as many places
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k) {
+                some[k] = shared[(first + k < parts ? first + k : 0) * (G * width) + i];
+            }
+        };
+        const int mine = (int)thread_x();
+        if (mine < own.heads * width) load(mine, 0);
+        for (int g = warp; g < own.heads; g += warps) {
+            merged[g].weigh(found + g * parts, found + (G + g) * parts, 1, parts);
+        }
+        __syncthreads();
+        for (int i = mine; i < own.heads * width; i += threads) {
+            const int g = i / width;
+            C sum = 0;
+            for (int first = 0; first < parts; first += AT_ONCE) {
+                if (first > 0 || i != mine) load(i, first);
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; ++k) {
+                    if (first + k < parts) sum += some[k] * merged[g].weights[first + k];
+                }
+            }
+            put(g, i - g * width, sum);
+        }
     }
     if (a.lse && column0 == 0 && (int)thread_x() < own.heads) {
         const int g = (int)thread_x();
         const i64 at = (i64)sequence.row * s.heads + own.head + g;
-        a.lse[at * s.total + token] = math::log(found.total(g, weights)) + finite_top(found.top(g));
+        a.lse[at * s.total + token] = math::log(merged[g].total) + finite_top(merged[g].top);
     }
 }

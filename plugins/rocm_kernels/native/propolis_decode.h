@@ -97,17 +97,24 @@ struct Rounded {
     }
 };
 
-// Products of a row that `fill` puts into `rounded` with rows of weights: `finish(item, sums)` gets those of
-// rows item, item + items, ... HALVES in all.  A block has threads / lanes items at a time, and then as many
+// Which row of weights is an item's of that number, where they lie in as many parts as an item has rows.
+struct Halves {
+    i64 items;
+    PROPOLIS_METHOD i64 operator()(i64 item, int half) const { return item + half * items; }
+};
+
+// Products of a row that `fill` puts into `rounded` with rows of weights: `finish(mine, item, sums)` gets those of
+// rows place(item, 0), place(item, 1), ... HALVES in all.  All threads of the block call it together; `mine` is true
+// in one thread of each item that there is.  A block has threads / lanes items at a time, and then as many
 // further on.  Weights are loaded a step ahead, the first before the row is rounded.
-template <int HALVES, class Step, class Fill, class Finish>
+template <int HALVES, class Step, class Place, class Fill, class Finish>
 PROPOLIS_FN void products_of_one(const Rounded<Step>& rounded, const u8* w, i64 items, i64 row_bytes, int lanes,
-                                 int threads, Fill&& fill, Finish&& finish) {
+                                 int threads, const Place& place, Fill&& fill, Finish&& finish) {
     const int steps = rounded.steps(), lane = (int)thread_x() & (lanes - 1);
     const i64 each = threads / lanes, apart = blocks_x() * each;
     // Beyond the last item, that once more.
     const auto row = [&](i64 item, int half) {
-        return w + ((item < items ? item : items - 1) + half * items) * row_bytes;
+        return w + place(item < items ? item : items - 1, half) * row_bytes;
     };
     i64 item = block_x() * each + (i64)thread_x() / lanes;
     Step own;
@@ -132,7 +139,7 @@ PROPOLIS_FN void products_of_one(const Rounded<Step>& rounded, const u8* w, i64 
             }
             for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[half] += warp_shfl_xor(sum[half], mask);
         }
-        if (lane == 0 && item < items) finish(item, sum);
+        finish(lane == 0 && item < items, item, sum);
     }
 }
 
@@ -142,6 +149,8 @@ PROPOLIS_FN void product_of_one(T* out, const T* x, const u8* w, i64 n, i64 dept
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
     products_of_one<1>(
-        rounded, w, n, row_bytes, lanes, threads, [&] { rounded.fill(x, threads); },
-        [&](i64 row, const f32(&sum)[1]) { out[row] = narrow<T>(sum[0]); });
+        rounded, w, n, row_bytes, lanes, threads, Halves{n}, [&] { rounded.fill(x, threads); },
+        [&](bool mine, i64 row, const f32(&sum)[1]) {
+            if (mine) out[row] = narrow<T>(sum[0]);
+        });
 }

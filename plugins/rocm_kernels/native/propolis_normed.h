@@ -93,9 +93,80 @@ PROPOLIS_FN void product_of_normed(const NormedRow& x, f32* out, const u8* w, i6
     constexpr int HALVES = GATED ? 2 : 1;
     const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
     products_of_one<HALVES>(
-        rounded, w, n / HALVES, row_bytes, lanes, threads, [&] { x.fill(rounded, (int)depth, threads); },
-        [&](i64 row, const f32(&sum)[HALVES]) {
+        rounded, w, n / HALVES, row_bytes, lanes, threads, Halves{n / HALVES},
+        [&] { x.fill(rounded, (int)depth, threads); },
+        [&](bool mine, i64 row, const f32(&sum)[HALVES]) {
+            if (!mine) return;
             if constexpr (GATED) out[row] = math::gated(sum[0], sum[0], sum[1]);
             else out[row] = sum[0];
+        });
+}
+
+// How heads of a product are rotated; semantics: core's propolis/ops/rope.py.  A position outside the
+// tables gives zeros.
+struct Turn {
+    const i32* position;
+    const f32* cos;
+    const f32* sin;
+    i64 rows, cos_row, sin_row;  // of the tables: how many, and from one to the next
+    i32 pairs, dim;              // of a head: what is rotated, and elements
+    i32 heads;                   // that are rotated
+    bool interleaved;
+
+    // Of a pair: what it is, and the angle where it is rotated.
+    enum Kind { PLAIN, ROTATED, NOWHERE };
+    struct Angle {
+        Kind kind;
+        f32 cosine, sine;
+    };
+
+    // Items are rows in such an order that two neighbours are a pair of a head, of those that are not rotated any.
+    struct Place {
+        u32 head, pair, half;
+    };
+    PROPOLIS_METHOD Place place(i64 item) const {
+        const u32 each = (u32)dim / 2, both = (u32)item / 2;
+        return {both / each, both % each, (u32)item % 2};
+    }
+    PROPOLIS_METHOD i64 operator()(i64 item, int = 0) const {
+        const Place at = place(item);
+        const bool apart = !interleaved && at.pair < (u32)pairs;
+        return (i64)at.head * dim + (apart ? at.pair + at.half * (u32)pairs : 2 * at.pair + at.half);
+    }
+    PROPOLIS_METHOD Angle angle(i64 item, i64 position) const {
+        const Place at = place(item);
+        if (at.head >= (u32)heads || at.pair >= (u32)pairs) return {PLAIN, 1, 0};
+        if (position < 0 || position >= rows) return {NOWHERE, 0, 0};
+        return {ROTATED, cos[position * cos_row + at.pair], sin[position * sin_row + at.pair]};
+    }
+};
+
+// A block has an even number of items at a time, as the product has rows: both of a pair.
+template <class Format>
+PROPOLIS_FN void product_of_turned(const NormedRow& x, f32* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
+                                   const Turn& turn, int lanes, int threads) {
+    PROPOLIS_DYNAMIC_SHARED(u32, shared);
+    __shared__ f32 sums[2][THREADS / RUN];  // of the items of a block, of RUN lanes at least, and of those after them
+    const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
+    const int own = (int)thread_x() / lanes;
+    const i64 first = block_x() * (threads / lanes) + own, position = *turn.position;
+    Turn::Angle angle = {};
+    int turns = 0;
+    products_of_one<1>(
+        rounded, w, n, row_bytes, lanes, threads, turn,
+        [&] {
+            x.fill(rounded, (int)depth, threads);
+            angle = turn.angle(first < n ? first : 0, position);  // on its way while rows are multiplied
+        },
+        [&](bool mine, i64 item, const f32(&sum)[1]) {
+            f32* found = sums[turns++ % 2];
+            if (mine) found[own] = sum[0];
+            __syncthreads();
+            if (!mine) return;
+            if (item != first) angle = turn.angle(item, position);
+            const f32 other = found[own ^ 1];
+            const f32 turned = item % 2 ? other * angle.sine + sum[0] * angle.cosine
+                                        : sum[0] * angle.cosine - other * angle.sine;
+            out[turn(item)] = angle.kind == Turn::ROTATED ? turned : angle.kind == Turn::PLAIN ? sum[0] : 0;
         });
 }

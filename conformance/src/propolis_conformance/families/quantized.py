@@ -11,6 +11,7 @@ import numpy as np
 from propolis import dtypes
 from propolis_conformance import blocks
 from propolis_conformance.families.matmul import linear
+from propolis_conformance.families.rope import rope
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
 from propolis_conformance.op_info import OpInfo
@@ -97,5 +98,55 @@ OPS["add_rms_norm_qmatmul"] = OpInfo(
         Recipe(_normed("m k", "n*2"), ({"gated": True},), deep={"k": 2048, "m": 1}),
         Recipe(_normed("1 1 k"), ({},)),
         Recipe(_normed("k", "n*2"), ({"gated": True},)),
+    ),
+)
+
+
+def _add_rms_norm_qmatmul_rope(
+    x: Array,
+    residual: Array,
+    weight: Array,
+    w: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> tuple[Array, Array]:
+    """Rotated before it is rounded."""
+    total, y = _add_rms_norm_qmatmul(x, residual, weight, w, eps)
+    each = y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
+    turned = rope(each[:, :, :heads], positions, cos, sin, interleaved=interleaved)
+    both = np.concatenate([turned, each[:, :, heads:]], axis=2)
+    return total, both.reshape(y.shape)
+
+
+def _turned(dims: str, head_dim: int, pairs: int) -> dict[str, T]:
+    tables = {name: T(f"r {pairs}", "f32") for name in ("cos", "sin")}
+    at = {"positions": T(dims.removesuffix(" k"), "i32", domain="index:r")}
+    return {**_normed(dims, f"h*{head_dim}"), **at, **tables}
+
+
+# All of a head is rotated, or its first six elements; of all heads, or of the first, or of none.
+OPS["add_rms_norm_qmatmul_rope"] = OpInfo(
+    _add_rms_norm_qmatmul_rope,
+    tuple(
+        Recipe(
+            _turned(dims, head_dim, pairs),
+            tuple(
+                {"heads": heads, "head_dim": head_dim, **way}
+                for heads in some
+                for way in ({}, {"interleaved": True})
+            ),
+            deep={"k": 2048, "b": 1, "t": 1},
+        )
+        for dims, head_dim, pairs, some in (
+            ("b t k", 8, 4, (1, 0)),
+            ("1 1 k", 8, 3, (1,)),
+            ("1 1 k", 16, 8, (1,)),
+        )
     ),
 )

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from propolis_conformance.op_info import Array
 
 
-def _rope(
-    x: Array, positions: Array, cos: Array, sin: Array, *, interleaved: bool = False
-) -> Array:
+def rope(x: Array, positions: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Array:
+    """The truth of ``rope``."""
     y, pairs = x.copy(), cos.shape[1]
     first = np.arange(pairs) * 2 if interleaved else np.arange(pairs)
     second = first + (1 if interleaved else pairs)
@@ -43,7 +42,7 @@ def _rope_kv_append(
 ) -> Array:
     y, heads = cache.copy(), x.shape[2] // 2
     new = x.copy()
-    new[:, :, :heads] = _rope(x[:, :, :heads], positions, cos, sin, interleaved=interleaved)
+    new[:, :, :heads] = rope(x[:, :, :heads], positions, cos, sin, interleaved=interleaved)
     for b, t in np.ndindex(slots.shape):
         y[b, slots[b, t]] = new[b, t]
     return y
@@ -54,7 +53,7 @@ _TURNS = {"positions": T("b t", domain="index:r"), **_TABLES}
 _WAYS: AttributeSets = ({}, {"interleaved": True})
 OPS: Final = {
     "rope": OpInfo(
-        _rope,
+        rope,
         # Whole rows are turned, or two elements of three.
         tuple(Recipe({"x": T(f"b t h e*{parts}"), **_TURNS}, _WAYS) for parts in (2, 3)),
     ),

@@ -73,6 +73,7 @@ from propolis.ops.pool import avg_pool3d as avg_pool3d
 from propolis.ops.pool import max_pool2d as max_pool2d
 from propolis.ops.pool import max_pool3d as max_pool3d
 from propolis.ops.quantized import add_rms_norm_qmatmul as add_rms_norm_qmatmul
+from propolis.ops.quantized import add_rms_norm_qmatmul_rope as add_rms_norm_qmatmul_rope
 from propolis.ops.quantized import dequantize as dequantize
 from propolis.ops.quantized import qmatmul as qmatmul
 from propolis.ops.quantized import quantize as quantize

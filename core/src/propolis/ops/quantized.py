@@ -11,8 +11,12 @@ from propolis.dtypes import BLOCKS
 from propolis.dtypes import FLOATS
 from propolis.dtypes import DType
 from propolis.errors import DTypeError
+from propolis.errors import OpError
+from propolis.ops.fill import assign
 from propolis.ops.matmul import linear
 from propolis.ops.norm import add_rms_norm
+from propolis.ops.rope import expect_tables
+from propolis.ops.rope import rope
 from propolis.ops.unary import silu_mul
 from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
@@ -116,6 +120,21 @@ def _qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     linear.into(out, x, dequantize(w, x.dtype))
 
 
+def _normed_terms(
+    f: Callable[..., Any],
+    x: Array,
+    residual: Array,
+    weight: Array,
+    w: Array,
+    eps: float,
+    **attributes: Any,
+) -> tuple[Array, Array]:
+    """The norm, and the terms of its product: magnitudes of both factors."""
+    total, _ = f(x, residual, weight, w, eps=eps, **attributes)
+    normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
+    return normed, np.abs(normed) @ np.abs(w).T
+
+
 def _product_terms(
     f: Callable[..., Any],
     x: Array,
@@ -128,9 +147,7 @@ def _product_terms(
     gated: bool = False,
 ) -> tuple[None, Array]:
     """The product's; a gate, at most as steep as 1.1, passes on what both factors lost."""
-    total, _ = f(x, residual, weight, w, eps)
-    normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
-    terms = np.abs(normed) @ np.abs(w).T
+    normed, terms = _normed_terms(f, x, residual, weight, w, eps)
     if not gated:
         return None, terms
     gate, up = np.split(normed @ w.T, 2, axis=-1)
@@ -208,3 +225,144 @@ def _add_rms_norm_qmatmul(
     both, last = qmatmul(normed, w), len(x.shape) - 1
     halves = (both.narrow(last, start, out.shape[-1]) for start in (0, out.shape[-1]))
     silu_mul.into(out, *halves)
+
+
+def _turned_terms(
+    f: Callable[..., Any],
+    x: Array,
+    residual: Array,
+    weight: Array,
+    w: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> tuple[None, Array]:
+    """The product's; of what is rotated, of both elements of a pair."""
+
+    def without(*given: Array, eps: float) -> Any:
+        tables = positions, cos, sin
+        return f(*given, *tables, eps, heads=heads, head_dim=head_dim, interleaved=interleaved)
+
+    _, terms = _normed_terms(without, x, residual, weight, w, eps)
+    pairs = cos.shape[1]
+    first = np.arange(pairs) * 2 if interleaved else np.arange(pairs)
+    second = first + (1 if interleaved else pairs)
+    each = terms.reshape(*terms.shape[:-1], terms.shape[-1] // head_dim, head_dim).copy()
+    a, b = each[..., :heads, first], each[..., :heads, second]
+    c, s = np.abs(cos[positions])[:, :, None], np.abs(sin[positions])[:, :, None]
+    each[..., :heads, first], each[..., :heads, second] = a * c + b * s, a * s + b * c
+    return None, each.reshape(terms.shape)
+
+
+@pair_op(
+    {"x": {dtypes.f32}, "w": BLOCKS},
+    tolerance=ROUNDED,
+    magnitude=_turned_terms,
+)
+def add_rms_norm_qmatmul_rope(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> tuple[Meta, Meta]:
+    """
+    ``add_rms_norm_qmatmul``, and ``rope`` of the first heads of the product.
+
+    A decoder's layer makes queries, keys and values so, all of them by one product.
+
+    An implementation that rounds activations too is not exact, as one of ``qmatmul``.
+
+    Args:
+        x: (batch, tokens, width), f32.
+        residual: same shape and dtype.
+        weight: (width,), f32.
+        w: (out_features, width), a block format along width.
+        positions: (batch, tokens), i32, each in [0, rows of the tables).
+        cos: (rows, r/2), f32, with ``r <= head_dim``, as ``rope`` has it.
+        sin: same shape and dtype as ``cos``.
+        eps: added to the mean square.
+        heads: how many of the product's heads are rotated, the first ones; others are values.
+        head_dim: elements of each, which divide ``out_features``.
+        interleaved: pairs are neighbours; see ``rope``.
+
+    Returns:
+        ``x + residual``, as ``x``, and (batch, tokens, out_features), f32.
+
+    Raises:
+        DTypeError: the dtypes are not as above.
+        ShapeError: the shapes do not fit together.
+        OpError: the product has no such heads, or a position is outside the tables (CPU, and GPU
+            in debug mode).
+    """
+    name = "add_rms_norm_qmatmul_rope"
+    same_dtype(name, x=x, residual=residual, weight=weight)
+    expect_tables(name, cos, sin)
+    if positions.dtype is not dtypes.i32:
+        msg = f"{name}: positions are {positions.dtype}; supported: i32; ops.cast converts"
+        raise DTypeError(msg)
+    fits = (
+        len(x.shape) == 3
+        and x.shape == residual.shape
+        and weight.shape == x.shape[-1:]
+        and len(w.shape) == 2
+        and w.shape[1] == x.shape[-1]
+        and positions.shape == x.shape[:2]
+        and len(cos.shape) == 2
+        and cos.shape == sin.shape
+    )
+    rule = (
+        "x and residual are (batch, tokens, width), weight is (width,), w is (out, width), "
+        "positions (batch, tokens), cos and sin are alike"
+    )
+    given = {"x": x, "residual": residual, "weight": weight, "w": w}
+    expect(name, fits, rule, **given, positions=positions, cos=cos, sin=sin)
+    if head_dim < max(1, 2 * cos.shape[1]) or w.shape[0] % head_dim:
+        msg = (
+            f"{name}: heads of {head_dim} of a product of {w.shape[0]}, tables of {cos.shape[1]} "
+            f"pairs; supported: head_dim that divides the product, and has all pairs"
+        )
+        raise OpError(msg)
+    if not 0 <= heads <= w.shape[0] // head_dim:
+        msg = f"{name}: rotates {heads} heads; supported: 0 to {w.shape[0] // head_dim} of them"
+        raise OpError(msg)
+    return (x.shape, x.dtype), ((*x.shape[:-1], w.shape[0]), x.dtype)
+
+
+@add_rms_norm_qmatmul_rope.decomposes(
+    lambda x, w: {add_rms_norm_qmatmul: (x, w), rope: (x, dtypes.i32), assign: (x,)}
+)
+def _add_rms_norm_qmatmul_rope(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> None:
+    add_rms_norm_qmatmul.into((total, out), x, residual, weight, w, eps)
+    turned = out.narrow(2, 0, heads * head_dim).unflatten(2, head_dim)
+    assign(turned, rope(turned, positions, cos, sin, interleaved=interleaved))

@@ -42,7 +42,7 @@ def _rotations(
     return np.asarray(np.maximum(*np.abs(turns)))
 
 
-def _expect_tables(name: str, cos: Tensor, sin: Tensor) -> None:
+def expect_tables(name: str, cos: Tensor, sin: Tensor) -> None:
     """Check their dtype."""
     same_dtype(name, cos=cos, sin=sin)
     if cos.dtype is not dtypes.f32:
@@ -87,7 +87,7 @@ def rope(
         ShapeError: the shapes do not fit together.
         OpError: a position is outside the tables (CPU, and GPU in debug mode).
     """
-    _expect_tables("rope", cos, sin)
+    expect_tables("rope", cos, sin)
     fits = (
         len(x.shape) == 4
         and positions.shape == x.shape[:2]
@@ -162,7 +162,7 @@ def rope_kv_append(
         OpError: a slot is outside the cache or a position outside the tables (CPU, and GPU in
             debug mode).
     """
-    _expect_tables("rope_kv_append", cos, sin)
+    expect_tables("rope_kv_append", cos, sin)
     same_dtype("rope_kv_append", slots=slots, positions=positions)
     if x.dtype not in (dtypes.f32, cache.dtype) or positions.dtype is not dtypes.i32:
         msg = (

@@ -24,6 +24,7 @@ from propolis_cpu_ref._threads import over_rows
 from propolis_cpu_ref.ops_cast import convert
 from propolis_cpu_ref.ops_matmul import times_transposed
 from propolis_cpu_ref.ops_norm import add_rms_norm
+from propolis_cpu_ref.ops_rope import rope
 from propolis_cpu_ref.ops_unary import silu_mul
 
 
@@ -92,6 +93,33 @@ def add_rms_norm_qmatmul(
     silu_mul(out, gate, up)
 
 
+def add_rms_norm_qmatmul_rope(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> None:
+    """The same, and its first heads rotated."""
+    product = Tensor.from_numpy(np.empty(out.shape, np.float32), out.device)
+    add_rms_norm_qmatmul(total, product, x, residual, weight, w, eps)
+    out.array[...] = product.array
+    turned, given = (
+        each.narrow(2, 0, heads * head_dim).unflatten(2, head_dim) for each in (out, product)
+    )
+    rope(turned, given, positions, cos, sin, interleaved=interleaved)
+
+
 def prepare(w: Tensor) -> Prepared:
     """Dequantise a weight once: a step of decoding reads each weight once, and BLAS reads f32."""
     dense = values_of(w).reshape(w.shape)
@@ -131,11 +159,14 @@ OPS = [
         prepare=prepare,
         notes="exact: weights as f32, activations unrounded; prepared weights take 4 bytes each",
     ),
-    OpImpl(
-        op="add_rms_norm_qmatmul",
-        fn=add_rms_norm_qmatmul,
-        dtypes={"x": {dtypes.f32}, "w": BLOCKS},
-        prepare=prepare,
-        notes="exact: weights as f32, activations unrounded",
+    *(
+        OpImpl(
+            op=fn.__name__,
+            fn=fn,
+            dtypes={"x": {dtypes.f32}, "w": BLOCKS},
+            prepare=prepare,
+            notes="exact: weights as f32, activations unrounded",
+        )
+        for fn in (add_rms_norm_qmatmul, add_rms_norm_qmatmul_rope)
     ),
 ]

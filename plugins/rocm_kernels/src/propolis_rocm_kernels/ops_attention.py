@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("attention")
 
-for _name in ("MAX_DIM", "WIDEST", "SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
+for _name in ("MAX_DIM", "WIDEST", "SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS", "AHEAD"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 LESS_THREADS: Final = 64

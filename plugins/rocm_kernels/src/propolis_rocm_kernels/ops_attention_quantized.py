@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("attention_quantized")
 
-for _name in ("SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS"):
+for _name in ("SIDE", "DECODE_THREADS", "GROUP", "MOST_PARTS", "AHEAD"):
     MODULE.constant(_name, getattr(_attention, _name))
 
 _QUERIES: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)

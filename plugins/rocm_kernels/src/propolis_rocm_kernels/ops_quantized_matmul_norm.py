@@ -11,6 +11,7 @@ from propolis import dtypes
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels.ops_quantized_matmul_one import NOTES
 from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
 from propolis_rocm_kernels.ops_quantized_matmul_one import plan
 from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
@@ -55,6 +56,14 @@ def add_rms_norm_qmatmul(
     )
 
 
+def refused(x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, beside: int = 0) -> str | None:
+    """Why these kernels do not multiply the norm of a sum; None where they do; see ``refusal``."""
+    if not w.shape[0]:
+        return "there are no rows of weights"
+    rows = ("x", x), ("residual", residual), ("weight", weight)
+    return next(filter(None, (refusal(name, row, beside) for name, row in rows)), None)
+
+
 def _takes(
     x: Tensor,
     residual: Tensor,
@@ -66,10 +75,7 @@ def _takes(
     gated: bool = False,
 ) -> str | None:
     del eps, gated
-    if not w.shape[0]:
-        return "there are no rows of weights"
-    rows = ("x", x), ("residual", residual), ("weight", weight)
-    return next(filter(None, (refusal(name, row) for name, row in rows)), None)
+    return refused(x, residual, weight, w)
 
 
 OPS: Final = [
@@ -82,6 +88,6 @@ OPS: Final = [
         priority=Priority.GENERIC + 10,
         supports=_takes,
         exact=False,
-        notes="one row of activations, rounded to 16 bits, 32 with a scale",
+        notes=NOTES,
     ),
 ]

@@ -29,6 +29,9 @@ MODULE: Final = Module("quantized_matmul_one")
 THREADS: Final = MODULE.constant("THREADS", 512)
 """Of a block, where there are rows of weights for as many on every compute unit."""
 
+NOTES: Final = "one row of activations, rounded to 16 bits, 32 with a scale"
+"""Of all implementations that multiply so."""
+
 _UNIT: Final = 1024
 """Threads of a compute unit: each of its blocks rounds the one row for itself."""
 
@@ -76,15 +79,22 @@ def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     _KERNELS[w.dtype](device, made.blocks, *values, threads=made.threads, shared=made.shared)
 
 
-def refusal(name: str, row: Tensor) -> str | None:
-    """Why a tensor is no row that these kernels take; None where it is one."""
+def refusal(name: str, row: Tensor, beside: int = 0) -> str | None:
+    """
+    Why a tensor is no row that these kernels take; None where it is one.
+
+    Args:
+        name: what it is called.
+        row: the tensor.
+        beside: bytes of LDS that the kernel takes for something else.
+    """
     depth = row.shape[-1]
     if not depth or row.numel != depth:
         return f"{name} is {row.shape}: it takes one row"
     if row.strides[-1] != 1 or row.layout.offset * row.dtype.block_bytes % PACK_BYTES:
         return f"elements of {name} lie where no {PACK_BYTES} bytes can be loaded at once"
     most = cast("RocmDevice", row.device).hardware.shared_bytes
-    if depth // PART * ROUNDED_BYTES + _SUMS > most:
+    if depth // PART * ROUNDED_BYTES + _SUMS + beside > most:
         return f"{depth} elements of {name}, rounded, are more than the {most} bytes of LDS"
     return None
 
@@ -103,6 +113,6 @@ OPS: Final = [
         priority=Priority.GENERIC + 10,
         supports=_takes,
         exact=False,
-        notes="one row of activations, rounded to 16 bits, 32 with a scale",
+        notes=NOTES,
     ),
 ]

@@ -49,7 +49,7 @@ class Cache(Protocol):
         positions: Tensor,
         rules: Rules,
     ) -> Tensor:
-        """The same of keys beside their values, which are turned as they are kept."""
+        """The same of keys beside their values, which the rotation turns as they are kept."""
 
     def before(self, layer: int, x: Tensor, positions: Tensor, count: int) -> list[Tensor]:
         """Rows of the tokens before each new one, of a layer that reads nothing older."""
@@ -171,13 +171,13 @@ class KVCache:
         rules: Rules,
     ) -> Tensor:
         """
-        As :meth:`attend`, of keys beside their values, which are turned as they are kept.
+        As :meth:`attend`, of keys beside their values, which the rotation turns as they are kept.
 
         Args:
             layer: its number; its keys and values are alike.
             q: (batch, tokens, heads, head_dim), rotated.
-            new: (batch, tokens, 2 * kv_heads, head_dim), keys, not rotated yet, and values.
-            rotation: the layer's.
+            new: (batch, tokens, 2 * kv_heads, head_dim), keys and values.
+            rotation: the layer's, or one that is ``still`` where the keys are rotated already.
             positions: (batch, tokens), i32.
             rules: how the layer weighs keys.
 

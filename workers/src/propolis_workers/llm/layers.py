@@ -270,14 +270,14 @@ class Layers:
         weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
-    def joins_norm(self, layers: MergedLinear) -> bool:
-        """Whether a kernel does a sum, its norm and their product."""
+    def joins_norm(self, layers: MergedLinear, op: OpSpec = ops.add_rms_norm_qmatmul) -> bool:
+        """Whether a kernel does a sum, its norm and their product, or another op that begins so."""
         first = layers.layers[0]
         if len(layers.layers) > 1 or first.bias is not None or not first.weight.dtype.is_block:
             return False
-        if self.dtype not in ops.add_rms_norm_qmatmul.dtypes["x"]:
+        if self.dtype not in op.dtypes["x"]:
             return False
-        return self.has_kernel(ops.add_rms_norm_qmatmul, self.dtype, first.weight.dtype)
+        return self.has_kernel(op, self.dtype, first.weight.dtype)
 
     @property
     def exact(self) -> bool:

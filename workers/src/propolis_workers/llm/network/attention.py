@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.kv_cache import Cache
     from propolis_workers.llm.layers import Layers
     from propolis_workers.llm.layers import RMSNorm
+    from propolis_workers.llm.network.rotation import Rotation
     from propolis_workers.llm.network.rotation import Rotations
 
 # Tokens of a step that decodes; with more, products of 16 bits are worth rounding queries on a GPU.
@@ -78,6 +79,13 @@ class Attention:
             and weights.has_kernel(ops.rope_kv_append, kept)
         )
         self.joins_norm = weights.joins_norm(self.qkv)
+        # Or in the product that makes them.
+        self.turns_in_product = (
+            self.turns_together
+            and config.head_dim == config.values_dim
+            and config.head_dim % 2 == 0
+            and weights.joins_norm(self.qkv, ops.add_rms_norm_qmatmul_rope)
+        )
         self.rules = Rules(
             scale=config.score_scale or None,
             window=config.window(layer),
@@ -105,16 +113,38 @@ class Attention:
         cache: Cache,
     ) -> tuple[Tensor, Tensor]:
         """``x + y``, and the attention of its norm, where it ``joins_norm``."""
-        x, every = self.qkv.of_norm(norm, x, y)
-        return x, self._of_product(every, positions, ropes, cache)
+        if not self.turns_in_product:
+            x, every = self.qkv.of_norm(norm, x, y)
+            return x, self._of_product(every, positions, ropes, cache)
+        config, rotation = self.config, ropes[self.kind]
+        x, every = ops.add_rms_norm_qmatmul_rope(
+            x,
+            y,
+            norm.weight,
+            self.qkv.layers[0].weight,
+            positions,
+            rotation.cos,
+            rotation.sin,
+            norm.eps,
+            heads=config.heads + config.kv_heads,
+            head_dim=config.head_dim,
+            interleaved=rotation.interleaved,
+        )
+        if self.turns_kept:
+            q, new = self._beside(every)
+            return x, self._kept(q, new, rotation.still, positions, cache)
+        return x, self._attended(*self._sides(every, self._turning(every)), positions, cache)
 
     def _of_product(
         self, every: Tensor, positions: Tensor, ropes: Rotations, cache: Cache
     ) -> Tensor:
         if self.turns_kept:
-            return self._turned_as_kept(every, positions, ropes, cache)
+            q, new = self._beside(every)
+            rotation = ropes[self.kind]
+            return self._kept(rotation(q, positions), new, rotation, positions, cache)
         if self.turns_together:
-            q, k, v = self._turned_together(every, positions, ropes)
+            turned = ropes[self.kind](self._turning(every), positions)
+            q, k, v = self._sides(every, turned)
         else:
             q, k, v = self._turned_apart(self.qkv.parts_of(every), positions, ropes)
         return self._attended(q, k, v, positions, cache)
@@ -123,32 +153,36 @@ class Attention:
         v = v.unflatten(2, self.config.values_dim)
         return self._out(cache.attend(self.layer, q, k, v, positions, self.rules))
 
-    def _turned_as_kept(
-        self, every: Tensor, positions: Tensor, ropes: Rotations, cache: Cache
-    ) -> Tensor:
+    def _beside(self, every: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, and keys beside values."""
         width, *others = self.qkv.widths
-        q, new = (
-            every.narrow(2, start, count).unflatten(2, self.config.head_dim)
-            for start, count in ((0, width), (width, sum(others)))
-        )
-        rotation = ropes[self.kind]
-        q = rotation(q, positions)
+        dim = self.config.head_dim
+        q = every.narrow(2, 0, width).unflatten(2, dim)
+        return q, every.narrow(2, width, sum(others)).unflatten(2, dim)
+
+    def _kept(
+        self, q: Tensor, new: Tensor, rotation: Rotation, positions: Tensor, cache: Cache
+    ) -> Tensor:
         return self._out(cache.attend_turning(self.layer, q, new, rotation, positions, self.rules))
 
     def _out(self, y: Tensor) -> Tensor:
         b, t, heads, dim = y.shape
         return self.o(y.reshape(b, t, heads * dim))
 
-    def _turned_together(
-        self, every: Tensor, positions: Tensor, ropes: Rotations
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _turning(self, every: Tensor) -> Tensor:
+        """Queries and keys, side by side."""
+        *turning, _ = self.qkv.widths
+        return every.narrow(2, 0, sum(turning)).unflatten(2, self.config.head_dim)
+
+    def _sides(self, every: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, each by itself, and the values beside which they lay."""
         config = self.config
-        *_, values = self.qkv.widths
-        width = every.shape[2] - values
-        both = every.narrow(2, 0, width).unflatten(2, config.head_dim)
-        both = ropes[self.kind](both, positions)
-        q = both.narrow(2, 0, config.heads)
-        return q, both.narrow(2, config.heads, config.kv_heads), every.narrow(2, width, values)
+        *turning, values = self.qkv.widths
+        q, k = (
+            turned.narrow(2, start, count)
+            for start, count in ((0, config.heads), (config.heads, config.kv_heads))
+        )
+        return q, k, every.narrow(2, sum(turning), values)
 
     def _turned_apart(
         self, parts: list[Tensor], positions: Tensor, ropes: Rotations

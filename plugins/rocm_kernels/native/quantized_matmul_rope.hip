@@ -1,0 +1,16 @@
+// Products of the norm of a sum of two rows with weights in the block formats, whose first heads are rotated.
+#include "propolis_normed.h"
+
+#define OF_TURNED(name, Format)                                                                    \
+    PROPOLIS_KERNEL_TWICE(THREADS)                                                                 \
+    quantized_matmul_rope_##name(f32* total, f32* out, const f32* x, const f32* residual,          \
+                                 const f32* weight, f32 eps, const u8* w, const i32* position,     \
+                                 const f32* cos, const f32* sin, i64 n, i64 depth, i64 row,        \
+                                 i64 lanes, i64 threads, i64 rows, i64 cos_row, i64 sin_row,       \
+                                 i32 pairs, i32 dim, i32 heads, i32 interleaved) {                 \
+        const Turn turn{position, cos, sin, rows, cos_row, sin_row, pairs, dim, heads, interleaved != 0}; \
+        product_of_turned<Format>({total, x, residual, weight, eps}, out, w, n, depth, row, turn,  \
+                                  (int)lanes, (int)threads);                                       \
+    }
+
+PROPOLIS_EACH_FORMAT(OF_TURNED)

@@ -1,0 +1,110 @@
+"""Products of the norm of a sum with weights in blocks, whose first heads are rotated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Final
+from typing import cast
+
+from propolis import Priority
+from propolis import dtypes
+from propolis_rocm_kernels._constants import RUN
+from propolis_rocm_kernels._elementwise import pointer
+from propolis_rocm_kernels._implementation import implementation
+from propolis_rocm_kernels._kernels import Module
+from propolis_rocm_kernels.ops_quantized_matmul_norm import refused
+from propolis_rocm_kernels.ops_quantized_matmul_one import NOTES
+from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
+from propolis_rocm_kernels.ops_quantized_matmul_one import plan
+
+
+if TYPE_CHECKING:
+    from propolis import Tensor
+    from propolis_rocm_hip.device import RocmDevice
+
+MODULE: Final = Module("quantized_matmul_rope")
+
+MODULE.constant("THREADS", THREADS)
+
+_EXCHANGED: Final = 2 * THREADS // RUN * dtypes.f32.block_bytes
+"""Bytes of LDS by which sums meet those that they are rotated with."""
+
+_KERNELS: Final = {
+    w: MODULE.kernel(w.name, "PPPPPfPPPPqqqqqqqqiiii") for w in sorted(dtypes.BLOCKS, key=str)
+}
+
+
+def add_rms_norm_qmatmul_rope(
+    total: Tensor,
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> None:
+    """The sum of two rows, and the product of its norm, pairs of whose rows are rotated."""
+    n, depth = w.shape
+    device = cast("RocmDevice", out.device)
+    made = plan(device, n, w)
+    values = map(pointer, (total, out, x, residual, weight))
+    tables = map(pointer, (positions, cos, sin))
+    rows, pairs = cos.shape
+    _KERNELS[w.dtype](
+        device,
+        made.blocks,
+        *values,
+        eps,
+        w.ptr,
+        *tables,
+        *(n, depth, made.row_bytes, made.lanes, made.threads),
+        *(rows, cos.strides[0], sin.strides[0], pairs, head_dim, heads, interleaved),
+        threads=made.threads,
+        shared=made.shared,
+    )
+
+
+def _takes(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    head_dim: int,
+    interleaved: bool = False,
+) -> str | None:
+    del positions, eps, heads, interleaved
+    if head_dim % 2:
+        return f"heads of {head_dim} elements are not made of pairs"
+    if any(table.shape[1] > 1 and table.strides[1] != 1 for table in (cos, sin)):
+        return "numbers of a row of the tables do not lie side by side"
+    return refused(x, residual, weight, w, _EXCHANGED)
+
+
+OPS: Final = [
+    implementation(
+        "add_rms_norm_qmatmul_rope",
+        add_rms_norm_qmatmul_rope,
+        {"x": (dtypes.f32,), "w": tuple(_KERNELS)},
+        in_place=False,
+        variant="one-row",
+        priority=Priority.GENERIC + 10,
+        supports=_takes,
+        exact=False,
+        notes=NOTES,
+    ),
+]
