@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import patience
 
 from propolis import OpImpl
 from propolis import Tensor
@@ -18,12 +20,15 @@ from propolis import ops
 from propolis.cpu import CpuDevice
 from propolis.dispatch import Call
 from propolis.dispatch import DispatchTable
+from propolis.dispatch.lock import differences
+from propolis.dispatch.lock import lock
 from propolis.dispatch.rules import Rules
 from propolis.dispatch.tuned import Choice
 from propolis.dispatch.tuned import Tuned
 from propolis.dispatch.tuned import class_of
 from propolis.dispatch.tuned import hardware
 from propolis.plugins.tuned_file import TunedFile
+from propolis.plugins.vetting import replace_json
 from propolis.records import Provenance
 from propolis_workers.tuner import Tuner
 
@@ -322,3 +327,41 @@ def test_rows_of_another_version_are_left_out(tmp_path, monkeypatch, spoiled):
     rows.append({**rows[0], **spoiled})
     file.path.write_text(json.dumps(whole))
     assert len(list(file.tuned(plugins).rows())) == 1
+
+
+def test_who_tunes_at_the_same_time_loses_nothing(tmp_path, monkeypatch):
+    """One waits while the other reads, adds and writes: both find their choices there."""
+    monkeypatch.setattr(
+        "propolis.plugins.tuned_file.fingerprint", lambda candidate, *_: candidate.version
+    )
+    plugins, writes = reports(a="1"), replace_json
+    reading, second = threading.Event(), threading.Event()
+
+    def slow(path, value):
+        if reading.is_set():
+            second.set()
+        reading.set()
+        second.wait(1)  # the other must not come so far
+        writes(path, value)
+
+    monkeypatch.setattr("propolis.plugins.tuned_file.replace_json", slow)
+    first = threading.Thread(target=TunedFile(tmp_path).keep, args=(plugins, chosen("x", "y")))
+    first.start()
+    assert reading.wait(patience(10))
+    other = Tuned()
+    other.add("cpu cpu CPU", "mul", ("f32",), "4 4", Choice("x", "", {"y": 2.0, "x": 1.0}))
+    TunedFile(tmp_path).keep(plugins, other)
+    first.join()
+    assert len(list(TunedFile(tmp_path).tuned(plugins).rows())) == 2
+
+
+def test_a_lock_names_who_was_measured():
+    """Who goes first for which sizes; without, or with another, a check finds a difference."""
+    ran = []
+    impls = [doing(ran, "first", priority=110), doing(ran, "third")]
+    plain, tuned = (lock(table_of(impls, one)) for one in (None, chosen("third", "first")))
+    assert "tuned" not in plain["ops"]["add"]["f32"]
+    assert tuned["ops"]["add"]["f32"]["tuned"] == {"4 4": "stranger third"}
+    (line,) = differences(plain, tuned)
+    who = "stranger (propolis-stranger 1) priority 110"
+    assert line == f"add (f32): locked {who}, now {who}, for 4 4 stranger third"

@@ -1,8 +1,8 @@
 """
 The resolved table of a device as a document: what a deployment runs, to be reviewed.
 
-It holds who wins each op for each combination of dtypes; what ``supports`` says of a
-single call is not in it.
+It holds who wins each op for each combination of dtypes, and who goes first for the sizes at which
+another was measured to be faster; what ``supports`` says of a single call is not in it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from propolis.dispatch.resolve import Server
+    from propolis.opspec.spec import Key
+    from propolis.opspec.spec import OpSpec
     from propolis.tensor import Device
 
 FORMAT = 1
@@ -34,7 +36,7 @@ def lock(device: Device) -> dict[str, Any]:
     for name, spec in sorted(catalogue().items()):
         orders = ([d for d in dtypes.ALL if d in kinds] for kinds in spec.dtypes.values())
         table[name] = {
-            ",".join(d.name for d in kinds): _facts(owner.trace(spec, spec.key(*kinds)).server)
+            ",".join(d.name for d in kinds): _entry(owner, spec, spec.key(*kinds))
             for kinds in itertools.product(*orders)
         }
     return {
@@ -69,7 +71,16 @@ def describe(server: Any) -> str:
     if "decomposed" in server:
         return f"decomposed into {', '.join(server['decomposed'])}"
     who = f"{server.get('plugin')} ({server.get('distribution')} {server.get('version')})"
-    return f"{who} priority {server.get('priority')}"
+    tuned = (f", for {calls} {taken}" for calls, taken in server.get("tuned", {}).items())
+    return f"{who} priority {server.get('priority')}{''.join(tuned)}"
+
+
+def _entry(owner: Table, spec: OpSpec, key: Key) -> Any:
+    trace = owner.trace(spec, key)
+    tuned = owner.tuned.of(owner, spec, key, trace.chain)
+    measured = {"tuned": {calls: choice.taken for calls, choice in tuned.items()}} if tuned else {}
+    facts = _facts(trace.server)
+    return {**facts, **measured} if measured else facts
 
 
 def _facts(server: Server) -> Any:

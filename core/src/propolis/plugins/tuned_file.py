@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 from typing import TYPE_CHECKING
 from typing import Any
@@ -64,7 +65,7 @@ class TunedFile:
         self, reports: Sequence[PluginReport], new: Tuned, measured: Iterable[Measured] = ()
     ) -> None:
         """
-        Add choices to those that hold for these plugins.
+        Add choices to those that hold for these plugins; processes take turns.
 
         Args:
             reports: the plugins.
@@ -75,6 +76,18 @@ class TunedFile:
         Raises:
             ConfigError: the file cannot be written.
         """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_name(f"{self.path.name}.lock").open("a") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                self._add(reports, new, measured)
+        except OSError as exc:
+            msg = f"{self.path} cannot be written: {exc}; choose another cache_dir"
+            raise ConfigError(msg) from exc
+
+    def _add(
+        self, reports: Sequence[PluginReport], new: Tuned, measured: Iterable[Measured]
+    ) -> None:
         whole = self.tuned(reports)
         for gone in measured:
             whole.discard(*gone)
@@ -92,12 +105,7 @@ class TunedFile:
         ]
         sets, own = self._read(), _plugins(reports)
         sets.pop(own, None)
-        kept = dict([*sets.items(), (own, rows)][-_SETS:])
-        try:
-            replace_json(self.path, kept)
-        except OSError as exc:
-            msg = f"{self.path} cannot be written: {exc}; choose another cache_dir"
-            raise ConfigError(msg) from exc
+        replace_json(self.path, dict([*sets.items(), (own, rows)][-_SETS:]))
 
     def clear(self) -> bool:
         """
