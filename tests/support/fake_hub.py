@@ -6,21 +6,36 @@ import hashlib
 import json
 import socket
 import struct
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from http.server import BaseHTTPRequestHandler
 from http.server import ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from urllib.parse import urlsplit
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
 
+    import pytest
+
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def sleep_as(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Have who pulls, and nobody else of this process, sleep so."""
+    own = SimpleNamespace(**{**vars(time), "sleep": sleep})
+    for name, module in list(sys.modules.items()):
+        theirs = name.startswith(("huggingface_hub", "propolis_workers.models"))
+        if theirs and hasattr(vars(module).get("time"), "sleep"):
+            monkeypatch.setattr(module, "time", own)
 
 
 @dataclass

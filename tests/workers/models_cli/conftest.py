@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_hub import Hub
 from fake_hub import serving
+from fake_hub import sleep_as
 from huggingface_hub import close_session
 from huggingface_hub import constants
 
@@ -46,7 +47,7 @@ def folder(monkeypatch, tmp_path) -> Path:
 def hub(monkeypatch) -> Iterator[Hub]:
     """A hub, whose library waits for nothing, and loses little where it is cut."""
     monkeypatch.setattr("propolis_workers.models.hub.CHUNK", 10_000)
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    sleep_as(monkeypatch, lambda _: None)
     with serving() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub

@@ -6,6 +6,7 @@ import os
 
 import pytest
 from fake_hub import REVISION
+from fake_hub import sleep_as
 from huggingface_hub import close_session
 from huggingface_hub import constants
 
@@ -379,7 +380,7 @@ def test_interrupted(repository, models, folder, monkeypatch):
         raise KeyboardInterrupt
 
     repository.cut = [200_000]
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", stop)
+    sleep_as(monkeypatch, stop)
     done = models("pull", REPO)
     assert done.code == 130
     (part,) = left(folder)
