@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 Q4_1: Final = gguf.GGMLQuantizationType.Q4_1
 Q4_K: Final = gguf.GGMLQuantizationType.Q4_K
 # Width, feed-forward width, layers, query heads, key heads, vocabulary: those of SmolLM2-135M,
-# Llama 3.2 1B and Llama 3.1 8B, and one to try a bench with.
+# Llama 3.2 1B and Llama 3.1 8B, Qwen3-30B-A3B but for its 48 layers, and one to try a bench with.
 SHAPES: Final = {
     "tiny": (256, 512, 2, 4, 2, 1024),
     "135m": (576, 1536, 30, 9, 3, 49152),
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "8b": (4096, 14336, 32, 32, 8, 128256),
+    "a3b": (2048, 768, 4, 32, 4, 151936),
 }
+# Of mixtures: experts of a layer, and those of a token.
+EXPERTS: Final = {"a3b": (128, 8)}
 
 
 def quantized(columns: int) -> gguf.GGMLQuantizationType:
@@ -94,17 +97,25 @@ def write_random_llama(path: Path, shape: str, stored: str = "Q4_K") -> Path:
         "attn_k": matrix(kv_heads * head, width),
         "attn_v": matrix(kv_heads * head, width),
         "attn_output": matrix(width, width),
-        "ffn_gate": matrix(inner, width),
-        "ffn_up": matrix(inner, width),
-        "ffn_down": matrix(width, inner),
     }
+    count, _ = EXPERTS.get(shape, (0, 0))
+    parts = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    for name, (rows, columns) in parts.items():
+        if count:
+            all_rows = matrix(count * rows, columns)
+            layer[f"{name}_exps"] = all_rows.reshape(count, rows, -1)
+        else:
+            layer[name] = matrix(rows, columns)
+    router = rng.standard_normal((count, width), np.float32)
     ones = np.ones(width, np.float32)
     for index in range(layers):
         for name, blocks in layer.items():
-            kind = kind_of(inner if name == "ffn_down" else width)
+            kind = kind_of(inner if name.startswith("ffn_down") else width)
             writer.add_tensor(f"blk.{index}.{name}.weight", blocks, raw_dtype=kind)
         writer.add_tensor(f"blk.{index}.attn_norm.weight", ones)
         writer.add_tensor(f"blk.{index}.ffn_norm.weight", ones)
+        if count:
+            writer.add_tensor(f"blk.{index}.ffn_gate_inp.weight", router)
     for name in ("token_embd", "output"):
         writer.add_tensor(f"{name}.weight", matrix(vocab, width), raw_dtype=kind_of(width))
     writer.add_tensor("output_norm.weight", ones)
@@ -122,7 +133,9 @@ def _metadata(shape: str) -> dict[str, Any]:
     tokens = [chr(byte if byte in own else next(rest)) for byte in range(256)]  # GPT-2's table
     tokens += ["th", "an"]
     tokens += [f"<{n}>" for n in range(vocab - len(tokens))]
+    numbers = ("llama.expert_count", "llama.expert_used_count")
     return {
+        **dict(zip(numbers, EXPERTS.get(shape, ()), strict=False)),
         "llama.context_length": 16384,
         "llama.embedding_length": width,
         "llama.feed_forward_length": inner,

@@ -1,5 +1,5 @@
 """
-Formats of weights on the CPU: SmolLM2-135M in several, and a 1B shape in Q4_K, beside llama.cpp.
+Formats of weights on the CPU: SmolLM2-135M in several, 1B and a mixture in Q4_K, beside llama.cpp.
 
 llama.cpp takes part with flash attention and without, and its better figure counts.  Each round
 runs every contender once on each file, in a process of its own; figures are medians.
@@ -31,14 +31,15 @@ from llm_cpu import prompt
 FORMATS = ("q4_1", "q4_0", "q8_0", "q4_k_m", "f16", "bf16")
 PLAIN = {"f16": "F16", "bf16": "BF16"}
 # Of llama.cpp's: decoding and reading, at least; memory, at most.
-TARGETS = {"small": (1.2, 2.0, 1.2), "1b": (1.0, 1.5, 1.2)}
+TARGETS = {"small": (1.2, 2.0, 1.2), "large": (1.0, 1.5, 1.2)}
+LARGE = ("1b", "a3b")  # random weights of a shape
 
 
 def main() -> None:
     """Run the rounds and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join((*FORMATS, "1b")))
+    parser.add_argument("--only", default=",".join((*FORMATS, *LARGE)))
     asked = parser.parse_args()
     if not importlib.util.find_spec("llama_cpp"):
         print("llama_cpp is not installed: no peer (its module may come by PYTHONPATH)")
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def _row(name: str, ours: dict[str, float], theirs: list[dict[str, float]]) -> str:
-    decode, prefill, peak = TARGETS["1b" if name == "1b" else "small"]
+    decode, prefill, peak = TARGETS["large" if name in LARGE else "small"]
     cells = [name]
     for figure, target, best in (
         ("decode", decode, max),
@@ -77,8 +78,8 @@ def _row(name: str, ours: dict[str, float], theirs: list[dict[str, float]]) -> s
 
 def _written(folder: Path, name: str) -> Path:
     """A file of that format, or shape."""
-    if name == "1b":
-        return write_random_llama(folder / "1b.gguf", "1b")
+    if name in LARGE:
+        return write_random_llama(folder / f"{name}.gguf", name)
     plain = folder / "plain.gguf"
     if not plain.exists():
         _write_plain(plain)

@@ -62,6 +62,8 @@ struct Product {
     const f32* wide = nullptr;      // (m, k)
 };
 void multiply(Product product, bool exact);
+// Several of one format, kind, n, k and threads.
+void multiply(std::span<Product> products, bool exact);
 
 void repack(const Format&, u8* tiles, const u8* blocks, i64 n, i64 k, int threads);
 void unpack(const Format&, u8* blocks, const u8* tiles, i64 n, i64 k, int threads);
@@ -173,6 +175,22 @@ struct Linear {
     int threads;
 };
 void linear(const Linear&);
+
+// -- mixtures of experts ---------------------------------------------------------------------------
+
+// out[t, j] = x[t, j] @ w[chosen[t, j]].T, of weights in blocks, repacked, or where `format` is null of the kind's own.
+struct Mixture {
+    const Format* format;
+    Kind kind;
+    void* out;           // (tokens, each, n)
+    const void *x, *w;   // (tokens, each, or 1 where `shared`, k); (experts, n, k)
+    const i64* chosen;   // (tokens, each)
+    i64 tokens, each, experts, n, k;
+    bool shared;
+    int threads;
+    i64 bytes;           // of an expert's weights
+};
+void mix(const Mixture&, bool exact);
 
 // -- convolutions ----------------------------------------------------------------------------------
 

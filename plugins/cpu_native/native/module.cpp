@@ -1,6 +1,7 @@
 // The kernels as a Python module.  Arrays come as buffers; of dtypes that buffers cannot say, their number.
 // Between `record` and its end calls are kept instead of run, and a plan runs them again without Python.
 #include "arguments.h"
+#include "module_products.h"
 
 #ifndef PROPOLIS_MODULE
 #error "PROPOLIS_MODULE names the module"
@@ -12,77 +13,6 @@
 
 namespace propolis {
 namespace {
-
-#define FUNCTION(name) PyObject* name(PyObject*, PyObject* const* args, Py_ssize_t count)
-
-enum class Way : int { EXACT, TILES, MATRIX };
-
-// -- weights ---------------------------------------------------------------------------------------
-
-const Format* format(Arguments& a) {
-    PyObject* object = a.next();
-    if (!object) return nullptr;
-    const char* name = PyUnicode_AsUTF8AndSize(object, nullptr);
-    const Format* found = name ? format_named(name) : nullptr;
-    if (!found) a.fail("no such block format");
-    return found;
-}
-
-// tile_bytes(format): of sixteen blocks, or 0 where it is unknown
-FUNCTION(tile_bytes) {
-    if (count != 1) return PyErr_SetString(PyExc_TypeError, "tile_bytes(format)"), nullptr;
-    const char* name = PyUnicode_AsUTF8AndSize(args[0], nullptr);
-    if (!name) return nullptr;
-    const Format* found = format_named(name);
-    return PyLong_FromLongLong(found ? found->tile : 0);
-}
-
-// repack(tiles, blocks, format, n, k, threads), and unpack(blocks, tiles, ...)
-template <bool back>
-FUNCTION(rearrange) {
-    Arguments a(args, count);
-    i64 to_bytes = 0, from_bytes = 0;
-    u8* to = (u8*)a.flat(true, &to_bytes);
-    const u8* from = (const u8*)a.flat(false, &from_bytes);
-    const Format* f = format(a);
-    const i64 n = a.whole(), k = a.whole(), threads = a.whole();
-    if (!a.ok()) return nullptr;
-    const i64 tiles = (n + 15) / 16 * (k / f->block) * f->tile, blocks = n * (k / f->block) * f->source;
-    if (k % f->block || to_bytes != (back ? blocks : tiles) || from_bytes != (back ? tiles : blocks)) {
-        return a.fail("sizes do not fit"), nullptr;
-    }
-    return a.call([=] {
-        back ? unpack(*f, to, from, n, k, (int)threads) : repack(*f, to, from, n, k, (int)threads);
-        return Error();
-    });
-}
-
-// qmatmul(out, x, tiles, format, kind, m, n, k, threads, way)
-FUNCTION(qmatmul) {
-    Arguments a(args, count);
-    Product p{};
-    p.out = a.flat(true);
-    p.x = a.flat();
-    i64 nbytes = 0;
-    p.tiles = (const u8*)a.flat(false, &nbytes);
-    p.format = format(a);
-    p.kind = a.kind();
-    p.m = a.whole();
-    p.n = a.whole();
-    p.k = a.whole();
-    p.threads = (int)a.whole();
-    const Way way = (Way)a.whole();
-    if (!a.ok()) return nullptr;
-    if (p.k % p.format->block || nbytes != (p.n + 15) / 16 * (p.k / p.format->block) * p.format->tile) {
-        return a.fail("the weight's size does not fit"), nullptr;
-    }
-    return a.call([=] {
-        if (p.m * p.n == 0) return Error();
-        if (way == Way::MATRIX) multiply_tiled(p);
-        else multiply(p, way == Way::EXACT);
-        return Error();
-    });
-}
 
 // -- rows ------------------------------------------------------------------------------------------
 
@@ -411,59 +341,6 @@ FUNCTION(conv2d) {
     });
 }
 
-// -- linear layers ---------------------------------------------------------------------------------
-
-FUNCTION(matrix_instructions_) {
-    if (count) return PyErr_SetString(PyExc_TypeError, "matrix_instructions()"), nullptr;
-    (void)args;
-    return PyUnicode_FromString(matrix_instructions());
-}
-
-// packed_bytes(outputs, depth)
-FUNCTION(packed_bytes_) {
-    Arguments a(args, count);
-    const i64 outputs = a.whole(), depth = a.whole();
-    return a.ok() ? PyLong_FromLongLong(packed_bytes(outputs, depth)) : nullptr;
-}
-
-// pack_weight(tiles, w, outputs, depth, threads), unpack_weight(w, tiles, outputs, depth, threads)
-template <auto move>
-FUNCTION(move_weight) {
-    Arguments a(args, count);
-    void* to = a.flat(true);
-    const void* from = a.flat();
-    const i64 outputs = a.whole(), depth = a.whole();
-    const int threads = (int)a.whole();
-    return a.call([=] {
-        move(to, from, outputs, depth, threads);
-        return Error();
-    });
-}
-
-// linear(out, x, w, tiles, bias, kind, rows, outputs, depth, threads, way)
-FUNCTION(linear_) {
-    Arguments a(args, count);
-    Linear l{};
-    i64 packed = 0;
-    l.out = a.flat(true);
-    l.x = a.flat();
-    l.w = a.flat();
-    l.tiles = a.flat(false, &packed);
-    l.bias = a.flat();
-    l.kind = a.kind();
-    l.rows = a.whole();
-    l.outputs = a.whole();
-    l.depth = a.whole();
-    l.threads = (int)a.whole();
-    const Way way = (Way)a.whole();
-    if (!a.ok()) return nullptr;
-    if (l.tiles && packed != packed_bytes(l.outputs, l.depth)) return a.fail("the weight's size does not fit"), nullptr;
-    return a.call([=] {
-        way == Way::MATRIX ? linear_tiled(l) : linear(l);
-        return Error();
-    });
-}
-
 // -- plans -----------------------------------------------------------------------------------------
 
 void drop_plan(PyObject* capsule) { delete (Plan*)PyCapsule_GetPointer(capsule, "propolis.plan"); }
@@ -546,6 +423,8 @@ PyMethodDef METHODS[] = {
     METHOD("pack_weight", move_weight<pack_weight>),
     METHOD("unpack_weight", move_weight<unpack_weight>),
     METHOD("linear", linear_),
+    METHOD("moe_linear", mix_<false>),
+    METHOD("moe_qmatmul", mix_<true>),
     METHOD("record", record),
     METHOD("replay", replay),
     METHOD("raise_as", raise_as),

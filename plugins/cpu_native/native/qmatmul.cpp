@@ -1,4 +1,7 @@
 // Products with weights in blocks, repacked as tiles.h says.
+#include <algorithm>
+#include <utility>
+
 #include "activations.h"
 #include "kernels.h"
 #include "pool.h"
@@ -26,60 +29,87 @@ const Format* format_named(const char* name) {
     return nullptr;
 }
 
-void multiply(Product p, bool exact) {
-    const Format& f = *p.format;
-    if (p.k == 0) {
-        std::memset(p.out, 0, p.m * p.n * size_of(p.kind));
+void multiply(Product product, bool exact) { multiply(std::span(&product, 1), exact); }
+
+void multiply(std::span<Product> all, bool exact) {
+    const Product& one = all[0];  // in what they are alike
+    const Format& f = *one.format;
+    const i64 k = one.k;
+    i64 rows = 0;
+    for (const Product& p : all) rows += p.m;
+    if (k == 0) {
+        for (const Product& p : all) std::memset(p.out, 0, p.m * p.n * size_of(p.kind));
         return;
     }
-    const i64 tiles = (p.n + TILE - 1) / TILE;
-    const int preparing = p.m * p.k > 8000 ? p.threads : 1;
-    if (exact && p.kind == Kind::F32) {
-        p.wide = (const f32*)p.x;
+    i64* const ends = room<i64>((i64)all.size());  // of each one's tasks
+    const auto count = [&](auto&& tasks) {
+        i64 sum = 0;
+        for (size_t i = 0; i < all.size(); ++i) ends[i] = sum += tasks(all[i]);
+        return sum;
+    };
+    // Whose a task is, and which of its own.
+    const auto place = [&](i64 task) {
+        const size_t i = std::upper_bound(ends, ends + all.size(), task) - ends;
+        return std::pair(i, i ? task - ends[i - 1] : task);
+    };
+    const int preparing = rows * k > 8000 ? one.threads : 1;
+    if (exact && one.kind == Kind::F32) {
+        for (Product& p : all) p.wide = (const f32*)p.x;
     } else if (exact) {
-        f32* wide = room<f32>(p.m * p.k);
-        parallel(preparing, p.m, [&](i64 m) {
+        f32* wide = room<f32>(rows * k);
+        for (Product& p : all) p.wide = wide, wide += p.m * k;
+        parallel(preparing, count([](const Product& p) { return p.m; }), [&](i64 task) {
+            const auto [i, row] = place(task);
+            const Product& p = all[i];
             with_type(p.kind, [&](auto type) {
-                const auto* x = (const decltype(type)*)p.x + m * p.k;
-                for (i64 i = 0; i < p.k; i += LANES) store(wide + m * p.k + i, load_wide(x + i));
+                const auto* x = (const decltype(type)*)p.x + row * k;
+                for (i64 d = 0; d < k; d += LANES) store((f32*)p.wide + row * k + d, load_wide(x + d));
             });
         });
-        p.wide = wide;
     } else {
-        const i64 grains = p.k / f.grain, scales = p.k / SUBBLOCK;
-        f32* const numbers = room<f32>(p.m * (scales + grains));
-        const Rounded all{room<i8>(2 * p.m * p.k), numbers, room<i32>(p.m * grains),
-                          numbers + p.m * scales, room<u8>(p.m * scales)};
+        const i64 grains = k / f.grain, scales = k / SUBBLOCK;
+        i8* bytes = room<i8>(2 * rows * k);
+        f32 *numbers = room<f32>(rows * (scales + grains)), *sums = numbers + rows * scales;
+        i32* starts = room<i32>(rows * grains);
+        u8* finer = room<u8>(rows * scales);
+        for (Product& p : all) {
+            p.bytes = bytes, p.scales = numbers, p.starts = starts, p.sums = sums, p.finer = finer;
+            bytes += 2 * p.m * k, numbers += p.m * scales, starts += p.m * grains, sums += p.m * grains;
+            finer += p.m * scales;
+        }
         // Of a panel, so many parts: who writes beside another thread waits for it.
-        const i64 count = panels(p.m), pieces = preparing == 1 ? 1 : (2 * preparing + count - 1) / count;
+        i64 panels_of_all = 0;
+        for (const Product& p : all) panels_of_all += panels(p.m);
+        const i64 pieces = preparing == 1 ? 1 : (2 * preparing + panels_of_all - 1) / panels_of_all;
         const i64 each = (scales + pieces - 1) / pieces;
-        parallel(preparing, count * pieces, [&](i64 task) {
-            const i64 from = task % pieces * each, to = from + each < scales ? from + each : scales;
+        parallel(preparing, count([&](const Product& p) { return panels(p.m) * pieces; }), [&](i64 task) {
+            const auto [i, own] = place(task);
+            const Product& p = all[i];
+            const Rounded to{(i8*)p.bytes, (f32*)p.scales, (i32*)p.starts, (f32*)p.sums, (u8*)p.finer};
+            const i64 first = own % pieces * each, last = std::min(first + each, scales);
             with_type(p.kind, [&](auto type) {
-                round_some<decltype(type)>(p, all, panel(p.m, task / pieces), from, to);
+                round_some<decltype(type)>(p, to, panel(p.m, own / pieces), first, last);
             });
         });
-        p.bytes = all.bytes;
-        p.scales = all.scales;
-        p.starts = all.starts;
-        p.sums = all.sums;
-        p.finer = all.finer;
     }
     const auto kernel = exact ? f.exact : f.fast;
     // Tasks of some ten microseconds: enough to share evenly, few enough to hand out.
-    const i64 weight_bytes = p.k / f.block * f.tile;
-    const i64 work = weight_bytes * (1 + p.m);
+    const i64 tiles = (one.n + TILE - 1) / TILE, weight_bytes = k / f.block * f.tile;
     constexpr i64 ROWS = 64, TASK = 1 << 16;
-    const i64 row_parts = (p.m + ROWS - 1) / ROWS;
-    i64 some = TASK / (weight_bytes * (1 + (p.m < ROWS ? p.m : ROWS) / MOST));
-    const i64 fair = tiles / (2 * p.threads);
-    some = some < 1 ? 1 : some;
-    if (some > fair) some = fair < 1 ? 1 : fair;
-    const i64 tile_parts = (tiles + some - 1) / some;
-    const int threads = tiles * work < (1 << 15) ? 1 : p.threads;
-    parallel(threads, tile_parts * row_parts, [&](i64 task) {
-        const i64 t0 = task / row_parts * some, m0 = task % row_parts * ROWS;
-        kernel(p, t0, t0 + some < tiles ? t0 + some : tiles, m0, m0 + ROWS < p.m ? m0 + ROWS : p.m);
+    const i64 fair = std::max<i64>(1, tiles * (i64)all.size() / (2 * one.threads));
+    // Tiles of a task.
+    const auto some = [&](const Product& p) {
+        const i64 fitting = TASK / (weight_bytes * (1 + std::min(p.m, ROWS) / MOST));
+        return std::min({std::max<i64>(1, fitting), fair, tiles});
+    };
+    const auto row_parts = [](const Product& p) { return (p.m + ROWS - 1) / ROWS; };
+    const i64 tasks = count([&](const Product& p) { return (tiles + some(p) - 1) / some(p) * row_parts(p); });
+    const i64 work = tiles * weight_bytes * ((i64)all.size() + rows);
+    parallel(work < (1 << 15) ? 1 : one.threads, tasks, [&](i64 task) {
+        const auto [i, own] = place(task);
+        const Product& p = all[i];
+        const i64 each = some(p), t0 = own / row_parts(p) * each, m0 = own % row_parts(p) * ROWS;
+        kernel(p, t0, std::min(t0 + each, tiles), m0, std::min(m0 + ROWS, p.m));
     });
 }
 

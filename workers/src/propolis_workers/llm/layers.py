@@ -344,7 +344,11 @@ class Layers:
         bias = None
         if self.has(name, ".bias"):
             bias = self.plain(self._tensor(name, (count, width_out), ".bias"))
-        return ExpertsLinear(weight if weight.dtype.is_block else self.plain(weight), bias)
+        if not weight.dtype.is_block:
+            return ExpertsLinear(self.plain(weight), bias)
+        key = ops.moe_qmatmul.key(self.dtype, weight.dtype)
+        table = DispatchTable.of(self.device)
+        return ExpertsLinear(table.prepare(ops.moe_qmatmul, key, weight), bias)
 
     def plain(self, tensor: Tensor) -> Tensor:
         """The same numbers in the dtype of activations."""
