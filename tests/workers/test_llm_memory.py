@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 from tiny_families import FAMILIES
@@ -16,10 +18,13 @@ from tiny_families import write_gguf
 
 from propolis import Config
 from propolis import Runtime
+from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
+from propolis import ops
 from propolis.cli import main
 from propolis.cpu import CpuMemory
+from propolis.dispatch import DispatchTable
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import LLM
 from propolis_workers.llm.batch.engine import BatchEngine
@@ -192,8 +197,24 @@ def test_towers_are_not_read(tmp_path):
         assert alone == both
 
 
+@pytest.mark.parametrize("kind", [dtypes.q8_0, dtypes.q4_k, dtypes.tq1_0], ids=str)
+def test_experts_are_counted_as_prepared(kind):
+    """Experts in a block format take what they take once a kernel has them in its own form."""
+    device = Runtime.start(Config(device="cpu")).cpu
+    shape = (3, 64, 512)
+    raw = np.zeros(kind.nbytes(math.prod(shape)), np.uint8)
+    w = Tensor.from_blocks(raw, kind, shape, device)
+    op = ops.moe_qmatmul
+    DispatchTable.of(device).prepare(op, op.key(dtypes.f32, kind), w)
+    (taken,) = [getattr(form, "nbytes", 0) for form in w.prepared.values()] or [w.nbytes]
+    info = SimpleNamespace(shape=shape, dtype=kind, nbytes=raw.nbytes)
+    source = SimpleNamespace(tensors={"blk.0.ffn_up_exps.weight": info})
+    found = weight_bytes(source, "token_embd.weight", "output.weight", device)
+    assert found == pytest.approx(taken, rel=1e-6)
+
+
 def test_experts_stay_as_they_are(tmp_path):
-    """Experts in a block format are counted as the file holds them, on a CPU too."""
+    """Experts in Q8_0 are counted as the file holds them: prepared or not, they take as much."""
     path = write_gguf(
         tmp_path / "m.gguf",
         FAMILIES["mixtral"],

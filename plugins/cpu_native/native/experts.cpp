@@ -1,5 +1,7 @@
 // Products of tokens with the weights of the experts that each chose: one for each expert, of all its rows.
 #include <algorithm>
+#include <cstring>
+#include <span>
 #include <vector>
 
 #include "kernels.h"
@@ -36,8 +38,12 @@ void mix(const Mixture& m, bool exact) {
     const i64 size = size_of(m.kind), x_bytes = m.k * size, out_bytes = m.n * size;
     const auto given = [&](i64 row) { return (const u8*)m.x + (m.shared ? row / m.each : row) * x_bytes; };
     const auto made = [&](i64 row) { return (u8*)m.out + row * out_bytes; };
+    i64 gathered = 0;  // rows of experts that have several
+    for (i64 e = 0, first = 0; e < m.experts; first = order.ends[e++]) {
+        gathered += order.ends[e] - first > 1 ? order.ends[e] - first : 0;
+    }
     thread_local Room<u8> x_room, out_room;
-    u8 *x = x_room.of(m.tokens * m.each * x_bytes), *out = out_room.of(m.tokens * m.each * out_bytes);
+    u8 *x = x_room.of(gathered * x_bytes), *out = out_room.of(gathered * out_bytes);
     std::vector<Product> products;
     std::vector<Side> sides;
     std::vector<const u8*> weights;
@@ -45,8 +51,8 @@ void mix(const Mixture& m, bool exact) {
         const i64 count = order.ends[e] - first;
         if (count == 0) continue;
         const i64 row = order.rows[first];
-        const Side side = count == 1 ? Side{given(row), made(row), first, 1}
-                                     : Side{x + first * x_bytes, out + first * out_bytes, first, count};
+        const Side side = count == 1 ? Side{given(row), made(row), first, 1} : Side{x, out, first, count};
+        if (count > 1) x += count * x_bytes, out += count * out_bytes;
         sides.push_back(side);
         weights.push_back((const u8*)m.w + e * m.bytes);
     }
@@ -56,7 +62,11 @@ void mix(const Mixture& m, bool exact) {
             for (i64 r = 0; side.count > 1 && r < side.count; ++r) move(side, r, order.rows[side.first + r]);
         });
     };
-    each_row([&](const Side& side, i64 r, i64 row) { std::memcpy((u8*)side.x + r * x_bytes, given(row), x_bytes); });
+    if (x_bytes) {
+        each_row([&](const Side& side, i64 r, i64 row) {
+            std::memcpy((u8*)side.x + r * x_bytes, given(row), x_bytes);
+        });
+    }
     for (size_t i = 0; i < sides.size(); ++i) {
         const Side& side = sides[i];
         if (m.format) {

@@ -82,7 +82,7 @@ class Weights:
         self._attach(ready, spec, key, *made)
         return ready
 
-    def expected(self, spec: OpSpec, key: Key, dtype: DType) -> float:
+    def expected(self, spec: OpSpec, key: Key, dtype: DType, rank: int = 2) -> float:
         """
         Bytes that an element of a weight takes once prepared, as a sample of some rows shows.
 
@@ -90,9 +90,11 @@ class Weights:
             spec: the op.
             key: its dispatch key.
             dtype: a block format.
+            rank: dimensions of the op's weights.
         """
+        shape = (1,) * (rank - 2) + _SAMPLE
         raw = np.zeros(_SAMPLE[0] * dtype.nbytes(_SAMPLE[1]), np.uint8)
-        sample = Tensor.from_blocks(raw, dtype, _SAMPLE, self._table.device)
+        sample = Tensor.from_blocks(raw, dtype, shape, self._table.device)
         taken = sample.nbytes
         made = self._make(spec, key, sample)
         if made is not None:

@@ -27,6 +27,7 @@ from propolis.plugins.vetting import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Iterator
     from collections.abc import Sequence
     from pathlib import Path
     from typing import TypeAlias
@@ -77,9 +78,7 @@ class TunedFile:
             ConfigError: the file cannot be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.with_name(f"{self.path.name}.lock").open("a") as turn:
-                fcntl.flock(turn, fcntl.LOCK_EX)
+            with self._turn():
                 self._add(reports, new, measured)
         except OSError as exc:
             msg = f"{self.path} cannot be written: {exc}; choose another cache_dir"
@@ -116,11 +115,21 @@ class TunedFile:
         """
         was = self.path.exists()
         try:
-            self.path.unlink(missing_ok=True)
+            with self._turn():
+                self.path.unlink(missing_ok=True)
         except OSError as exc:
             msg = f"{self.path} cannot be removed: {exc}"
             raise ConfigError(msg) from exc
         return was
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let processes take turns, where the file system knows how."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_name(f"{self.path.name}.lock").open("a") as turn:
+            with contextlib.suppress(OSError):
+                fcntl.flock(turn, fcntl.LOCK_EX)
+            yield
 
     def _read(self) -> dict[str, list[Any]]:
         found = read_json(self.path)

@@ -43,7 +43,8 @@ def prepare(w: Tensor) -> Prepared:
 
     def restore() -> Tensor:
         raw = np.empty((count, dtype.nbytes(math.prod(sizes))), np.uint8)
-        for one, packed in zip(raw, tiles.reshape(count, -1), strict=True):
+        each = _tile_bytes(dtype, *sizes)
+        for one, packed in zip(raw, tiles.reshape(count, each), strict=True):
             native().unpack(one, packed, dtype.name, *sizes, device.threads)
         return Tensor.from_blocks(raw.reshape(-1), dtype, shape, device)
 

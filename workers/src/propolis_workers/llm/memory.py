@@ -51,7 +51,7 @@ def weight_bytes(
         dtype: of activations, and of weights that are no blocks.
     """
     plain = dtype.nbytes(1)
-    each: dict[DType, float] = {}
+    each: dict[tuple[DType, int], float] = {}
     total = 0.0
     tied = output not in source.tensors
     for name, info in source.tensors.items():
@@ -68,14 +68,13 @@ def weight_bytes(
         if len(info.shape) > 2 and _EXPERTS not in name:  # merged as numbers, not in their format
             total += numel * plain
             continue
-        if len(info.shape) > 2:  # experts stay in their format: few are read at a time
-            total += info.nbytes
-            continue
-        if info.dtype not in each:
-            key = ops.qmatmul.key(dtype, info.dtype)
+        rank = len(info.shape)
+        if (info.dtype, rank) not in each:
+            op = ops.moe_qmatmul if rank > 2 else ops.qmatmul
             weights = DispatchTable.of(device).weights
-            each[info.dtype] = weights.expected(ops.qmatmul, key, info.dtype)
-        total += numel * each[info.dtype]
+            key = op.key(dtype, info.dtype)
+            each[info.dtype, rank] = weights.expected(op, key, info.dtype, rank)
+        total += numel * each[info.dtype, rank]
     return int(total)
 
 
