@@ -230,6 +230,8 @@ def test_choices_are_kept_until_a_plugin_changes(tmp_path, monkeypatch):
     assert not list(file.tuned(reports(a="1", b="1")).rows())
     assert file.clear()
     assert not file.clear()
+    assert not TunedFile(tmp_path / "absent").clear()
+    assert not (tmp_path / "absent").exists()
 
 
 def test_whole_numbers_must_be_equal():

@@ -127,10 +127,9 @@ def _normed_terms(
     weight: Array,
     w: Array,
     eps: float,
-    **attributes: Any,
 ) -> tuple[Array, Array]:
     """The norm, and the terms of its product: magnitudes of both factors."""
-    total, _ = f(x, residual, weight, w, eps=eps, **attributes)
+    total, _ = f(x, residual, weight, w, eps=eps)
     normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
     return normed, np.abs(normed) @ np.abs(w).T
 

@@ -113,14 +113,15 @@ class TunedFile:
         Raises:
             ConfigError: it cannot be removed.
         """
-        was = self.path.exists()
+        if not self.path.exists():  # nor need there be a folder that can be written
+            return False
         try:
             with self._turn():
                 self.path.unlink(missing_ok=True)
         except OSError as exc:
             msg = f"{self.path} cannot be removed: {exc}"
             raise ConfigError(msg) from exc
-        return was
+        return True
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
