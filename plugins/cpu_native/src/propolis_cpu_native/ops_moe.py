@@ -9,19 +9,17 @@ from typing import Final
 import numpy as np
 
 from propolis import Prepared
-from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
 from propolis_cpu_native._implementation import implementation
-from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import aligned
 from propolis_cpu_native._native import lasting
 from propolis_cpu_native._native import native
 from propolis_cpu_native.ops_linear import FEW
-from propolis_cpu_native.ops_quantized import FORMATS
 from propolis_cpu_native.ops_quantized import TILE
+from propolis_cpu_native.ops_quantized import products
 
 
 if TYPE_CHECKING:
@@ -99,25 +97,7 @@ def _few(x: Tensor, w: Tensor, experts: Tensor, /) -> str | None:
     return None
 
 
-_DTYPES: Final = {"x": FLOATS, "w": FORMATS}
-
 OPS: Final = [
-    implementation(
-        "moe_qmatmul",
-        moe_qmatmul_rounded,
-        variant="rounded",
-        dtypes=_DTYPES,
-        priority=Priority.GENERIC + 10,
-        prepare=prepare,
-        exact=False,
-        notes="activations rounded to 8 bits, to 16 where some stand out; weights repacked",
-    ),
-    implementation(
-        "moe_qmatmul",
-        moe_qmatmul,
-        dtypes=_DTYPES,
-        prepare=prepare,
-        notes="activations as they are; weights repacked",
-    ),
+    *products("moe_qmatmul", moe_qmatmul_rounded, moe_qmatmul, prepare),
     implementation("moe_linear", moe_linear, supports=_few),
 ]

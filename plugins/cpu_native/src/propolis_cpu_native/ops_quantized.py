@@ -26,6 +26,8 @@ from propolis_cpu_native._native import native
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from propolis import OpImpl
+
 
 FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
 """The block formats of weights; the other two are of activations."""
@@ -102,6 +104,29 @@ def qmatmul_matrix(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 _DTYPES: Final = {"x": FLOATS, "w": FORMATS}
 
+
+def products(
+    op: str,
+    rounded: Callable[..., None],
+    exact: Callable[..., None],
+    prepare: Callable[[Tensor], Prepared],
+) -> list[OpImpl]:
+    """An op with weights in blocks, which the one multiplies with rounded activations."""
+    shared = {"dtypes": _DTYPES, "prepare": prepare}
+    return [
+        implementation(
+            op,
+            rounded,
+            variant="rounded",
+            priority=Priority.GENERIC + 10,
+            exact=False,
+            notes="activations rounded to 8 bits, to 16 where some stand out; weights repacked",
+            **shared,
+        ),
+        implementation(op, exact, notes="activations as they are; weights repacked", **shared),
+    ]
+
+
 OPS: Final = [
     matrix_implementation(
         "qmatmul",
@@ -116,21 +141,5 @@ OPS: Final = [
             else {}
         ),
     ),
-    implementation(
-        "qmatmul",
-        qmatmul_rounded,
-        variant="rounded",
-        dtypes=_DTYPES,
-        priority=Priority.GENERIC + 10,
-        prepare=prepare,
-        exact=False,
-        notes="activations rounded to 8 bits, to 16 where some stand out; weights repacked",
-    ),
-    implementation(
-        "qmatmul",
-        qmatmul,
-        dtypes=_DTYPES,
-        prepare=prepare,
-        notes="activations as they are; weights repacked",
-    ),
+    *products("qmatmul", qmatmul_rounded, qmatmul, prepare),
 ]
