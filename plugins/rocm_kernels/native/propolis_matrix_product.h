@@ -118,7 +118,110 @@ struct WarpTile {
             for (int j = 0; j < COLUMNS; ++j) sums[i][j].add(by.left[i], by.right[j]);
         }
     }
+    // use(row, column, sums): of this thread's, so many neighbours of a row as Sums has together.
+    template <class Use>
+    PROPOLIS_METHOD void each(const Use& use) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+#pragma unroll
+                for (int e = 0; e < Sums::COUNT; e += Sums::RUNS) {
+                    use(row() + i * FRAGMENT + Sums::row(e), column() + j * FRAGMENT + Sums::column(e),
+                        &sums[i][j].at[e]);
+                }
+            }
+        }
+    }
 };
+
+// Adds so many steps of K: `left` and `right` bring them to shared memory, of `a` and `b`, which may be read
+// where there is nothing.  Rows of the left one lie along, those of the right as it is said.
+template <int M, int N, int K, bool across, class T, class LeftPanel, class RightPanel>
+PROPOLIS_FN void multiply_panels(WarpTile<M, N>& own, LeftPanel& left, RightPanel& right, T* shared,
+                                 i32 steps, int stages, const T* a, const T* b) {
+    constexpr int RIGHT = M * (K + GAP);  // where it begins in a stage
+    const auto stage_at = [&](int s) { return shared + s * STAGE<M, N, K>; };
+    int filled = 0, used = 0;  // stages that are next
+    const auto after = [&](int s) { return s + 1 == stages ? 0 : s + 1; };
+#if defined(PROPOLIS_MMA)
+    const auto copy = [&] {
+        left.copy(stage_at(filled), a);
+        right.copy(stage_at(filled) + RIGHT, b);
+        filled = after(filled);
+    };
+    for (int s = 0; s < stages - 1; ++s) {
+        if (s < steps) copy();
+        end_of_stage();
+    }
+    // Operands are loaded while those before are multiplied, the next stage's first ones with this one's last.
+    constexpr int DEEP = K / FRAGMENT;
+    static_assert(DEEP % 2 == 0, "multiply_panels: a stage ends in the other operands than it begins with");
+    typename WarpTile<M, N>::template Operands<T> operands[2];
+    const auto load = [&](int which, int k) {
+        const T* stage = stage_at(used);
+        own.template load<across>(operands[which], stage, left.APART, stage + RIGHT, right.APART, k);
+    };
+    wait_for_stage(stages);
+    __syncthreads();
+    load(0, 0);
+    for (i32 t = 0; t < steps; ++t) {
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) {
+            if (d == DEEP - 1) {
+                wait_for_stage(stages);
+                __syncthreads();  // nobody reads this stage any more
+                used = after(used);
+            }
+            load((d + 1) % 2, (d + 1) % DEEP * FRAGMENT);
+            if (d == 0) {
+                if (t + stages - 1 < steps) copy();
+                end_of_stage();
+            }
+            own.multiply(operands[d % 2]);
+        }
+    }
+#else
+    const auto fetch = [&] {
+        left.fetch(a);
+        right.fetch(b);
+    };
+    const auto put = [&] {
+        left.put(stage_at(filled));
+        right.put(stage_at(filled) + RIGHT);
+        filled = after(filled);
+    };
+    fetch();
+    put();
+    for (i32 t = 0; t < steps; ++t) {
+        __syncthreads();
+        const bool more = t + 1 < steps;
+        if (more) fetch();
+        const T* stage = stage_at(used);
+#pragma unroll
+        for (int k = 0; k < K; k += FRAGMENT) {
+            typename WarpTile<M, N>::template Operands<T> operands;
+            own.template load<across>(operands, stage, left.APART, stage + RIGHT, right.APART, k);
+            own.multiply(operands);
+        }
+        used = after(used);
+        if (more) put();
+    }
+#endif
+}
+
+// So many of a pack as there are; where `whole` all of them, at once, or none.
+template <class T, int COUNT>
+PROPOLIS_FN void store_run(T* to, const Pack<T, COUNT>& pack, i64 left, bool whole) {
+    if (whole) {
+        if (left > 0) store_pack<COUNT>(to, pack);
+    } else {
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            if (k < left) to[k] = pack.at[k];
+        }
+    }
+}
 
 // Tiles of a product in an order in which those that run at a time share operands: GROUP columns wide.
 constexpr int GROUP = 8;
@@ -147,109 +250,26 @@ PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 
     const Offsets<2> at = locate(batches, batch);
     Panel<T, M, K, false> left(p.a + at.at[0], i0, p.m, p.depth, p.a_row);
     Panel<T, N, K, across> right(b + at.at[1], j0, p.n, p.depth, b_apart);
-    constexpr int RIGHT = M * (K + GAP);  // where it begins in a stage
     const i32 steps = (i32)((p.depth + K - 1) / K);
-    const auto stage_at = [&](int s) { return shared + s * STAGE<M, N, K>; };
     WarpTile<M, N> own;
-    int filled = 0, used = 0;  // stages that are next
-    const auto after = [&](int s) { return s + 1 == stages ? 0 : s + 1; };
-#if defined(PROPOLIS_MMA)
-    const auto copy = [&] {
-        left.copy(stage_at(filled), p.a);
-        right.copy(stage_at(filled) + RIGHT, b);
-        filled = after(filled);
-    };
-    for (int s = 0; s < stages - 1; ++s) {
-        if (s < steps) copy();
-        end_of_stage();
-    }
-    // Operands are loaded while those before are multiplied, the next stage's first ones with this one's last.
-    constexpr int DEEP = K / FRAGMENT;
-    static_assert(DEEP % 2 == 0, "product_of_fragments: a stage ends in the other operands than it begins with");
-    typename WarpTile<M, N>::template Operands<T> operands[2];
-    const auto load = [&](int which, int k) {
-        const T* stage = stage_at(used);
-        own.template load<across>(operands[which], stage, left.APART, stage + RIGHT, right.APART, k);
-    };
-    wait_for_stage(stages);
-    __syncthreads();
-    load(0, 0);
-    for (i32 t = 0; t < steps; ++t) {
-#pragma unroll
-        for (int d = 0; d < DEEP; ++d) {
-            if (d == DEEP - 1) {
-                wait_for_stage(stages);
-                __syncthreads();  // nobody reads this stage any more
-                used = after(used);
-            }
-            load((d + 1) % 2, (d + 1) % DEEP * FRAGMENT);
-            if (d == 0) {
-                if (t + stages - 1 < steps) copy();
-                end_of_stage();
-            }
-            own.multiply(operands[d % 2]);
-        }
-    }
-#else
-    const auto fetch = [&] {
-        left.fetch(p.a);
-        right.fetch(b);
-    };
-    const auto put = [&] {
-        left.put(stage_at(filled));
-        right.put(stage_at(filled) + RIGHT);
-        filled = after(filled);
-    };
-    fetch();
-    put();
-    for (i32 t = 0; t < steps; ++t) {
-        __syncthreads();
-        const bool more = t + 1 < steps;
-        if (more) fetch();
-        const T* stage = stage_at(used);
-#pragma unroll
-        for (int k = 0; k < K; k += FRAGMENT) {
-            typename WarpTile<M, N>::template Operands<T> operands;
-            own.template load<across>(operands, stage, left.APART, stage + RIGHT, right.APART, k);
-            own.multiply(operands);
-        }
-        used = after(used);
-        if (more) put();
-    }
-#endif
+    multiply_panels<M, N, K, across>(own, left, right, shared, steps, stages, p.a, b);
     Out* out = p.out + batch * p.m * out_row;
     const bool paired =
         Sums::RUNS == 2 && p.n % 2 == 0 && out_row % 2 == 0 && aligned<2>(p.out);
+    own.each([&](i64 row, i64 column, const f32* sums) {
+        row += i0, column += j0;
+        if (row >= p.m) return;
+        Pack<Out, Sums::RUNS> pack;
 #pragma unroll
-    for (int i = 0; i < own.ROWS; ++i) {
-#pragma unroll
-        for (int j = 0; j < own.COLUMNS; ++j) {
-#pragma unroll
-            for (int e = 0; e < Sums::COUNT; e += Sums::RUNS) {
-                const i64 row = i0 + own.row() + i * FRAGMENT + Sums::row(e);
-                const i64 column = j0 + own.column() + j * FRAGMENT + Sums::column(e);
-                if (row >= p.m) continue;
-                Pack<Out, Sums::RUNS> pack;
-#pragma unroll
-                for (int k = 0; k < Sums::RUNS; ++k) {
-                    f32 sum = own.sums[i][j].at[e + k];
-                    if (p.bias && column + k < p.n) {
-                        sum += wide(p.bias[row * p.bias_row + (column + k) * p.bias_step]);
-                    }
-                    pack.at[k] = narrow<Out>(sum);
-                }
-                Out* to = out + row * out_row + column;
-                if (paired) {
-                    if (column < p.n) store_pack<Sums::RUNS>(to, pack);
-                } else {
-#pragma unroll
-                    for (int k = 0; k < Sums::RUNS; ++k) {
-                        if (column + k < p.n) to[k] = pack.at[k];
-                    }
-                }
+        for (int k = 0; k < Sums::RUNS; ++k) {
+            f32 sum = sums[k];
+            if (p.bias && column + k < p.n) {
+                sum += wide(p.bias[row * p.bias_row + (column + k) * p.bias_step]);
             }
+            pack.at[k] = narrow<Out>(sum);
         }
-    }
+        store_run(out + row * out_row + column, pack, p.n - column, paired);
+    });
 }
 
 #endif

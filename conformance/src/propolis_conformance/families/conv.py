@@ -89,6 +89,11 @@ OPS["conv1d"] = OpInfo(
             {"x": T("b c l"), "w": T("o c k"), "bias": T("o")}, _STEPS, ROW_SIZES, deep={"c": 700}
         ),
         Recipe({"x": T("b c*2 l"), "w": T("o*2 c k")}, _GROUPS, ROW_SIZES),
+        Recipe(
+            {"x": T("b c*16 l"), "w": T("o*16 c*16 3"), "bias": T("o*16")},
+            ({"padding": 1}, {"padding": 0, "bias": None}),
+            ROW_SIZES,
+        ),
     ),
 )
 OPS["conv2d"] = OpInfo(
@@ -113,7 +118,12 @@ OPS["conv2d"] = OpInfo(
         # The window of most models, with channels enough for those who compute it by tiles.
         Recipe(
             {"x": T("b c*16 h w"), "w": T("o*16 c*16 3 3"), "bias": T("o*16")},
-            ({"padding": 1}, {"padding": 0, "bias": None}, {"padding": (2, 1)}),
+            (
+                {"padding": 1},
+                {"padding": 0, "bias": None},
+                {"padding": (2, 1)},
+                {"padding": 1, "stride": 2},
+            ),
             IMAGE_SIZES,
         ),
     ),

@@ -37,6 +37,9 @@ RUN: Final = 8
 FRAGMENT: Final = 16
 """Rows of an operand that a matrix instruction takes."""
 
+GAP: Final = 8
+"""Elements between rows of an operand in shared memory: loads of eight rows meet no common bank."""
+
 ROWS_OF_1: Final = 1
 """Rows of weights that a group of lanes has, of the mat-vec kernel for one row of ``a``."""
 ROWS_OF_4: Final = 2

@@ -18,9 +18,9 @@ from propolis_rocm_kernels._attention import tiles_of
 from propolis_rocm_kernels._attention import too_wide
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import FRAGMENT
+from propolis_rocm_kernels._constants import GAP
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels.ops_matmul_matrix import GAP
 from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("attention_matrix")
 
-MODULE.constant("GAP", GAP)
 
 WIDTHS: Final = (48, 64, 80, 128, 256)
 """Elements of a head that kernels are compiled for; narrower heads take the next."""

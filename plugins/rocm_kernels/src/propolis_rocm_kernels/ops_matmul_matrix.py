@@ -9,6 +9,7 @@ from typing import Any
 from typing import Final
 
 from propolis import dtypes
+from propolis_rocm_kernels._constants import GAP
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._product import launch
@@ -16,15 +17,14 @@ from propolis_rocm_kernels._product import tiles
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from propolis import OpImpl
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis_rocm_kernels._product import Plan
 
 MODULE: Final = Module("matmul_matrix")
-
-GAP: Final = MODULE.constant("GAP", 8)
-"""Elements between rows in shared memory, so that loads of eight rows meet no common bank."""
 
 _AMD: Final = {(64, 64, 64): 0.5, (128, 128, 32): 1.0}
 """Tiles: m, n and how deep operands are read at a time; how well one uses a compute unit."""
@@ -36,6 +36,9 @@ _LARGE: Final = {
     (128, 256, 64): 1.25,
 }
 """Those of devices with more shared memory than AMD's; measured on an H200."""
+
+TILES: Final = tuple(_AMD | _LARGE)
+"""All that there are kernels for."""
 
 _SIZE: Final = 2  # bytes of an element
 _PACK: Final = PACK_BYTES // _SIZE
@@ -53,7 +56,7 @@ _KERNELS: Final = {
     (d, way, tile): MODULE.kernel(f"{way}{'x'.join(map(str, tile))}_{d.name}", _ARGUMENTS)
     for way, kinds in _WAYS.items()
     for d in kinds
-    for tile in _AMD | _LARGE
+    for tile in TILES
 }
 
 
@@ -95,17 +98,27 @@ def tile_for(
     >>> tile_for(2048, 2048, 1, 60, 65536), tile_for(2048, 2048, 1, 60, 101376, side=128)
     ((128, 128, 32), (128, 128, 32))
     """
-    known = {
-        tile: rate
-        for tile, rate in (_LARGE if most > _LDS else _AMD).items()
-        if side in (None, tile[0]) and bytes_of(tile) * stages_for(tile, most) <= most
-    }
+    known = {tile: rate for tile, rate in rates(most).items() if side in (None, tile[0])}
 
     def time(tile: tuple[int, int, int]) -> float:
         rounds = math.ceil(tiles(tile[:2], m, n) * batches / units)
         return rounds * tile[0] * tile[1] / known[tile]
 
     return min(known, key=time)
+
+
+def rates(
+    most: int, more: Mapping[tuple[int, int, int], float] | None = None
+) -> dict[tuple[int, int, int], float]:
+    """
+    The tiles that a block has shared memory for, and how well each uses a compute unit.
+
+    Args:
+        most: shared memory of a block, in bytes.
+        more: tiles, beside those of plain products, where there is more than on AMD's GPUs.
+    """
+    known = {**_LARGE, **(more or {})} if most > _LDS else _AMD
+    return {t: rate for t, rate in known.items() if bytes_of(t) * stages_for(t, most) <= most}
 
 
 def bytes_of(tile: tuple[int, int, int]) -> int:
