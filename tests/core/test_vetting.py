@@ -313,6 +313,19 @@ def test_the_answer_depends_on_a_packages_files(site, tmp_path):
     assert before != vetting.fingerprint(candidate, "1.0")
 
 
+def test_the_answer_depends_on_the_plugins_own_variables(site, monkeypatch):
+    """Those that begin with its name are its settings; others are not, and count for nothing."""
+    site.distribution("own", plugins={"own_kernels": "json:x"})
+    (candidate,) = [c for c in discover() if c.name == "own_kernels"]
+    before = vetting.fingerprint(candidate, "1.0")
+    monkeypatch.setenv("OTHER_KERNELS_LEVEL", "1")
+    assert before == vetting.fingerprint(candidate, "1.0")
+    monkeypatch.setenv("OWN_KERNELS_LEVEL", "1")
+    first = vetting.fingerprint(candidate, "1.0")
+    monkeypatch.setenv("OWN_KERNELS_LEVEL", "2")
+    assert 3 == len({before, first, vetting.fingerprint(candidate, "1.0")})
+
+
 def test_the_answer_depends_on_the_libraries_it_names(ask, tmp_path):
     """A library that is replaced asks again."""
     library = tmp_path / "libfoo.so"

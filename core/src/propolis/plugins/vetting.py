@@ -272,11 +272,17 @@ def fingerprint(candidate: Candidate, *more: str) -> str:
         str(API_LEVEL),
         *more,
         platform.release(),
-        *(f"{name}={os.environ.get(name)}" for name in _ENVIRONMENT),
+        *(f"{name}={os.environ.get(name)}" for name in _environment(candidate)),
         *_contents(candidate),
         *_amd_gpus(),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _environment(candidate: Candidate) -> Iterable[str]:
+    """Those, and the variables that are the plugin's own: they begin with its name."""
+    own = f"{candidate.name.upper()}_"
+    return (*_ENVIRONMENT, *sorted(name for name in os.environ if name.startswith(own)))
 
 
 def _contents(candidate: Candidate) -> Iterable[str]:
