@@ -77,6 +77,14 @@ def test_folders(tmp_path, monkeypatch):
     assert Config.load().cache_dir == tmp_path / ".cache" / "propolis"
 
 
+@pytest.mark.parametrize("name", ["CACHE_DIR", "MODELS_DIR", "SAVE_FAILING_CALLS"])
+def test_no_folder(monkeypatch, name):
+    """An empty path is refused: it would be whatever folder a command runs in."""
+    monkeypatch.setenv(f"PROPOLIS_{name}", "")
+    with pytest.raises(ConfigError, match="empty: name a folder, or leave the setting out"):
+        Config.load()
+
+
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME"])
 def test_a_user_without_a_home(monkeypatch, variable):
     """A container's nameless user is told which variables help."""

@@ -226,9 +226,11 @@ def test_two_libraries_in_one_process(tmp_path):
 
 
 def test_a_library_that_is_too_old(tmp_path):
-    """HIP older than 6 is refused, with its version and what to install; 6.0 is not."""
+    """HIP older than 6 is refused, with its version and a remedy, where there is a card."""
     found = [Library(tmp_path / "libamdhip64.so", "ROCM_PATH")]
-    assert told(doctor.libraries(lambda: found, lambda _: [], lambda: (5, 7))) == (
+    without = doctor.libraries(lambda: found, lambda _: [], lambda: (5, 7), lambda: False)
+    assert "skipped" == without.status
+    assert told(doctor.libraries(lambda: found, lambda _: [], lambda: (5, 7), lambda: True)) == (
         "error",
         f"hip-python opens {found[0]}, which is HIP 5.7",
         "install ROCm 6.0 or newer, or point ROCM_PATH at it",

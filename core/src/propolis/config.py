@@ -181,7 +181,7 @@ class Config(BaseSettings):
     sd_model: str | None = Field(
         None, description="The model that `propolis sd` runs: a folder in the layout of diffusers."
     )
-    models_dir: Annotated[Path, pydantic.AfterValidator(expanded)] | None = Field(
+    models_dir: Annotated[Path, pydantic.BeforeValidator(expanded)] | None = Field(
         None,
         description="Folder of pulled models. None: `propolis/models` in the user's folder of "
         "data (`$XDG_DATA_HOME`, or `~/.local/share`).",
@@ -198,7 +198,7 @@ class Config(BaseSettings):
         gt=0,
         description="Seconds that a plugin's probe may take before it is rejected.",
     )
-    cache_dir: Annotated[Path, pydantic.AfterValidator(expanded)] = Field(
+    cache_dir: Annotated[Path, pydantic.BeforeValidator(expanded)] = Field(
         default_factory=_cache_home,
         description="Folder of caches. Default: `propolis` in the user's cache folder.",
     )
@@ -221,7 +221,7 @@ class Config(BaseSettings):
         description="Each tensor on a GPU is an allocation of its own and goes back at once, so "
         "that tools which watch memory see where it ends. Slow.",
     )
-    save_failing_calls: Annotated[Path, pydantic.AfterValidator(expanded)] | None = Field(
+    save_failing_calls: Annotated[Path, pydantic.BeforeValidator(expanded)] | None = Field(
         None,
         description="Folder that keeps the call at which an implementation raised, with all its "
         "arguments, for `propolis replay`. None keeps nothing.",

@@ -74,10 +74,16 @@ def permissions(system: System) -> CheckResult:
     return CheckResult("error", f"this user may not open {named}", remedy)
 
 
+def _wanted() -> bool:
+    """Whether anybody here has use for a HIP library."""
+    return driver(System()).status != "skipped" or bool(os.environ.get("ROCM_PATH"))
+
+
 def libraries(
     found: Callable[[], list[Library]] = installed,
     loaded: Callable[[str], list[str]] = _ffi.loaded_libraries,
     version: Callable[[], tuple[int, int]] = _ffi.version,
+    wanted: Callable[[], bool] = _wanted,
 ) -> CheckResult:
     """Which HIP library is used, how old it is, which others there are or are in this process."""
     trees = found()
@@ -105,7 +111,10 @@ def libraries(
         found_version = _ffi.OLDEST  # it cannot be loaded: the check of the devices says why
     if found_version < _ffi.OLDEST:
         major, minor = found_version
-        return CheckResult("error", f"{text}, which is HIP {major}.{minor}", _MODERN)
+        text += f", which is HIP {major}.{minor}"
+        if not wanted():
+            return CheckResult("skipped", text, _NO_GPU)
+        return CheckResult("error", text, _MODERN)
     named = os.environ.get("ROCM_PATH")
     if named and not (Path(named) / "lib" / "libamdhip64.so").exists():
         return CheckResult(
