@@ -46,6 +46,14 @@ def test_the_command(cli, tmp_path):
     assert done.err == f"next: pip install -e '{tmp_path}/hive[test]'\n"
 
 
+def test_a_folder_that_cannot_be_written(cli):
+    """It is named, with what to do; no bug is suspected."""
+    done = cli("new-plugin", "hive", "--in", "/proc")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: /proc cannot be written: ")
+    assert done.err.endswith("; choose another folder by --in\n")
+
+
 @pytest.mark.parametrize("name", ["", "1st", "class", "a b", "ü", "../x"])
 def test_names_that_cannot_be(name, tmp_path):
     """A name that is no module name is refused, and nothing is written."""

@@ -7,7 +7,9 @@ import itertools
 import weakref
 
 import numpy as np
+import pytest
 
+from propolis.errors import OutOfMemoryError
 from propolis_cpu_native import _native
 
 
@@ -24,6 +26,12 @@ def test_weights_lie_side_by_side():
         memory[:] = number
     assert all((memory == number).all() for number, memory in enumerate(taken))
     assert taken[0].base is taken[1].base is taken[4].base
+
+
+def test_memory_that_there_is_not():
+    """It is an error of memory, and no bug: commands end with its code, and say how much."""
+    with pytest.raises(OutOfMemoryError, match=f"{1 << 60} bytes are more than the free"):
+        _native.lasting(1 << 60)
 
 
 def test_a_piece_goes_with_its_weights():

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from propolis.errors import UsageError
+
 
 @click.command("new-plugin")
 @click.argument("name")
@@ -26,7 +28,11 @@ def new_plugin(name: str, kind: str | None, parent: Path) -> None:
     """Write the distribution of a new plugin called NAME, ready to install and test."""
     from propolis_conformance.scaffold import create  # noqa: PLC0415  (not for --help)
 
-    written = create(name, parent, kind)
+    try:
+        written = create(name, parent, kind)
+    except OSError as exc:
+        msg = f"{parent} cannot be written: {exc.strerror}; choose another folder by --in"
+        raise UsageError(msg) from exc
     for path in written:
         click.echo(path)
     folder = written[0].parent

@@ -60,7 +60,10 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
             or the kind cannot be a new one.
     """
     package = plugin_name(name)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or keyword.iskeyword(package):
+    if keyword.iskeyword(package):
+        msg = f"{name!r} cannot name a plugin: it is a word of Python's; choose another name"
+        raise UsageError(msg)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
         msg = f"{name!r} cannot name a plugin: use letters, digits and _, a letter first"
         raise UsageError(msg)
     if kind is not None:

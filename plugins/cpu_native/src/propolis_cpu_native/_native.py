@@ -20,6 +20,7 @@ import numpy as np
 
 from propolis import dtypes
 from propolis.errors import OpError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 
 
@@ -144,8 +145,17 @@ def _from_line(memory: np.ndarray) -> np.ndarray:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Bytes that begin at a multiple of 64, as vectors like them."""
-    return _from_line(np.empty(nbytes + _LINE, np.uint8))[:nbytes]
+    """
+    Bytes that begin at a multiple of 64, as vectors like them.
+
+    Raises:
+        OutOfMemoryError: the host, or what this process may have of it, has less.
+    """
+    try:
+        return _from_line(np.empty(nbytes + _LINE, np.uint8))[:nbytes]
+    except MemoryError as exc:
+        msg = f"cpu: {nbytes} bytes are more than the free host memory"
+        raise OutOfMemoryError(msg) from exc
 
 
 class _Pieces:
