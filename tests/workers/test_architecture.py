@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ BIG = 10**400
 def from_folder(tiny, **config) -> ModelConfig:
     """The numbers of a folder with this config.json; None removes a key."""
     config = tiny.config | {"vocab_size": 266} | config
-    return read_config(SimpleNamespace(config=config))
+    return read_config(SimpleNamespace(config=config, tensors={}))
 
 
 def from_gguf(tiny, tmp_path, **changes) -> ModelConfig:
@@ -185,6 +186,32 @@ def test_nonsense(tiny, changes):
     """Numbers that describe no transformer are refused before anything is computed."""
     with pytest.raises(ModelError, match="do not describe a transformer"):
         from_folder(tiny, **changes)
+
+
+def test_what_is_nonsense_is_named(tiny):
+    """The numbers that are wrong are said, and no others."""
+    with pytest.raises(ModelError, match=r"transformer: heads: -4$"):
+        from_folder(tiny, num_attention_heads=-4, num_key_value_heads=1, head_dim=8)
+    with pytest.raises(ModelError, match=r"transformer: heads, that kv_heads share: 4$"):
+        from_folder(tiny, num_attention_heads=4, num_key_value_heads=3)
+
+
+def test_weights_of_more_layers(tiny, tmp_path):
+    """They are another model's; those that guess the next tokens are not counted."""
+    folder = tiny.folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    for changes, right in (
+        ({"num_hidden_layers": layers - 1}, False),
+        ({"num_hidden_layers": layers - 1, "num_nextn_predict_layers": 1}, True),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        with SafetensorsFolder.open(folder) as source:
+            if right:
+                assert read_config(source).layers == layers - 1
+                continue
+            with pytest.raises(ModelError, match=f"weights have {layers}: one is of another"):
+                read_config(source)
 
 
 @pytest.mark.parametrize("layers", [0, -1, 5000, BIG])

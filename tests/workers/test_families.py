@@ -90,7 +90,7 @@ def test_both_files_agree(name, tmp_path):
     """Both kinds of files give the same numbers, but for what converters change in the weights."""
     truth = Truth.read(name)
     gguf = read_config(GGUFFile.open(write_gguf(tmp_path / "m.gguf", FAMILIES[name], truth)))
-    folder = read_config(SimpleNamespace(config=truth.config, path=tmp_path))
+    folder = read_config(SimpleNamespace(config=truth.config, path=tmp_path, tensors={}))
     changed = {"score_scale", "norm_offset", "ropes", "tied", "value_dim", "windows", "rope_of"}
     for key in set(type(gguf).__slots__) - changed:
         ours, theirs = getattr(gguf, key), getattr(folder, key)
@@ -149,7 +149,9 @@ def test_what_gemma_3_leaves_out():
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    config = read_config(SimpleNamespace(config={"model_type": "gemma3", "text_config": text}))
+    config = read_config(
+        SimpleNamespace(config={"model_type": "gemma3", "text_config": text}, tensors={})
+    )
     assert (8, 4, 256, 262_208) == (
         *(config.heads, config.kv_heads, config.head_dim, config.vocab_size),
     )

@@ -168,7 +168,7 @@ def test_threads(propolis, llm):
         (("--temperature", "-1"), "temperature is -1.0; allowed"),
         (("--top-p", "0"), "top_p is 0.0; allowed"),
         (("--seed", "-1"), "seed is -1; allowed"),
-        (("--stop", ""), "1 stop strings, of lengths 0 to 0; at most 64 of"),
+        (("--stop", ""), "a stop string is empty: every answer would end before"),
         (("--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1"),
         (("--context", "0"), "'--context': 0 is not in the range x>=1"),
         (("--threads", "-1"), "threads = -1"),

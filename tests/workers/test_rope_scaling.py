@@ -46,7 +46,9 @@ BIG = 10**400
 
 def from_folder(tiny, **config) -> ModelConfig:
     """The numbers of a folder with this config.json."""
-    return read_config(SimpleNamespace(config=tiny.config | {"vocab_size": 266} | config))
+    return read_config(
+        SimpleNamespace(config=tiny.config | {"vocab_size": 266} | config, tensors={})
+    )
 
 
 def gguf_keys(changes: dict) -> dict:

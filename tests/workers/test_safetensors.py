@@ -278,7 +278,11 @@ def test_hostile_json(name, raw, model):
 @pytest.mark.parametrize(
     ("files", "error", "words"),
     [
-        ([], ModelError, "no model.safetensors or model.safetensors.index.json in the folder"),
+        (
+            [],
+            ModelError,
+            "no model.safetensors or diffusion_pytorch_model.safetensors, nor the index",
+        ),
         (["pytorch_model.bin"], NO, "pytorch_model.bin: a Python pickle"),
         (["a.gguf"], ModelError, "give the file itself: 'a.gguf'?"),
         (["lora.safetensors"], ModelError, "give the file itself: 'lora.safetensors'?"),

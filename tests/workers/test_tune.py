@@ -49,6 +49,19 @@ def quick_mul(monkeypatch):
     monkeypatch.setattr(Runtime, "_impls", impls)
 
 
+def test_what_cannot_be_kept_is_not_measured(tiny_gguf, tmp_path, monkeypatch, capsys):
+    """A cache that cannot be written is found out before anything is measured."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "llm", "-m", str(tiny_gguf), "--prompt", "8", "--sequences", "1"))
+    said = capsys.readouterr()
+    assert 2 == done.value.code
+    assert "tuned.json cannot be written: " in said.err
+    assert " of " not in said.err.partition("error: ")[0]
+
+
 @pytest.mark.usefixtures("quick_mul")
 def test_tune_llm(tiny_gguf, tmp_path, monkeypatch, run):
     """What is found is told, shown, explained and taken; until it is forgotten."""

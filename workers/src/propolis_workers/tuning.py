@@ -29,6 +29,8 @@ def measuring(runtime: Runtime, device: Device) -> Iterator[None]:
 
     What an interrupted run had found is kept too.
     """
+    file = TunedFile(runtime.config.cache_dir)
+    file.keep(runtime.plugins.reports, Tuned())  # where that fails, nothing is measured in vain
     measured = 0
 
     def tell(call: Call, calls: str, choice: Choice | None) -> None:
@@ -44,7 +46,6 @@ def measuring(runtime: Runtime, device: Device) -> Iterator[None]:
         with table.intercept(tuner):
             yield
     finally:
-        file = TunedFile(runtime.config.cache_dir)
         file.keep(runtime.plugins.reports, tuner.found, tuner.measured)
         for line in tuner.refused:
             click.echo(f"not believed: {line}", err=True)

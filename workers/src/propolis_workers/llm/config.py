@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import fields
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -174,33 +175,33 @@ class ModelConfig:
     dtype: DType = dtypes.f32
 
     def __post_init__(self) -> None:
-        sizes = (self.vocab_size, self.width, self.ffn_width, self.layers, self.heads)
-        scales = (self.score_scale, self.score_cap, self.logit_cap)
-        factors = (self.logit_scale, self.embedding_scale, self.residual_scale)
-        fits = (
-            all(0 < n <= 1 << 24 for n in (*sizes, self.kv_heads, self.head_dim))
-            and 0 <= self.value_dim <= 1 << 24
-            and self.layers <= MOST_LAYERS
-            and self.heads % self.kv_heads == 0
-            and all(0 < rope.dim <= self.head_dim and rope.dim % 2 == 0 for rope in self.ropes)
-            and all(0 < rope.base < math.inf for rope in self.ropes)
-            and 0 < self.context_length <= LONGEST
-            and 0 <= self.norm_eps < math.inf
-            and all(0 <= number < math.inf for number in scales)
-            and all(0 < number < math.inf for number in factors)
-            and len(self.rope_of) in (0, self.layers)
-            and all(-1 <= kind < len(self.ropes) for kind in self.rope_of)
-            and len(self.windows) in (0, self.layers)
-            and all(0 <= window <= LONGEST for window in self.windows)
-            and len(self.convolved) in (0, self.layers)
-            and (1 if any(self.convolved) else 0) <= self.conv_taps <= 1 << 10
-            and (self.experts is None or _fit(self.experts))
-            and (self.latent is None or 0 < self.latent.keys <= 1 << 24)
-            and (self.latent is None or 0 <= self.latent.queries <= 1 << 24)
-        )
-        if not fits:
-            msg = f"the model's settings do not describe a transformer: {self!s:.1000}"
-            raise ModelError(msg)
+        sizes = "vocab_size", "width", "ffn_width", "layers", "heads", "kv_heads", "head_dim"
+        scales = "score_scale", "score_cap", "logit_cap"
+        factors = "logit_scale", "embedding_scale", "residual_scale"
+        size = {field.name: getattr(self, field.name) for field in fields(self)}
+        ropes, latent = self.ropes, self.latent
+        # First: others may have been computed of these.
+        self._expect({name: 0 < size[name] <= 1 << 24 for name in sizes})
+        fits = {
+            **{name: 0 <= size[name] < math.inf for name in (*scales, "norm_eps")},
+            **{name: 0 < size[name] < math.inf for name in factors},
+            "value_dim": 0 <= self.value_dim <= 1 << 24,
+            "layers, of which there are too many": self.layers <= MOST_LAYERS,
+            "heads, that kv_heads share": self.kv_heads and self.heads % self.kv_heads == 0,
+            "ropes": all(0 < r.dim <= self.head_dim and r.dim % 2 == 0 for r in ropes)
+            and all(0 < rope.base < math.inf for rope in ropes),
+            "context_length": 0 < self.context_length <= LONGEST,
+            "rope_of": len(self.rope_of) in (0, self.layers)
+            and all(-1 <= kind < len(ropes) for kind in self.rope_of),
+            "windows": len(self.windows) in (0, self.layers)
+            and all(0 <= window <= LONGEST for window in self.windows),
+            "convolved": len(self.convolved) in (0, self.layers),
+            "conv_taps": (1 if any(self.convolved) else 0) <= self.conv_taps <= 1 << 10,
+            "experts": self.experts is None or _fit(self.experts),
+            "latent": latent is None
+            or (0 < latent.keys <= 1 << 24 and 0 <= latent.queries <= 1 << 24),
+        }
+        self._expect(fits)
         try:
             for rope in self.ropes:
                 # At its longest, where dynamic's base is the largest.
@@ -208,6 +209,15 @@ class ModelConfig:
         except ConfigError as exc:
             msg = f"the model's rope scaling cannot be computed: {exc}"
             raise ModelError(msg) from exc
+
+    def _expect(self, fits: Mapping[str, object]) -> None:
+        """Refuse what does not fit, by name; what is behind a comma says why."""
+        wrong = [name for name, right in fits.items() if not right]
+        if wrong:
+            found = ((name, getattr(self, name.partition(",")[0])) for name in wrong)
+            said = "; ".join(f"{name}: {value!s:.100}" for name, value in found)
+            msg = f"the model's settings do not describe a transformer: {said}"
+            raise ModelError(msg)
 
     @property
     def values_dim(self) -> int:

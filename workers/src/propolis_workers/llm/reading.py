@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from propolis_workers.weights import Weights
 
 _MODEL: Final = "language model"  # for messages
+_LAYER: Final = re.compile(r"(?:model\.|language_model\.){1,2}layers\.(\d{1,6})\.")
 _KINDS: Final = ("full_attention", "sliding_attention")
 
 
@@ -161,11 +163,30 @@ class FolderSettings(ModelSettings):
 
     def __init__(self, folder: SafetensorsFolder) -> None:
         config = folder.config
+        if not config:
+            msg = f"{folder.path}: config.json is missing or empty; get the whole model again"
+            raise ModelError(msg)
         text = config.get("text_config")
         if isinstance(text, dict):  # of a model of texts and images: its language model
             shared = ("model_type", "quantization_config", "tie_word_embeddings")
             config = {**{key: config[key] for key in shared if key in config}, **text}
         super().__init__("config.json", config, _MODEL)
+        named = (_LAYER.match(name) for name in folder.tensors)
+        self._stored = max((int(match[1]) + 1 for match in named if match), default=0)
+
+    def layers(self, key: str) -> int:
+        """
+        The same.
+
+        Raises:
+            ModelError: the weights have more too: whatever the model says would be nonsense.
+        """
+        found = super().layers(key)
+        guess = self.values.get("num_nextn_predict_layers")  # behind those that answer
+        guess = guess if isinstance(guess, int) else 0
+        if found + guess < self._stored:
+            raise self.wrong(key, f"and the weights have {self._stored}: one is of another model")
+        return found
 
     def complete(self, **defaults: Any) -> None:
         """

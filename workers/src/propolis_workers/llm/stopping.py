@@ -29,6 +29,9 @@ class StopStrings:
         if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
             msg = f"stop strings must be a list of str, not {type(stops).__name__}: {stops!r:.80}"
             raise UsageError(msg)
+        if "" in stops:
+            msg = "a stop string is empty: every answer would end before it begins"
+            raise UsageError(msg)
         if len(stops) > _MAX_STOPS or not all(0 < len(stop) <= _MAX_LENGTH for stop in stops):
             lengths = [len(stop) for stop in stops]
             msg = f"{len(lengths)} stop strings, of lengths {min(lengths)} to {max(lengths)}; "

@@ -166,8 +166,9 @@ def _find(folder: Path) -> Path:
     if _exists(folder / "model_index.json"):
         found = "a model that draws, in the layout of diffusers; here a language model is wanted"
         raise unusable(folder, found, "give it to `propolis sd -m` or `propolis serve --images`")
-    found = f"no model.safetensors or model{INDEXES[0]} in the folder"
-    raise unusable(folder, found, "give the folder that holds the model's weights")
+    found = f"no {_STEMS[0]}.safetensors or {_STEMS[1]}.safetensors, nor the index of shards of one"
+    remedy = "give the folder that holds the model's weights; if it is this one, get them again"
+    raise unusable(folder, found, remedy)
 
 
 def _open_shards(index: Path) -> dict[str, tuple[TensorInfo, MappedFile]]:
