@@ -12,6 +12,7 @@ from rounding import normal
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_rocm_kernels import ops_conv_matrix
 from propolis_rocm_kernels._convolution import convolution
 from propolis_rocm_kernels._convolution import too_far
 from propolis_rocm_kernels._convolve import slices_for
@@ -61,6 +62,13 @@ def test_conv2d(rocm, dtype, case) -> None:
     both(rocm, "conv2d", CASES[case], dtype)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_conv2d_without_matrix_instructions(rocm, monkeypatch, case) -> None:
+    """In 16 bits too, where an architecture has none that take all numbers."""
+    monkeypatch.setattr(ops_conv_matrix, "has_instructions", lambda *_: False)
+    both(rocm, "conv2d", CASES[case], dtypes.f16)
+
+
 @pytest.mark.parametrize("case", ROWS)
 def test_conv1d(rocm, case) -> None:
     """So are those of rows."""
@@ -88,12 +96,12 @@ def test_conv_transpose1d(rocm, case) -> None:
 
 
 @pytest.mark.parametrize(("name", "flat"), [("conv2d", (1,)), ("conv3d", (1, 1))])
-def test_large_tiles(rocm, name, flat) -> None:
+def test_large_tiles(rocm, monkeypatch, name, flat) -> None:
     """Where there are tiles of 128 for every compute unit these are taken, edges included."""
-    dtype = dtypes.f32 if name == "conv2d" else dtypes.f16  # f16 images go on matrix instructions
+    monkeypatch.setattr(ops_conv_matrix, "has_instructions", lambda *_: False)
     side = 128 * max(2, int(rocm.compute_units**0.5) + 1) - 3
-    x, w = normal(dtype, 1, 2, *flat, side), normal(dtype, side, 2, *flat, 3, seed=1)
-    judge(rocm, name, (x, w), dtype, padding=(*(0 for _ in flat), 1))
+    x, w = normal(dtypes.f16, 1, 2, *flat, side), normal(dtypes.f16, side, 2, *flat, 3, seed=1)
+    judge(rocm, name, (x, w), dtypes.f16, padding=(*(0 for _ in flat), 1))
 
 
 VIEWS = {

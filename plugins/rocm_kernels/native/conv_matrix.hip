@@ -29,10 +29,10 @@
 
 #define JOIN(T, count)                                                                              \
     PROPOLIS_KERNEL conv_matrix_join##count##_##T(T *out, const f32 *parts, const T *bias,          \
-                                                  i64 bias_step, i64 outs, i64 windows, i64 all,    \
-                                                  i64 shared_by) {                                  \
-        join_parts<count>(out, parts, bias, bias_step, (i32)outs, (i32)windows, (i32)all,           \
-                          (i32)shared_by);                                                          \
+                                                  i64 bias_step, i64 outs, i64 windows, i64 plane,  \
+                                                  i64 all, i64 shared_by) {                         \
+        join_parts<count>(out, parts, bias, bias_step, (i32)outs, (i32)windows, plane,              \
+                          (i32)all, (i32)shared_by);                                                \
     }
 #define EACH(T)               \
     SMALL(T, 64, 64, 64)      \

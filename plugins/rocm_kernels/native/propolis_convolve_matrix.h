@@ -8,6 +8,7 @@
 // All of a convolution but its tensors; [0] is of rows, [1] of columns.
 struct ConvTiles {
     i64 bias;           // its stride
+    i64 plane;          // outputs of a channel of an image, of which windows may be a part
     i32 outs, windows;  // output channels; windows of an image
     i32 all;            // and of all images
     i32 columns;        // windows of a row
@@ -21,8 +22,9 @@ struct ConvTiles {
 struct ConvImages {
     i64 strides[4];  // image, channel, row, column
     i64 blocks;      // of 64 places of all images; behind them, blocks of places that are padding
-    i32 channels, size[2], padding[2];
-    i32 packs;  // whether eight places are read at once
+    i32 channels, size[2];
+    i32 before[2], padded[2];  // padding above and to the left; sizes with all of it
+    i32 packs;                 // whether eight places are read at once
 };
 
 // Weights as they are.
@@ -31,10 +33,10 @@ struct ConvWeights {
     i32 outs, channels, rows, columns;
 };
 
-// Of a product out(outs, all): the place of a number in (images, outs, windows).
-PROPOLIS_FN i64 place_of(i32 outs, i32 windows, i32 row, i32 column) {
+// Of a product out(outs, all): the place of a number in (images, outs, plane).
+PROPOLIS_FN i64 place_of(i32 outs, i32 windows, i64 plane, i32 row, i32 column) {
     const i32 image = (i32)((u32)column / (u32)windows);
-    return ((i64)image * outs + row) * windows + (column - image * windows);
+    return ((i64)image * outs + row) * plane + (column - image * windows);
 }
 
 #if PROPOLIS_FRAGMENTS
@@ -144,7 +146,7 @@ PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* 
     WarpTile<M, N> own;
     multiply_panels<M, N, K, false>(own, left, right, shared, rest < s.steps ? rest : s.steps, stages, w, x);
     constexpr int COUNT = Sums::RUNS;
-    const bool whole = COUNT == 1 || (s.windows % 2 == 0 && aligned<COUNT>(out));
+    const bool whole = COUNT == 1 || (s.windows % 2 == 0 && s.plane % 2 == 0 && aligned<COUNT>(out));
     own.each([&](int i, int j, const f32* sums) {
         const i32 row = i0 + i, column = j0 + j;
         if (row >= s.outs) return;
@@ -160,13 +162,13 @@ PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* 
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) pack.at[k] = narrow<T>(sums[k] + more);
         if (whole) {
-            store_run(out + place_of(s.outs, s.windows, row, column), pack, s.all - column, true);
+            store_run(out + place_of(s.outs, s.windows, s.plane, row, column), pack, s.all - column, true);
             return;
         }
         // Neighbours may be of two images.
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
-            if (column + k < s.all) out[place_of(s.outs, s.windows, row, column + k)] = pack.at[k];
+            if (column + k < s.all) out[place_of(s.outs, s.windows, s.plane, row, column + k)] = pack.at[k];
         }
     });
 }
@@ -175,7 +177,7 @@ PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* 
 // The sums of all parts, COUNT neighbouring windows of an image a thread.
 template <int COUNT, class T>
 PROPOLIS_FN void join_parts(T* out, const f32* parts, const T* bias, i64 bias_step, i32 outs, i32 windows,
-                            i32 all, i32 count) {
+                            i64 plane, i32 all, i32 count) {
     const i64 size = (i64)outs * all;
     const i64 at = ((i64)block_x() * BLOCK + thread_x()) * COUNT;
     if (at >= size) return;
@@ -190,22 +192,22 @@ PROPOLIS_FN void join_parts(T* out, const f32* parts, const T* bias, i64 bias_st
     Pack<T, COUNT> pack;
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) pack.at[k] = narrow<T>(sums[k] + more);
-    store_pack<COUNT>(out + place_of(outs, windows, row, column), pack);
+    store_pack<COUNT>(out + place_of(outs, windows, plane, row, column), pack);
 }
 
 // -- channels last -------------------------------------------------------------------------------
 
 // A place of an image with its padding, of the `which`-th place that is padding.
 PROPOLIS_FN i64 padding_place(const ConvImages& s, i64 which) {
-    const i64 columns = s.size[1] + 2 * (i64)s.padding[1];
-    const i64 above = s.padding[0] * columns;
+    const i64 columns = s.padded[1];
+    const i64 above = s.before[0] * columns;
     if (which < above) return which;
     which -= above;
-    const i64 beside = 2 * (i64)s.padding[1] * s.size[0];
-    if (which >= beside) return which - beside + above + s.size[0] * columns;
-    const i64 row = which / (2 * (i64)s.padding[1]);
-    const i64 column = which - row * 2 * s.padding[1];
-    return above + row * columns + column + (column < s.padding[1] ? 0 : s.size[1]);
+    const i64 beside = columns - s.size[1];
+    if (which >= beside * s.size[0]) return which - beside * s.size[0] + above + s.size[0] * columns;
+    const i64 row = which / beside;
+    const i64 column = which - row * beside;
+    return above + row * columns + column + (column < s.before[1] ? 0 : s.size[1]);
 }
 
 // Images of any strides as (image, row, column, channel), with rows and columns of zeros around, and zeros for
@@ -215,8 +217,8 @@ PROPOLIS_FN void turn_images(u16* out, const u16* x, const ConvImages& s, i64 fi
     const i64 filled = (s.channels + RUN - 1) / RUN * RUN;
     const i32 along = (s.channels + TURNED - 1) / TURNED;
     const i64 places = (i64)s.size[0] * s.size[1];
-    const i64 columns = s.size[1] + 2 * (i64)s.padding[1];
-    const i64 padded = (s.size[0] + 2 * (i64)s.padding[0]) * columns;
+    const i64 columns = s.padded[1];
+    const i64 padded = s.padded[0] * columns;
     const i64 block = first + block_x();
     const i64 group = block / along;
     const i32 c0 = (i32)(block - group * along) * TURNED;
@@ -260,7 +262,7 @@ PROPOLIS_FN void turn_images(u16* out, const u16* x, const ConvImages& s, i64 fi
             place = padding_place(s, p0 + p);
         } else {
             const i64 row = (p0 + p) / s.size[1], column = p0 + p - row * s.size[1];
-            place = (row + s.padding[0]) * columns + column + s.padding[1];
+            place = (row + s.before[0]) * columns + column + s.before[1];
 #pragma unroll
             for (int k = 0; k < RUN; ++k) pack.at[k] = (u16)(turned[c + k][p / 2] >> p % 2 * 16);
         }

@@ -36,12 +36,13 @@ from propolis_rocm_kernels.ops_matmul_matrix import stages_for
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from propolis import OpImpl
     from propolis import Tensor
     from propolis.layout import Shape
     from propolis.ops.conv import Sizes
     from propolis_rocm_hip.device import RocmDevice
-    from propolis_rocm_kernels._convolution import Attributes
     from propolis_rocm_kernels._convolution import Convolution
 
 MODULE: Final = Module("conv_matrix")
@@ -52,7 +53,7 @@ _TURNED: Final = MODULE.constant("TURNED", 64)
 _SHAPE: Final = Structure(
     "ConvTiles",
     {
-        "bias": "q",
+        **dict.fromkeys(("bias", "plane"), "q"),
         **dict.fromkeys(("outs", "windows", "all", "columns", "channels", "steps"), "i"),
         **dict.fromkeys(("size", "kernel", "stride", "dilation"), "2i"),
     },
@@ -63,8 +64,7 @@ _IMAGES: Final = Structure(
         "strides": "4q",
         "blocks": "q",
         "channels": "i",
-        "size": "2i",
-        "padding": "2i",
+        **dict.fromkeys(("size", "before", "padded"), "2i"),
         "packs": "i",
     },
 )
@@ -83,7 +83,7 @@ _KERNELS: Final = {
     for tile in (*TILES, *_MORE)
 }
 _JOINS: Final = {
-    (d, count): MODULE.kernel(f"join{count}_{d.name}", "PPP" + 5 * "q")
+    (d, count): MODULE.kernel(f"join{count}_{d.name}", "PPP" + 6 * "q")
     for d in MATRIX
     for count in (1, 4)
 }
@@ -102,8 +102,8 @@ _LAUNCHING: Final = 40_000
 
 _FARTHEST: Final = (1 << 31) - (1 << 20)
 _MOST_PADDING: Final = 8
-_ROOM: Final = 128 << 20
-"""Bytes of images that are turned at a time, where one is not more."""
+_ROOM: Final = 100 << 20
+"""Bytes of images that are turned at a time; more are done in pieces."""
 
 _ALIGNED: Final = 256  # bytes, that each part of the memory begins at a multiple of
 
@@ -156,42 +156,129 @@ class Turned(Spare):
 
 class _Plan(NamedTuple):
     """
-    All of a convolution but the addresses.
+    A piece of a convolution: some images, or some rows of the output of one.
 
     Attributes:
-        c: as numbers.
         split: tiles and parts.
-        channels: of an image, with those that make up whole packs.
-        padded: sizes of an image with its padding.
+        begins: elements of the input, and of the output, before the piece.
         sizes: bytes of images and weights with their channels last, and of the sums of parts.
-        in_packs: whether eight places of an image are read at once.
+        turning: blocks that turn images; the fields of ``ConvImages``.
+        product: blocks of tiles; the fields of ``ConvTiles`` behind the bias.
+        joining: the arguments of who joins parts, behind the bias.
+        fours: whether four neighbouring outputs may be joined at once.
     """
 
-    c: Convolution
     split: _Split
-    channels: int
-    padded: Shape
+    begins: tuple[int, int]
     sizes: tuple[int, int, int]
-    in_packs: bool
+    turning: tuple[int, tuple[int, ...]]
+    product: tuple[int, tuple[int, ...]]
+    joining: tuple[int, ...]
+    fours: bool
+
+
+class _Given(NamedTuple):
+    """A call without its tensors: how the input lies, what the weight is, attributes."""
+
+    x: Shape
+    strides: Shape
+    offset: int
+    w: Shape
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, attributes: tuple[Sizes, Sizes, Sizes]) -> _Given:
+        """What is looked up by it."""
+        said = (n if isinstance(n, int) else tuple(n) for n in attributes)
+        return cls(x.shape, x.strides, x.layout.offset % RUN, w.shape, *said)
+
+    def convolution(self) -> Convolution:
+        """Whatever the strides of the weight: it may have no memory any more."""
+        attributes = self.stride, self.padding, self.dilation
+        sizes = conv_sizes("conv", self.x[2:], self.w[2:], *attributes)
+        out = (self.x[0], self.w[0], *sizes)
+        views = (self.x, self.strides), (self.w, row_major(self.w))
+        return convolution(out, *views, attributes, 1, transposed=False)
+
+
+def _pieces(c: Convolution) -> Iterator[tuple[int, int, int, int]]:
+    """First image and how many, first row of the output and how many."""
+    row = _padded(c, 1)[1] * _whole(c.channels, RUN) * _SIZE
+    images = max(1, _ROOM // (row * _padded(c, c.out[-2])[0]))
+    if images > 1 or row * _padded(c, c.out[-2])[0] <= _ROOM:
+        for first in range(0, c.images, images):
+            yield first, min(images, c.images - first), 0, c.out[-2]
+        return
+    rows = max(1, (_ROOM // row - _padded(c, 1)[0]) // c.stride[-2] + 1)
+    rows = math.ceil(c.out[-2] / math.ceil(c.out[-2] / rows))
+    for image in range(c.images):
+        for first in range(0, c.out[-2], rows):
+            yield image, 1, first, min(rows, c.out[-2] - first)
+
+
+def _padded(c: Convolution, rows: int) -> tuple[int, int]:
+    """Sizes of what so many rows of the output see, padding included."""
+    height = (rows - 1) * c.stride[-2] + (c.kernel[-2] - 1) * c.dilation[-2] + 1
+    return height, c.size[-1] + 2 * c.padding[-1]
 
 
 @lru_cache(maxsize=4096)
-def _plan(c: Convolution, offset: int, units: int, most: int) -> _Plan:
-    channels, padded = _whole(c.channels, RUN), _padded(c)
-    windows = c.windows * c.images
+def _plans(given: _Given, units: int, most: int) -> tuple[_Plan, ...]:
+    c = given.convolution()
+    if not c.images * c.windows:
+        return ()
+    return tuple(_plan(c, given.offset, units, most, *piece) for piece in _pieces(c))
+
+
+def _plan(
+    c: Convolution,
+    offset: int,
+    units: int,
+    most: int,
+    image: int,
+    images: int,
+    row: int,
+    rows: int,
+) -> _Plan:
+    channels, padded = _whole(c.channels, RUN), _padded(c, rows)
+    start = row * c.stride[0] - c.padding[0]
+    first = min(max(start, 0), c.size[0])
+    size = max(0, min(start + padded[0], c.size[0]) - first), c.size[1]
+    before = first - start if size[0] else 0, c.padding[1]
+    places, windows = math.prod(size), rows * c.out[1]
     depth = channels * math.prod(c.kernel)
-    split = split_for(c.outs, windows, depth, units, most)
-    [(size, step), *more] = collapse(c.size, (c.x[2:],))
-    image = c.x[0] if c.images > 1 else 0
-    channel = c.x[1] if c.channels > 1 else 0
+    split = split_for(c.outs, images * windows, depth, units, most)
+    begin = image * c.x[0] + first * c.x[2]
+    inside = images * -(-places // _TURNED)
+    around = images * -(-(math.prod(padded) - places) // _TURNED)
+    [(_, step), *more] = collapse(size, (c.x[2:],)) if places else [(0, 1)]
+    strides = c.x[0] if images > 1 else 0, c.x[1] if c.channels > 1 else 0
+    in_packs = (
+        not more and step == 1 and not any(n % RUN for n in (places, *strides, offset + begin))
+    )
+    plane = c.out[0] * c.out[1]
+    shape = plane, c.outs, windows, images * windows, c.out[1], channels, split.steps
+    sums = split.parts * c.outs * images * windows * _SUM if split.parts > 1 else 0
     return _Plan(
-        *(c, split, channels, padded),
+        split,
+        (begin, image * c.outs * plane + row * c.out[1]),
         (
-            _whole(c.images * math.prod(padded) * channels * _SIZE, _ALIGNED),
+            _whole(images * math.prod(padded) * channels * _SIZE, _ALIGNED),
             _whole(c.outs * depth * _SIZE, _ALIGNED),
-            split.parts * c.outs * windows * _SUM if split.parts > 1 else 0,
+            _whole(sums, _ALIGNED),
         ),
-        not more and step == 1 and not any(n % RUN for n in (size, image, channel, offset)),
+        (
+            (inside + around) * -(-c.channels // _TURNED),
+            (*c.x, inside, c.channels, *size, *before, *padded, int(in_packs)),
+        ),
+        (
+            tiles(split.tile[:2], c.outs, images * windows) * split.parts,
+            (*shape, *padded, *c.kernel, *c.stride, *c.dilation),
+        ),
+        (c.outs, windows, plane, images * windows, split.parts),
+        fours=not windows % 4 and not plane % 4,
     )
 
 
@@ -199,87 +286,55 @@ def _whole(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def _padded(c: Convolution) -> Shape:
-    return tuple(n + 2 * p for n, p in zip(c.size, c.padding, strict=True))
-
-
-def _convolution(
-    out: Shape, x: Tensor, w: Shape, attributes: tuple[Sizes, Sizes, Sizes]
-) -> Convolution:
-    """Whatever the strides of the weight: it may have no memory any more."""
-    said = tuple(n if isinstance(n, int) else tuple(n) for n in attributes)
-    views = (x.shape, x.strides), (w, row_major(w))
-    return convolution(out, *views, cast("Attributes", said), 1, transposed=False)
-
-
 def _convolve(
     out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, attributes: tuple[Sizes, Sizes, Sizes]
 ) -> None:
     if out.numel == 0:
         return
-    count = _together(x, attributes[1])
-    if x.shape[0] <= count:
-        _convolve_some(out, x, w, bias, attributes)
-        return
-    for first in range(0, x.shape[0], count):
-        some = first, min(count, x.shape[0] - first)
-        _convolve_some(out.narrow(0, *some), x.narrow(0, *some), w, bias, attributes)
-
-
-def _together(x: Tensor, padding: Sizes) -> int:
-    """How many images have room with their channels last, at least one."""
-    pads = (padding,) * len(x.shape[2:]) if isinstance(padding, int) else padding
-    places = math.prod(n + 2 * p for n, p in zip(x.shape[2:], pads, strict=True))
-    return max(1, _ROOM // (places * _whole(x.shape[1], RUN) * _SIZE))
-
-
-def _convolve_some(
-    out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, attributes: tuple[Sizes, Sizes, Sizes]
-) -> None:
     device = cast("RocmDevice", out.device)
-    c = _convolution(out.shape, x, w.shape, attributes)
-    plan = _plan(c, x.layout.offset, device.compute_units, device.hardware.shared_bytes)
+    given = _Given.of(x, w, attributes)
+    plans = _plans(given, device.compute_units, device.hardware.shared_bytes)
     ready = cast("Tensor | None", w.prepared.get(prepare))
-    images, weights, sums = plan.sizes
-    with device.keep(Turned).lent(device, images + sums + (0 if ready else weights)) as memory:
-        sums_at = memory.ptr + images
-        weights_at = sums_at + sums if ready is None else ready.ptr
+    with device.keep(Turned).lent(device, _bytes(plans, prepared=ready is not None)) as memory:
+        at = memory.ptr
         if ready is None:
-            _turn_weights(device, weights_at, w)
-        _turn_images(device, memory.ptr, x, plan)
-        _multiply(out, (memory.ptr, weights_at, sums_at), bias, plan)
+            _turn_weights(device, at, w)
+            at += plans[0].sizes[1]
+        weights = memory.ptr if ready is None else ready.ptr
+        for plan in plans:
+            _multiply(out, x, bias, plan, (at, weights, at + plan.sizes[0]))
 
 
-def _multiply(out: Tensor, places: tuple[int, int, int], bias: Tensor | None, plan: _Plan) -> None:
+def _bytes(plans: tuple[_Plan, ...], *, prepared: bool) -> int:
+    """Of the memory that pieces take turns to work in."""
+    needed = max((images + sums for images, _, sums in (p.sizes for p in plans)), default=0)
+    return needed if prepared or not plans else needed + plans[0].sizes[1]
+
+
+def _multiply(
+    out: Tensor, x: Tensor, bias: Tensor | None, plan: _Plan, places: tuple[int, int, int]
+) -> None:
     images, weights, sums = places
-    c, split, device = plan.c, plan.split, cast("RocmDevice", out.device)
+    split, device = plan.split, cast("RocmDevice", out.device)
+    x_at, to = (pointer(t) + n * _SIZE for t, n in zip((x, out), plan.begins, strict=True))
     bias_at, step = (0, 0) if bias is None else (pointer(bias), bias.strides[0])
-    windows = c.windows * c.images
-    shape = c.outs, c.windows, windows, c.out[-1], plan.channels, split.steps
-    spatial = (n for sizes in (plan.padded, c.kernel, c.stride, c.dilation) for n in sizes)
     parts = sums if split.parts > 1 else 0
+    blocks, fields = plan.turning
+    launch(_TURN_IMAGES, device, blocks, (images, x_at, *fields), ())
+    blocks, fields = plan.product
     launch(
         _KERNELS[out.dtype, split.tile],
         device,
-        tiles(split.tile[:2], c.outs, windows) * split.parts,
-        (pointer(out), parts, images, weights, bias_at, step, *shape, *spatial),
+        blocks,
+        (to, parts, images, weights, bias_at, step, *fields),
         (split.stages,),
         shared=bytes_of(split.tile) * split.stages,
     )
     if parts:
-        count = 1 if c.windows % 4 or pointer(out) % (4 * _SIZE) else 4
-        blocks = -(-out.numel // (BLOCK * count))
-        sizes = c.outs, c.windows, windows, split.parts
-        _JOINS[out.dtype, count](device, blocks, pointer(out), parts, bias_at, step, *sizes)
-
-
-def _turn_images(device: RocmDevice, to: int, x: Tensor, plan: _Plan) -> None:
-    c, places = plan.c, math.prod(plan.c.size)
-    inside = c.images * -(-places // _TURNED)
-    around = c.images * -(-(math.prod(plan.padded) - places) // _TURNED)
-    blocks = (inside + around) * -(-c.channels // _TURNED)
-    shape = *c.x, inside, c.channels, *c.size, *c.padding, int(plan.in_packs)
-    launch(_TURN_IMAGES, device, blocks, (to, pointer(x), *shape), ())
+        outs, _, _, windows, _ = plan.joining
+        count = 4 if plan.fours and not to % (4 * _SIZE) else 1
+        blocks = -(-outs * windows // (BLOCK * count))
+        _JOINS[out.dtype, count](device, blocks, to, parts, bias_at, step, *plan.joining)
 
 
 def _turn_weights(device: RocmDevice, to: int, w: Tensor) -> None:
@@ -294,8 +349,8 @@ def prepare(w: Tensor) -> Prepared:
     """
     The weight with its channels last; it is let go of itself.
 
-    Those whose calls go to others stay: of few output channels, of one tap, of one channel (as
-    depthwise convolutions have), and all where there are no matrix instructions.
+    Some stay as they are: of one tap or one channel, which most calls with them are declined for,
+    of few output channels, and all where there are no matrix instructions.
     """
     outs, channels, *kernel = w.shape
     device = cast("RocmDevice", w.device)
@@ -326,37 +381,35 @@ def _supports(
 ) -> str | None:
     """None, or why not."""
     del bias
-    attributes = stride, padding, dilation
     arch = cast("RocmDevice", x.device).properties.arch
     if not has_instructions(arch, x.dtype):
         return f"{arch} has no matrix instructions that take all numbers of {x.dtype}"
     if groups != 1:
         return "there are groups of channels"
-    if w.shape[0] <= FEW:
-        return f"{w.shape[0]} output channels would leave tiles nearly empty (from {FEW + 1} on)"
-    if not w.numel or not math.prod(x.shape[2:]):
+    return _declined(_Given.of(x, w, (stride, padding, dilation)))
+
+
+@lru_cache(maxsize=4096)
+def _declined(given: _Given) -> str | None:
+    x, w = given.x, given.w
+    if w[0] <= FEW:
+        return f"{w[0]} output channels would leave tiles nearly empty (from {FEW + 1} on)"
+    if not math.prod(w) or not math.prod(x[2:]):
         return "sums of nothing are for others"
-    if (reason := too_far(x.shape, w.shape, attributes, transposed=False)) is not None:
+    attributes = given.stride, given.padding, given.dilation
+    if (reason := too_far(x, w, attributes, transposed=False)) is not None:
         return reason
-    c = _of(x, w, attributes)
+    c = given.convolution()
     if c.x_step is not None:
         return "one tap that sees each place is a plain product"
-    return _too_large(c)
-
-
-def _of(x: Tensor, w: Tensor, attributes: tuple[Sizes, Sizes, Sizes]) -> Convolution:
-    sizes = conv_sizes("conv", x.shape[2:], w.shape[2:], *attributes)
-    return _convolution((x.shape[0], w.shape[0], *sizes), x, w.shape, attributes)
-
-
-def _too_large(c: Convolution) -> str | None:
-    """What lies around images is written and read, and elements are counted in 32 bits."""
-    places, padded = math.prod(c.size), math.prod(_padded(c))
+    places, padded = math.prod(c.size), math.prod(_padded(c, c.out[-2]))
     if padded > _MOST_PADDING * (places + _TURNED * _TURNED):
         return f"{padded} places with their padding, of {places}: taken to {_MOST_PADDING} times"
     channels = _whole(c.channels, RUN)
-    elements = c.images * channels * padded, c.outs * channels * math.prod(c.kernel)
-    largest = max(*elements, c.outs, c.images * c.windows)
+    largest = c.outs * channels * math.prod(c.kernel)
+    for _, images, _, rows in _pieces(c) if c.images else ():
+        piece = images * channels * math.prod(_padded(c, rows)), images * rows * c.out[-1]
+        largest = max(largest, *piece)
     return None if largest < _FARTHEST else f"{largest} elements, counted to {_FARTHEST}"
 
 
@@ -372,14 +425,10 @@ def _workspace(
     groups: int = 1,
 ) -> int:
     del bias, groups
-    some = x.narrow(0, 0, min(x.shape[0], _together(x, padding))) if x.numel else x
-    c = _of(some, w, (stride, padding, dilation))
-    if not c.images * c.windows:
-        return 0
     device = cast("RocmDevice", x.device)
-    plan = _plan(c, x.layout.offset, device.compute_units, device.hardware.shared_bytes)
-    images, weights, sums = plan.sizes
-    return space_bytes(images + sums + (0 if w.prepared.get(prepare) else weights))
+    given = _Given.of(x, w, (stride, padding, dilation))
+    plans = _plans(given, device.compute_units, device.hardware.shared_bytes)
+    return space_bytes(_bytes(plans, prepared=w.prepared.get(prepare) is not None))
 
 
 def _implementation(name: str) -> OpImpl:
