@@ -138,6 +138,7 @@ class Adapters:
         self._modules = modules
         self._aliases = spellings(modules)
         self._own: dict[str, Tensor] = {}
+        self._prepared: set[str] = set()
         self.active: list[tuple[LoRA, float]] = []
 
     def apply(self, lora: LoRA, strength: float = 1.0) -> None:
@@ -204,7 +205,7 @@ class Adapters:
             for update in lora.updates:
                 name = self._aliases[update.layer]
                 if name in wanted:
-                    own = self._own.setdefault(name, self._modules[name].weight)
+                    own = self._own_weight(name)
                     start = sums.get(name)
                     sums[name] = _added(own if start is None else start, update, strength)
         for name in wanted:
@@ -213,9 +214,22 @@ class Adapters:
                 total = sums[name]
                 if total.dtype is not own.dtype:
                     total = ops.cast(total, own.dtype)
-                self._modules[name].weight = prepared(total) if own.prepared else total
+                self._modules[name].weight = prepared(total) if name in self._prepared else total
             else:
-                self._modules[name].weight = self._own.pop(name)
+                own = self._own.pop(name)
+                again = name in self._prepared
+                self._prepared.discard(name)
+                self._modules[name].weight = prepared(own) if again else own
+
+    def _own_weight(self, name: str) -> Tensor:
+        """A layer's own, to add to: without the form that an implementation prepared of it."""
+        if name not in self._own:
+            weight = self._modules[name].weight
+            if weight.prepared:
+                self._prepared.add(name)
+                weight = Tensor(weight.storage, weight.layout, weight.dtype, weight.device)
+            self._own[name] = weight
+        return self._own[name]
 
 
 def _added(weight: Tensor, update: Update, strength: float) -> Tensor:
