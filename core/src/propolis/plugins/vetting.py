@@ -265,6 +265,8 @@ def _last_line(output: Any) -> str:
 
 def fingerprint(candidate: Candidate, *more: str) -> str:
     """Changes when the plugin, Python, the driver, the hardware, the API level or ``more`` does."""
+    own = f"{candidate.name.upper()}_"  # what the plugin's own variables begin with
+    names = sorted({*_ENVIRONMENT, *(n for n in os.environ if n.startswith(own))})
     parts = [
         repr(candidate),
         sys.executable,
@@ -272,17 +274,11 @@ def fingerprint(candidate: Candidate, *more: str) -> str:
         str(API_LEVEL),
         *more,
         platform.release(),
-        *(f"{name}={os.environ.get(name)}" for name in _environment(candidate)),
+        *(f"{name}={os.environ.get(name)}" for name in names),
         *_contents(candidate),
         *_amd_gpus(),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _environment(candidate: Candidate) -> Iterable[str]:
-    """Those, and the variables that are the plugin's own: they begin with its name."""
-    own = f"{candidate.name.upper()}_"
-    return (*_ENVIRONMENT, *sorted(name for name in os.environ if name.startswith(own)))
 
 
 def _contents(candidate: Candidate) -> Iterable[str]:
