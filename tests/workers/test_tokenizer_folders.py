@@ -192,6 +192,20 @@ def test_ends(loaded):
     assert {library.token_to_id("</s>"), library.token_to_id("<end_of_turn>")} == ours.eos_ids
 
 
+def test_ends_of_the_models_file(loaded, tmp_path):
+    """Where generation_config.json says none, config.json does; what is no token ends nothing."""
+    library, _ = loaded("gemma")
+    library.save(str(tmp_path / "tokenizer.json"))
+    known = {library.token_to_id("</s>"), library.token_to_id("<end_of_turn>")}
+    for said in ([70, 71, "a", 10**6, True], 70, None):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": said}), encoding="utf-8")
+        ours = {70, 71} if isinstance(said, list) else {said} - {None}
+        assert known | ours == Tokenizer.from_folder(tmp_path).eos_ids
+    (tmp_path / "config.json").write_text('{"eos_token_id": 70}', encoding="utf-8")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 71}', encoding="utf-8")
+    assert known | {71} == Tokenizer.from_folder(tmp_path).eos_ids
+
+
 @pytest.mark.parametrize(
     ("model", "decoder", "match"),
     [

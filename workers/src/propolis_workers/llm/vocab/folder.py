@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
+from typing import Any
 
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
@@ -59,6 +60,8 @@ def folder_parts(folder: Path) -> Parts:
     config, names, generation = (
         read_json(folder / name) if (folder / name).is_file() else {} for name in _EXTRAS
     )
+    beside = folder / "config.json"
+    model = read_json(beside) if beside.is_file() else {}
     ends = ends_among({token.content: index for index, token in added.items()})
     ids: dict[str, int | None] = {}
     for name in ("bos", "eos"):
@@ -67,12 +70,14 @@ def folder_parts(folder: Path) -> Parts:
         if text is not None and (not isinstance(text, str) or text not in vocab):
             msg = f"{folder}: the {name}_token {text!r} is not in the vocabulary"
             raise FileFormatError(msg)
-        listed = generation.get(f"{name}_token_id")
-        listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        listed = _listed(generation.get(f"{name}_token_id"))
         wrong = [x for x in listed if type(x) is not int or x not in texts]
         if wrong:
             msg = f"{folder / _EXTRAS[2]}: {name}_token_id {wrong[0]!r} is not in the vocabulary"
             raise FileFormatError(msg)
+        # Where that file does not say, transformers asks the model's, which often has another's.
+        said = _listed(model.get(f"{name}_token_id"))
+        listed = listed or [x for x in said if type(x) is int and x in texts]
         ids[name] = vocab[text] if text is not None else next(iter(listed), None)
         ends.update(listed if name == "eos" else ())
     ends.update(index for index in (ids["eos"],) if index is not None)
@@ -112,6 +117,11 @@ def folder_parts(folder: Path) -> Parts:
         if decoder.bytes
         else {},
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """An id, or a list of some, or nothing."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _size(path: Path, texts: Mapping[int, str]) -> int:
