@@ -261,7 +261,7 @@ def test_models(client):
             "messages",
             "no room for an answer",
         ),
-        ({"stop": [""]}, "stop", "stop strings"),
+        ({"stop": [""]}, "stop", "stop string is empty"),
         ({"stop": 5}, "stop", "stop is 5; supported: a list or a text"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "ids of tokens"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "9999"),
