@@ -419,7 +419,8 @@ def test_messages_are_a_list(messages):
         (CHATML, ()),
         (LLAMA3, ()),
         (MISTRAL, ()),
-        (TOOLS, ("developer",)),
+        (TOOLS, ("developer", "tool")),
+        ("{{ tools }}{% for m in messages %}{{ m.role }}{% endfor %}", ("tool",)),
         ("{% if messages[-1]['role'] in ['tool', 'ipython'] %}{% endif %}", ("ipython", "tool")),
         (
             "{% for m in messages %}{% set role = m.role %}{{ role != 'tool' }}{% endfor %}",

@@ -187,8 +187,10 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._source = source
         known = _renderer.compiled(source)
-        self.roles: tuple[str, ...] = *_ROLES, *sorted(set(known["roles"]).difference(_ROLES))
         self.names: frozenset[str] = frozenset(known["names"])
+        # Who takes tools knows what these answer, also where the template writes any role alike.
+        named = {*known["roles"], *(("tool",) if "tools" in self.names else ())}
+        self.roles: tuple[str, ...] = *_ROLES, *sorted(named.difference(_ROLES))
 
     def render(
         self,
