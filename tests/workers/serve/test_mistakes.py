@@ -304,3 +304,13 @@ def test_ready_while_it_drains(server):
     finally:
         server.engine.draining = False
     assert (told["ready"], told["model_loaded"], told["state"]) == (False, True, "draining")
+
+
+@pytest.mark.parametrize("field", ["scheduler", "size", "response_format"])
+def test_settings_of_images(drawing, field):
+    """What a picture is to be like is refused by its field, with what there is."""
+    body = {"prompt": "x", field: "foo"}
+    got = drawing().http.post("/v1/images/generations", json=body)
+    said = refused(got)
+    assert ("'foo'" in said, "supported: " in said) == (True, True)
+    assert got.json()["error"]["param"] == field

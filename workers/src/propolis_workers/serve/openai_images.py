@@ -27,6 +27,7 @@ from pydantic import field_validator
 from propolis.errors import PropolisError
 from propolis_workers.sd.images import png
 from propolis_workers.sd.images import transparent
+from propolis_workers.sd.schedulers import SCHEDULERS
 from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
@@ -89,6 +90,10 @@ class _Common(Body):
         if self.response_format not in (None, "b64_json"):
             msg = f"response_format is {self.response_format!r}; supported: b64_json"
             raise ProblemError(400, msg, param="response_format")
+        if self.scheduler is not None and self.scheduler not in SCHEDULERS:
+            known = ", ".join(SCHEDULERS)
+            msg = f"there is no scheduler {self.scheduler[:40]!r}; supported: {known}"
+            raise ProblemError(400, msg, param="scheduler")
         width, height = self._size()
         given = {
             "prompt": self.prompt,
