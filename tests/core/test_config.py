@@ -81,8 +81,10 @@ def test_folders(tmp_path, monkeypatch):
 def test_no_folder(monkeypatch, name):
     """An empty path is refused: it would be whatever folder a command runs in."""
     monkeypatch.setenv(f"PROPOLIS_{name}", "")
-    with pytest.raises(ConfigError, match="empty: name a folder, or leave the setting out"):
+    with pytest.raises(ConfigError, match="is no path: name a folder, or leave the setting out"):
         Config.load()
+    with pytest.raises(ConfigError, match="5 is no path: name a folder"):
+        Config.load(**{name.lower(): 5})
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME"])

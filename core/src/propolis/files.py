@@ -61,10 +61,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     A path with the home of a user in place of ``~``; as it is where there is no such user.
 
     Raises:
-        ValueError: it is empty, which would be the folder that a command happens to run in.
+        ValueError: it is no path, or empty, which would be the folder that a command runs in.
     """
-    if not os.fspath(path):
-        msg = "it is empty: name a folder, or leave the setting out"
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        msg = f"{path!r} is no path: name a folder, or leave the setting out"
         raise ValueError(msg)
     return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises for such a user
 

@@ -130,7 +130,7 @@ def split_for(outs: int, windows: int, depth: int, units: int, most: int) -> _Sp
         most: shared memory of a block, in bytes.
 
     >>> split_for(320, 8192, 2880, 132, 232448)[::2]
-    ((128, 256, 64), 1)
+    ((128, 192, 64), 1)
     >>> split_for(1280, 128, 23040, 132, 232448)[::2]
     ((128, 128, 64), 13)
     """
