@@ -56,7 +56,7 @@ def replace_text(path: Path, text: str, *, private: bool = True) -> None:
         file.write(text.encode(errors="surrogateescape"))
 
 
-def expanded(path: str | os.PathLike[str]) -> Path:
+def expanded(path: object) -> Path:
     """
     A path with the home of a user in place of ``~``; as it is where there is no such user.
 
