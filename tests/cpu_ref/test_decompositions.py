@@ -27,6 +27,8 @@ CALLS = {
     "sqr": ([X], {}),
 }
 OTHERS = {
+    "add_rms_norm_linear",
+    "add_rms_norm_linear_rope",
     "add_rms_norm_qmatmul",
     "add_rms_norm_qmatmul_rope",
     "qattention",

@@ -133,7 +133,7 @@ def test_who_multiplies(rocm, taken) -> None:
         assert ("bytes can be loaded" if first else "takes one row") in impl.supports(part, w)
         assert np.allclose(ops.qmatmul(part, w).numpy(), 64, rtol=1e-4)  # 1 / 127 is no f16
     wide = Tensor.from_numpy(np.ones((1, 1 << 20), np.float32), rocm)
-    assert "bytes of LDS" in impl.supports(wide, w)
+    assert "bytes of LDS" in impl.supports(wide, ops.quantize(wide, dtypes.q8_0))
     exact = Runtime.start(Config(plugins=["rocm_hip", "rocm_kernels"], numerics="exact"))
     ones = np.ones(64, np.float32)
     assert (product(exact.device(rocm.id), ones, dtypes.q8_0, 4)[0] != 0).all()

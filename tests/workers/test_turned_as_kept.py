@@ -139,6 +139,33 @@ def test_turned_by_the_product(name, kept, besides, tmp_path, believing) -> None
     assert ids == expected[1]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "smollm3"])
+def test_turned_by_plain_products(name, dtype, tmp_path, believing) -> None:
+    """Weights of the dtype of activations are multiplied so, too: as far as the dtype has it."""
+    stored = getattr(GGMLQuantizationType, dtype.upper())
+    believing()
+    expected = answers(loaded(name, tmp_path, stored, dtype=dtype))[0]
+    believing(ops.add_rms_norm_linear, ops.add_rms_norm_linear_rope)
+    llm = loaded(name, tmp_path, stored, dtype=dtype)
+    parts = [block.attention for block in llm.model.blocks]
+    assert all(part.joins_norm for part in parts)
+    assert any(part.turns_in_product for part in parts)
+    called = []
+    with DispatchTable.of(llm.model.device).intercept(Seen(called)):
+        logits, _ = answers(llm)
+    assert {ops.add_rms_norm_linear, ops.add_rms_norm_linear_rope} <= set(called)
+    lost = {"f32": 1e-4, "f16": 0.02, "bf16": 0.1}[dtype]
+    np.testing.assert_allclose(logits, expected, rtol=lost, atol=lost * np.abs(expected).max())
+
+
+def test_not_by_products_of_another_dtype(tmp_path, believing) -> None:
+    """Weights that are kept in another dtype than activations are multiplied as before."""
+    believing(ops.add_rms_norm_linear, ops.add_rms_norm_linear_rope)
+    llm = loaded("llama", tmp_path, GGMLQuantizationType.Q8_0, dtype="f16")
+    assert not any(block.attention.joins_norm for block in llm.model.blocks)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "glm4"])
 def test_not_by_the_product(name, tmp_path, believing) -> None:
     """Heads that are normed first, and those whose product has a bias, are turned by themselves."""

@@ -16,13 +16,14 @@ constexpr int LOADED_AT_ONCE = 4;  // packs of activations, by a thread
 // neighbouring ones.
 template <class Step>
 struct Rounded {
+    typedef Step Taken;
     u32* words;  // 4 x parts x 4: upper bytes of sixteen and sixteen, then lower ones
     f32* most;   // parts
     i32* sums;   // 2 x parts: of sixteen numbers each
     int parts;
 
-    PROPOLIS_METHOD Rounded(u32* at, int parts)
-        : words(at), most((f32*)(at + 16 * parts)), sums((i32*)(at + 17 * parts)), parts(parts) {}
+    PROPOLIS_METHOD Rounded(u32* at, int depth)
+        : words(at), most((f32*)(at + depth / PART * 16)), sums((i32*)(at + depth / PART * 17)), parts(depth / PART) {}
 
     PROPOLIS_METHOD int steps() const { return parts / Step::PARTS; }
 
@@ -38,6 +39,21 @@ struct Rounded {
         own.most = most[place];
         return own;
     }
+
+    PROPOLIS_METHOD void load(Step& own, const u8* row, int step) const { own.load(row, step); }
+    PROPOLIS_METHOD f32 product(const Step& own, int step) const {
+        f32 sum = 0;
+#pragma unroll
+        for (int which = 0; which < Step::PARTS; ++which) {
+            const Activations x = of(step, which);
+            sum += own.dot(which, x) * x.most;
+        }
+        return sum;
+    }
+
+    // Four numbers, the pack-th of the row: of all lanes of a warp together, beyond the row too.
+    PROPOLIS_METHOD void take(const Pack<f32, 4>& numbers, int pack) const { round(numbers, pack / 8, pack % 8); }
+    PROPOLIS_METHOD void end(int) const {}
 
     // Of all threads of the block; eight have a part.
     template <class T>
@@ -103,22 +119,23 @@ struct Halves {
     PROPOLIS_METHOD i64 operator()(i64 item, int half) const { return item + half * items; }
 };
 
-// Products of a row that `fill` puts into `rounded` with rows of weights: `finish(mine, item, sums)` gets those of
-// rows place(item, 0), place(item, 1), ... HALVES in all.  All threads of the block call it together; `mine` is true
-// in one thread of each item that there is.  A block has threads / lanes items at a time, and then as many
-// further on.  Weights are loaded a step ahead, the first before the row is rounded.
-template <int HALVES, class Step, class Place, class Fill, class Finish>
-PROPOLIS_FN void products_of_one(const Rounded<Step>& rounded, const u8* w, i64 items, i64 row_bytes, int lanes,
-                                 int threads, const Place& place, Fill&& fill, Finish&& finish) {
-    const int steps = rounded.steps(), lane = (int)thread_x() & (lanes - 1);
+// Products of a row that `fill` puts into `held`, as Rounded keeps it or a like of that, with rows of weights:
+// `finish(mine, item, sums)` gets those of rows place(item, 0), place(item, 1), ... HALVES in all.  All threads of the
+// block call it together; `mine` is true in one thread of each item that there is.  A block has threads / lanes items
+// at a time, and then as many further on.  Weights are loaded a step ahead, the first before the row is there.
+template <int HALVES, class Held, class Place, class Fill, class Finish>
+PROPOLIS_FN void products_of_one(const Held& held, const u8* w, i64 items, i64 row_bytes, int lanes, int threads,
+                                 const Place& place, Fill&& fill, Finish&& finish) {
+    typedef typename Held::Taken Taken;
+    const int steps = held.steps(), lane = (int)thread_x() & (lanes - 1);
     const i64 each = threads / lanes, apart = blocks_x() * each;
     // Beyond the last item, that once more.
     const auto row = [&](i64 item, int half) {
         return w + place(item < items ? item : items - 1, half) * row_bytes;
     };
     i64 item = block_x() * each + (i64)thread_x() / lanes;
-    Step own;
-    own.load(row(item, 0), lane < steps ? lane : 0);
+    Taken own;
+    held.load(own, row(item, 0), lane < steps ? lane : 0);
     fill();
     for (i64 first = block_x() * each; first < items; first += apart, item += apart) {
         f32 sum[HALVES] = {};
@@ -127,14 +144,10 @@ PROPOLIS_FN void products_of_one(const Rounded<Step>& rounded, const u8* w, i64 
             for (int step = lane; step < steps; step += lanes) {
                 const bool more = step + lanes < steps;
                 const bool again = more || half + 1 < HALVES;
-                Step next;
-                next.load(row(again ? item : item + apart, more ? half : (half + 1) % HALVES),
+                Taken next;
+                held.load(next, row(again ? item : item + apart, more ? half : (half + 1) % HALVES),
                           more ? step + lanes : lane);
-#pragma unroll
-                for (int which = 0; which < Step::PARTS; ++which) {
-                    const Activations x = rounded.of(step, which);
-                    sum[half] += own.dot(which, x) * x.most;
-                }
+                sum[half] += held.product(own, step);
                 own = next;
             }
             for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[half] += warp_shfl_xor(sum[half], mask);
@@ -147,7 +160,7 @@ template <class Format, class T>
 PROPOLIS_FN void product_of_one(T* out, const T* x, const u8* w, i64 n, i64 depth, i64 row_bytes,
                                 int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
-    const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
+    const Rounded<Step<Format>> rounded(shared, (int)depth);
     products_of_one<1>(
         rounded, w, n, row_bytes, lanes, threads, Halves{n}, [&] { rounded.fill(x, threads); },
         [&](bool mine, i64 row, const f32(&sum)[1]) {

@@ -1,4 +1,5 @@
-// A row that is a sum of two, normed and rounded as propolis_decode.h says: each block does it for itself.
+// A row that is a sum of two, normed and kept as propolis_decode.h or propolis_plain_row.h says: each block does it
+// for itself.
 #pragma once
 
 #include "propolis_activations.h"
@@ -6,26 +7,29 @@
 
 constexpr int HELD_PACKS = 2;  // of a row, by a thread: what is beyond is read again
 
+template <class T>
 struct NormedRow {
-    f32* total;
-    const f32* x;
-    const f32* residual;
-    const f32* weight;
+    T* total;
+    const T* x;
+    const T* residual;
+    const T* weight;
     f32 eps;
 
+    // As its dtype has it.
     PROPOLIS_METHOD Pack<f32, 4> sum_at(int pack) const {
-        Pack<f32, 4> sum = load_pack<4>(x + pack * 4);
-        const Pack<f32, 4> other = load_pack<4>(residual + pack * 4);
+        const Pack<T, 4> one = load_pack<4>(x + pack * 4), other = load_pack<4>(residual + pack * 4);
+        Pack<f32, 4> sum;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum.at[i] += other.at[i];
+        for (int i = 0; i < 4; ++i) sum.at[i] = wide(narrow<T>(wide(one.at[i]) + wide(other.at[i])));
         return sum;
     }
 
     // Of all threads of the block, whose number divides by eight; the first block writes `total`.
-    template <class Step>
-    PROPOLIS_METHOD void fill(const Rounded<Step>& to, int depth, int threads) const {
+    template <class Held>
+    PROPOLIS_METHOD void fill(const Held& to, int depth, int threads) const {
         const int packs = depth / 4, me = (int)thread_x();
-        Pack<f32, 4> held[HELD_PACKS] = {}, factors[HELD_PACKS] = {};
+        Pack<f32, 4> held[HELD_PACKS] = {};
+        Pack<T, 4> factors[HELD_PACKS] = {};
 #pragma unroll
         for (int e = 0; e < HELD_PACKS; ++e) {
             const int pack = me + e * threads;
@@ -45,12 +49,13 @@ struct NormedRow {
         // Of all lanes together, as they shuffle: beyond the last pack too.
 #pragma unroll
         for (int e = 0; e < HELD_PACKS; ++e) {
-            if (e * threads < packs) round(to, held[e], factors[e], scale, me + e * threads);
+            if (e * threads < packs) to.take(scaled(held[e], factors[e], scale), me + e * threads);
         }
         for (int first = HELD_PACKS * threads; first < packs; first += threads) {
             const int pack = first + me, some = pack < packs ? pack : packs - 1;
-            round(to, sum_at(some), load_pack<4>(weight + some * 4), scale, pack);
+            to.take(scaled(sum_at(some), load_pack<4>(weight + some * 4), scale), pack);
         }
+        to.end(threads);
         __syncthreads();
     }
 
@@ -60,7 +65,7 @@ private:
         f32 squares = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if (block_x() == 0) total[pack * 4 + i] = sum.at[i];
+            if (block_x() == 0) total[pack * 4 + i] = narrow<T>(sum.at[i]);
             squares += sum.at[i] * sum.at[i];
         }
         return squares;
@@ -76,29 +81,27 @@ private:
         return sum;
     }
 
-    template <class Step>
-    PROPOLIS_FN void round(const Rounded<Step>& to, Pack<f32, 4> sum, const Pack<f32, 4>& factor, f32 scale,
-                           int pack) {
+    PROPOLIS_FN Pack<f32, 4> scaled(Pack<f32, 4> sum, const Pack<T, 4>& factor, f32 scale) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum.at[i] *= scale * factor.at[i];
-        to.round(sum, pack / 8, pack % 8);
+        for (int i = 0; i < 4; ++i) sum.at[i] *= scale * wide(factor.at[i]);
+        return sum;
     }
 };
 
 // GATED: rows of weights are halves, and results silu of the first half's products times the second's.
-template <class Format, bool GATED>
-PROPOLIS_FN void product_of_normed(const NormedRow& x, f32* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
+template <class Held, bool GATED, class T>
+PROPOLIS_FN void product_of_normed(const NormedRow<T>& x, T* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
                                    int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     constexpr int HALVES = GATED ? 2 : 1;
-    const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
+    const Held held(shared, (int)depth);
     products_of_one<HALVES>(
-        rounded, w, n / HALVES, row_bytes, lanes, threads, Halves{n / HALVES},
-        [&] { x.fill(rounded, (int)depth, threads); },
+        held, w, n / HALVES, row_bytes, lanes, threads, Halves{n / HALVES},
+        [&] { x.fill(held, (int)depth, threads); },
         [&](bool mine, i64 row, const f32(&sum)[HALVES]) {
             if (!mine) return;
-            if constexpr (GATED) out[row] = math::gated(sum[0], sum[0], sum[1]);
-            else out[row] = sum[0];
+            if constexpr (GATED) out[row] = narrow<T>(math::gated(sum[0], sum[0], sum[1]));
+            else out[row] = narrow<T>(sum[0]);
         });
 }
 
@@ -142,20 +145,20 @@ struct Turn {
 };
 
 // A block has an even number of items at a time, as the product has rows: both of a pair.
-template <class Format>
-PROPOLIS_FN void product_of_turned(const NormedRow& x, f32* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
+template <class Held, class T>
+PROPOLIS_FN void product_of_turned(const NormedRow<T>& x, T* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
                                    const Turn& turn, int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     __shared__ f32 sums[2][THREADS / RUN];  // of the items of a block, of RUN lanes at least, and of those after them
-    const Rounded<Step<Format>> rounded(shared, (int)(depth / PART));
+    const Held held(shared, (int)depth);
     const int own = (int)thread_x() / lanes;
     const i64 first = block_x() * (threads / lanes) + own, position = *turn.position;
     Turn::Angle angle = {};
     int turns = 0;
     products_of_one<1>(
-        rounded, w, n, row_bytes, lanes, threads, turn,
+        held, w, n, row_bytes, lanes, threads, turn,
         [&] {
-            x.fill(rounded, (int)depth, threads);
+            x.fill(held, (int)depth, threads);
             angle = turn.angle(first < n ? first : 0, position);  // on its way while rows are multiplied
         },
         [&](bool mine, i64 item, const f32(&sum)[1]) {
@@ -167,6 +170,6 @@ PROPOLIS_FN void product_of_turned(const NormedRow& x, f32* out, const u8* w, i6
             const f32 other = found[own ^ 1];
             const f32 turned = item % 2 ? other * angle.sine + sum[0] * angle.cosine
                                         : sum[0] * angle.cosine - other * angle.sine;
-            out[turn(item)] = angle.kind == Turn::ROTATED ? turned : angle.kind == Turn::PLAIN ? sum[0] : 0;
+            out[turn(item)] = narrow<T>(angle.kind == Turn::ROTATED ? turned : angle.kind == Turn::PLAIN ? sum[0] : 0);
         });
 }

@@ -9,8 +9,8 @@
                                  i64 lanes, i64 threads, i64 rows, i64 cos_row, i64 sin_row,       \
                                  i32 pairs, i32 dim, i32 heads, i32 interleaved) {                 \
         const Turn turn{position, cos, sin, rows, cos_row, sin_row, pairs, dim, heads, interleaved != 0}; \
-        product_of_turned<Format>({total, x, residual, weight, eps}, out, w, n, depth, row, turn,  \
-                                  (int)lanes, (int)threads);                                       \
+        product_of_turned<Rounded<Step<Format>>>(NormedRow<f32>{total, x, residual, weight, eps}, out, w, n, depth, \
+                                             row, turn, (int)lanes, (int)threads);               \
     }
 
 PROPOLIS_EACH_FORMAT(OF_TURNED)

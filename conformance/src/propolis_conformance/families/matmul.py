@@ -52,6 +52,8 @@ OPS["linear"] = OpInfo(
     (
         Recipe({"x": T("b m k"), **_WEIGHTS}, ({}, {"bias": None}), deep=_DEEP),
         Recipe({"x": T("k"), **_WEIGHTS}, ({}, {"bias": None})),
+        # One row, which may be loaded by whole runs.
+        Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, ({}, {"bias": None})),
         # Rows enough for those who leave few to others.
         Recipe({"x": T("m*32 k"), **_WEIGHTS}, ({}, {"bias": None})),
     ),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Tensors of which a call touches as many elements as its other tensors have, and not all:
 # their places among the arguments, destinations first.
 LOOKED_INTO: Final[Mapping[str, Collection[int]]] = {
+    "add_rms_norm_linear_rope": (7, 8),
     "add_rms_norm_qmatmul_rope": (7, 8),
     "embedding": (2,),
     "gather": (1,),

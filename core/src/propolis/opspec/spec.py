@@ -382,23 +382,13 @@ def op(
 
 
 def pair_op(
-    allowed: Mapping[str, Collection[DType]],
-    *,
-    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
-    magnitude: Magnitude | None = None,
-    shared: Mapping[str, str] | None = None,
+    allowed: Mapping[str, Collection[DType]], **rest: Any
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs; arguments as :func:`op`."""
+    rest.setdefault("tolerance", DEFAULT_TOLERANCE)
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(
-            infer,
-            allowed=allowed,
-            outputs=2,
-            tolerance=tolerance,
-            magnitude=magnitude,
-            shared=shared,
-        )
+        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, **rest)
         _registry[spec.name] = spec
         return spec
 

@@ -23,9 +23,6 @@ from propolis_cpu_ref._quantize import quantize_blocks
 from propolis_cpu_ref._threads import over_rows
 from propolis_cpu_ref.ops_cast import convert
 from propolis_cpu_ref.ops_matmul import times_transposed
-from propolis_cpu_ref.ops_norm import add_rms_norm
-from propolis_cpu_ref.ops_rope import rope
-from propolis_cpu_ref.ops_unary import silu_mul
 
 
 if TYPE_CHECKING:
@@ -68,58 +65,6 @@ def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     store(out, y)
 
 
-def add_rms_norm_qmatmul(
-    total: Tensor,
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    gated: bool = False,
-) -> None:
-    """One after the other, by the functions that do each."""
-    normed = Tensor.from_numpy(np.empty(x.shape, np.float32), out.device)
-    add_rms_norm(total, normed, x, residual, weight, eps)
-    if not gated:
-        qmatmul(out, normed, w)
-        return
-    shape, last = (*x.shape[:-1], w.shape[0]), len(x.shape) - 1
-    both = Tensor.from_numpy(np.empty(shape, np.float32), out.device)
-    qmatmul(both, normed, w)
-    gate, up = (both.narrow(last, start, out.shape[-1]) for start in (0, out.shape[-1]))
-    silu_mul(out, gate, up)
-
-
-def add_rms_norm_qmatmul_rope(
-    total: Tensor,
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    heads: int,
-    head_dim: int,
-    interleaved: bool = False,
-) -> None:
-    """The same, and its first heads rotated."""
-    product = Tensor.from_numpy(np.empty(out.shape, np.float32), out.device)
-    add_rms_norm_qmatmul(total, product, x, residual, weight, w, eps)
-    out.array[...] = product.array
-    turned, given = (
-        each.narrow(2, 0, heads * head_dim).unflatten(2, head_dim) for each in (out, product)
-    )
-    rope(turned, given, positions, cos, sin, interleaved=interleaved)
-
-
 def prepare(w: Tensor) -> Prepared:
     """Dequantise a weight once: a step of decoding reads each weight once, and BLAS reads f32."""
     dense = values_of(w).reshape(w.shape)
@@ -158,15 +103,5 @@ OPS = [
         dtypes={"x": FLOATS, "w": BLOCKS},
         prepare=prepare,
         notes="exact: weights as f32, activations unrounded; prepared weights take 4 bytes each",
-    ),
-    *(
-        OpImpl(
-            op=fn.__name__,
-            fn=fn,
-            dtypes={"x": {dtypes.f32}, "w": BLOCKS},
-            prepare=prepare,
-            notes="exact: weights as f32, activations unrounded",
-        )
-        for fn in (add_rms_norm_qmatmul, add_rms_norm_qmatmul_rope)
     ),
 ]

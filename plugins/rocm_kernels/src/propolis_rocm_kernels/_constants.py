@@ -52,6 +52,11 @@ PART: Final = 32
 ROUNDED_BYTES: Final = 76
 """Bytes of shared memory that these take: two of each, the scale, and sums of both halves."""
 
+CHUNKS: Final = 4
+"""Of ``PACK_BYTES`` bytes of a row of plain weights, that a lane takes at a time."""
+NEIGHBOURS: Final = 8
+"""Lanes whose chunks lie side by side."""
+
 HELD_BY_WARP: Final = 32
 """Values of a row that a thread keeps, if a warp takes the row; half as many of f64."""
 

@@ -13,6 +13,7 @@ from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels.ops_quantized_matmul_one import NOTES
 from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
+from propolis_rocm_kernels.ops_quantized_matmul_one import held
 from propolis_rocm_kernels.ops_quantized_matmul_one import plan
 from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
 
@@ -20,6 +21,7 @@ from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
 if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_rocm_hip.device import RocmDevice
+    from propolis_rocm_kernels._kernels import Kernel
 
 MODULE: Final = Module("quantized_matmul_norm")
 
@@ -45,15 +47,20 @@ def add_rms_norm_qmatmul(
     gated: bool = False,
 ) -> None:
     """The sum of two rows, and the product of its norm."""
+    launch_normed(_KERNELS[w.dtype, gated], total, out, (x, residual, weight), eps, w)
+
+
+def launch_normed(
+    kernel: Kernel, total: Tensor, out: Tensor, rows: tuple[Tensor, ...], eps: float, w: Tensor
+) -> None:
+    """Queue a kernel that sums two rows, norms them and multiplies them."""
     n, depth = w.shape
     device = cast("RocmDevice", out.device)
     made = plan(device, out.shape[-1], w)
-    values = map(pointer, (total, out, x, residual, weight))
+    values = map(pointer, (total, out, *rows))
     sizes = n, depth, made.row_bytes, made.lanes, made.threads
-    launch = _KERNELS[w.dtype, gated]
-    launch(
-        device, made.blocks, *values, eps, w.ptr, *sizes, threads=made.threads, shared=made.shared
-    )
+    threads, shared = made.threads, made.shared
+    kernel(device, made.blocks, *values, eps, w.ptr, *sizes, threads=threads, shared=shared)
 
 
 def refused(x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, beside: int = 0) -> str | None:
@@ -61,7 +68,8 @@ def refused(x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, beside: int 
     if not w.shape[0]:
         return "there are no rows of weights"
     rows = ("x", x), ("residual", residual), ("weight", weight)
-    return next(filter(None, (refusal(name, row, beside) for name, row in rows)), None)
+    nbytes = held(w)[1] + beside
+    return next(filter(None, (refusal(name, row, nbytes) for name, row in rows)), None)
 
 
 def _takes(

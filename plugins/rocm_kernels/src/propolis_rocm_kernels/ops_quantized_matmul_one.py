@@ -10,6 +10,8 @@ from typing import cast
 from propolis import Priority
 from propolis import dtypes
 from propolis_rocm_kernels._constants import BLOCK
+from propolis_rocm_kernels._constants import CHUNKS
+from propolis_rocm_kernels._constants import NEIGHBOURS
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._constants import PART
 from propolis_rocm_kernels._constants import ROUNDED_BYTES
@@ -54,17 +56,25 @@ class Plan(NamedTuple):
     shared: int
 
 
+def held(w: Tensor) -> tuple[int, int]:
+    """Steps that lanes take a row of such weights in, and bytes of LDS of the row beside them."""
+    depth = w.shape[1]
+    if w.dtype.is_block:
+        return depth // PART // _PARTS.get(w.dtype, 1), depth // PART * ROUNDED_BYTES
+    steps = -(-depth * w.dtype.block_bytes // (PACK_BYTES * CHUNKS * NEIGHBOURS)) * NEIGHBOURS
+    return steps, steps * CHUNKS * PACK_BYTES
+
+
 def plan(device: RocmDevice, items: int, w: Tensor) -> Plan:
     """Of so many rows, or pairs of rows, of weights."""
-    depth = w.shape[1]
-    steps = depth // PART // _PARTS.get(w.dtype, 1)
+    steps, nbytes = held(w)
     lanes = lanes_for(steps * RUN, items, device.warp_size, device.compute_units)
     threads = THREADS
     while threads > BLOCK and items * lanes < threads * device.compute_units:
         threads //= 2
     blocks = min(-(-items // (threads // lanes)), _UNIT // threads * device.compute_units)
     row_bytes = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
-    return Plan(blocks, threads, lanes, row_bytes, depth // PART * ROUNDED_BYTES)
+    return Plan(blocks, threads, lanes, row_bytes, nbytes)
 
 
 def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
@@ -79,14 +89,14 @@ def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     _KERNELS[w.dtype](device, made.blocks, *values, threads=made.threads, shared=made.shared)
 
 
-def refusal(name: str, row: Tensor, beside: int = 0) -> str | None:
+def refusal(name: str, row: Tensor, nbytes: int) -> str | None:
     """
     Why a tensor is no row that these kernels take; None where it is one.
 
     Args:
         name: what it is called.
         row: the tensor.
-        beside: bytes of LDS that the kernel takes for something else.
+        nbytes: of LDS that the kernel takes for it, and for something else.
     """
     depth = row.shape[-1]
     if not depth or row.numel != depth:
@@ -94,13 +104,13 @@ def refusal(name: str, row: Tensor, beside: int = 0) -> str | None:
     if row.strides[-1] != 1 or row.layout.offset * row.dtype.block_bytes % PACK_BYTES:
         return f"elements of {name} lie where no {PACK_BYTES} bytes can be loaded at once"
     most = cast("RocmDevice", row.device).hardware.shared_bytes
-    if depth // PART * ROUNDED_BYTES + _SUMS + beside > most:
-        return f"{depth} elements of {name}, rounded, are more than the {most} bytes of LDS"
+    if nbytes + _SUMS > most:
+        return f"{depth} elements of {name}: {nbytes} bytes, more than the {most} bytes of LDS"
     return None
 
 
-def _takes(x: Tensor, _: Tensor, /) -> str | None:
-    return refusal("x", x)
+def _takes(x: Tensor, w: Tensor, /) -> str | None:
+    return refusal("x", x, held(w)[1])
 
 
 OPS: Final = [

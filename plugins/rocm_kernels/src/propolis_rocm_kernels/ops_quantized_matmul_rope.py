@@ -21,12 +21,13 @@ from propolis_rocm_kernels.ops_quantized_matmul_one import plan
 if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_rocm_hip.device import RocmDevice
+    from propolis_rocm_kernels._kernels import Kernel
 
 MODULE: Final = Module("quantized_matmul_rope")
 
 MODULE.constant("THREADS", THREADS)
 
-_EXCHANGED: Final = 2 * THREADS // RUN * dtypes.f32.block_bytes
+EXCHANGED: Final = 2 * THREADS // RUN * dtypes.f32.block_bytes
 """Bytes of LDS by which sums meet those that they are rotated with."""
 
 _KERNELS: Final = {
@@ -52,21 +53,36 @@ def add_rms_norm_qmatmul_rope(
     interleaved: bool = False,
 ) -> None:
     """The sum of two rows, and the product of its norm, pairs of whose rows are rotated."""
+    rows, tables = (x, residual, weight), (positions, cos, sin)
+    heads_of = head_dim, heads, interleaved
+    launch_turned(_KERNELS[w.dtype], total, out, rows, eps, w, tables, heads_of)
+
+
+def launch_turned(
+    kernel: Kernel,
+    total: Tensor,
+    out: Tensor,
+    rows: tuple[Tensor, ...],
+    eps: float,
+    w: Tensor,
+    tables: tuple[Tensor, ...],
+    heads_of: tuple[int, int, bool],
+) -> None:
+    """Queue a kernel that rotates the product too; ``tables`` are positions, cosines and sines."""
     n, depth = w.shape
     device = cast("RocmDevice", out.device)
     made = plan(device, n, w)
-    values = map(pointer, (total, out, x, residual, weight))
-    tables = map(pointer, (positions, cos, sin))
-    rows, pairs = cos.shape
-    _KERNELS[w.dtype](
+    _, cos, sin = tables
+    height, pairs = cos.shape
+    kernel(
         device,
         made.blocks,
-        *values,
+        *map(pointer, (total, out, *rows)),
         eps,
         w.ptr,
-        *tables,
+        *map(pointer, tables),
         *(n, depth, made.row_bytes, made.lanes, made.threads),
-        *(rows, cos.strides[0], sin.strides[0], pairs, head_dim, heads, interleaved),
+        *(height, cos.strides[0], sin.strides[0], pairs, *heads_of),
         threads=made.threads,
         shared=made.shared,
     )
@@ -88,11 +104,16 @@ def _takes(
     interleaved: bool = False,
 ) -> str | None:
     del positions, eps, heads, interleaved
+    return turns_not(cos, sin, head_dim) or refused(x, residual, weight, w, EXCHANGED)
+
+
+def turns_not(cos: Tensor, sin: Tensor, head_dim: int) -> str | None:
+    """Why these kernels do not rotate such heads by such tables; None where they do."""
     if head_dim % 2:
         return f"heads of {head_dim} elements are not made of pairs"
     if any(table.shape[1] > 1 and table.strides[1] != 1 for table in (cos, sin)):
         return "numbers of a row of the tables do not lie side by side"
-    return refused(x, residual, weight, w, _EXCHANGED)
+    return None
 
 
 OPS: Final = [

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis.opspec.spec import OpSpec
     from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.network.rotation import Rotation
     from propolis_workers.weights import Weights
 
 
@@ -66,7 +67,29 @@ class MergedLinear:
     ) -> tuple[Tensor, Tensor]:
         """``x + y``, and the one layer's product with its norm; see ``Layers.joins_norm``."""
         weight = self.layers[0].weight
-        return ops.add_rms_norm_qmatmul(x, y, norm.weight, weight, norm.eps, gated=gated)
+        blocks = weight.dtype.is_block
+        joined = ops.add_rms_norm_qmatmul if blocks else ops.add_rms_norm_linear
+        return joined(x, y, norm.weight, weight, norm.eps, gated=gated)
+
+    def turned_of_norm(
+        self,
+        norm: RMSNorm,
+        x: Tensor,
+        y: Tensor,
+        positions: Tensor,
+        rotation: Rotation,
+        heads: int,
+        head_dim: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The same, of which the first heads are rotated."""
+        weight = self.layers[0].weight
+        blocks = weight.dtype.is_block
+        joined = ops.add_rms_norm_qmatmul_rope if blocks else ops.add_rms_norm_linear_rope
+        rows, tables = (x, y, norm.weight, weight), (positions, rotation.cos, rotation.sin)
+        interleaved = rotation.interleaved
+        return joined(
+            *rows, *tables, norm.eps, heads=heads, head_dim=head_dim, interleaved=interleaved
+        )
 
     def parts_of(self, y: Tensor) -> list[Tensor]:
         """What is whose of a product that is all of them."""
@@ -270,14 +293,17 @@ class Layers:
         weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
-    def joins_norm(self, layers: MergedLinear, op: OpSpec = ops.add_rms_norm_qmatmul) -> bool:
-        """Whether a kernel does a sum, its norm and their product, or another op that begins so."""
+    def joins_norm(self, layers: MergedLinear, *, turned: bool = False) -> bool:
+        """Whether a kernel does a sum, its norm and their product, and where asked the rotation."""
         first = layers.layers[0]
-        if len(layers.layers) > 1 or first.bias is not None or not first.weight.dtype.is_block:
+        if len(layers.layers) > 1 or first.bias is not None:
             return False
-        if self.dtype not in op.dtypes["x"]:
-            return False
-        return self.has_kernel(op, self.dtype, first.weight.dtype)
+        stored = first.weight.dtype
+        if stored.is_block:
+            op: OpSpec = ops.add_rms_norm_qmatmul_rope if turned else ops.add_rms_norm_qmatmul
+            return self.dtype in op.dtypes["x"] and self.has_kernel(op, self.dtype, stored)
+        op = ops.add_rms_norm_linear_rope if turned else ops.add_rms_norm_linear
+        return stored is self.dtype in op.dtypes["x"] and self.has_kernel(op, stored)
 
     @property
     def exact(self) -> bool:

@@ -84,7 +84,7 @@ class Attention:
             self.turns_together
             and config.head_dim == config.values_dim
             and config.head_dim % 2 == 0
-            and weights.joins_norm(self.qkv, ops.add_rms_norm_qmatmul_rope)
+            and weights.joins_norm(self.qkv, turned=True)
         )
         self.rules = Rules(
             scale=config.score_scale or None,
@@ -117,19 +117,8 @@ class Attention:
             x, every = self.qkv.of_norm(norm, x, y)
             return x, self._of_product(every, positions, ropes, cache)
         config, rotation = self.config, ropes[self.kind]
-        x, every = ops.add_rms_norm_qmatmul_rope(
-            x,
-            y,
-            norm.weight,
-            self.qkv.layers[0].weight,
-            positions,
-            rotation.cos,
-            rotation.sin,
-            norm.eps,
-            heads=config.heads + config.kv_heads,
-            head_dim=config.head_dim,
-            interleaved=rotation.interleaved,
-        )
+        heads = config.heads + config.kv_heads
+        x, every = self.qkv.turned_of_norm(norm, x, y, positions, rotation, heads, config.head_dim)
         if self.turns_kept:
             q, new = self._beside(every)
             return x, self._kept(q, new, rotation.still, positions, cache)

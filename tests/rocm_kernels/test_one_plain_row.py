@@ -1,0 +1,156 @@
+"""Products of one row, or of the norm of a sum, with weights of its dtype: by one kernel each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from propolis import Config
+from propolis import Runtime
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis.dispatch import DispatchTable
+from propolis_rocm_kernels import ops_linear_one
+from propolis_rocm_kernels import ops_quantized_matmul_one
+
+
+TYPES = [dtypes.f32, dtypes.f16, dtypes.bf16]
+LOST = {dtypes.f32: 2.0**-20, dtypes.f16: 2.0**-10, dtypes.bf16: 2.0**-7}
+"""Of the terms of a result, where a norm was rounded before them and the result after."""
+
+
+@pytest.fixture(scope="module", params=["fast", "exact"])
+def runtime(request):
+    """Nothing is rounded that others do not round: whatever the numerics."""
+    plugins = ["rocm_hip", "rocm_kernels"]
+    return Runtime.start(Config(fallback="error", plugins=plugins, numerics=request.param))
+
+
+@pytest.fixture
+def rows(rocm):
+    """Makes random tensors of a dtype, and the same in f64."""
+    rng = np.random.default_rng(7)
+
+    def make(dtype, *shape, scale=1.0):
+        array = rng.normal(0, scale, shape).astype(dtype.numpy)
+        return Tensor.from_numpy(array, rocm), array.astype(np.float64)
+
+    return make
+
+
+def served(rocm, op, dtype):
+    """Which variants there are of an op."""
+    trace = DispatchTable.of(rocm).trace(op, op.key(dtype))
+    return trace.winner.variant
+
+
+def normed(x, y, weight, dtype):
+    """The sum as its dtype has it, and the norm of that."""
+    total = (x + y).astype(dtype.numpy).astype(np.float64)
+    return total, total / np.sqrt((total**2).mean() + 1e-5) * weight
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "depth"), [(1, 8), (37, 576), (70, 2304), (300, 4104)])
+def test_linear(rocm, rows, dtype, n, depth, biased) -> None:
+    """One row times weights whose rows end anywhere among the chunks of lanes, and a bias."""
+    (x, a), (w, b), (bias, c) = rows(dtype, 1, depth), rows(dtype, n, depth), rows(dtype, n)
+    assert served(rocm, ops.linear, dtype) == "one-row"
+    out = ops.linear(x, w, bias if biased else None).numpy().astype(np.float64)
+    expected = a @ b.T + (c if biased else 0)
+    allowed = LOST[dtype] * np.abs(expected) + 2.0**-20 * (np.abs(a) @ np.abs(b).T)
+    assert (np.abs(out - expected) <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "depth"), [(2, 64), (74, 576), (70, 2304), (300, 9216)])
+def test_products_of_a_norm(rocm, rows, dtype, n, depth, gated) -> None:
+    """A row is summed, normed, multiplied and gated; rows beyond what threads hold too."""
+    (x, a), (y, b), (weight, c) = rows(dtype, 1, depth), rows(dtype, 1, depth), rows(dtype, depth)
+    w, matrix = rows(dtype, n, depth, scale=depth**-0.5)
+    assert served(rocm, ops.add_rms_norm_linear, dtype) == "one-row"
+    total, out = ops.add_rms_norm_linear(x, y, weight, w, 1e-5, gated=gated)
+    sums, row = normed(a, b, c, dtype)
+    np.testing.assert_array_equal(total.numpy().astype(np.float64), sums)
+    product, terms = row @ matrix.T, np.abs(row) @ np.abs(matrix).T
+    if gated:
+        (gate, up), each = np.split(product, 2, -1), np.split(terms, 2, -1)
+        product = gate / (1 + np.exp(-gate)) * up
+        terms = 1.1 * each[0] * np.abs(up) + np.abs(gate) * each[1]
+    assert (np.abs(out.numpy() - product) <= 2 * LOST[dtype] * terms).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "pairs", "depth"), [(64, 32, 576), (80, 20, 2304), (6, 3, 64)])
+def test_heads_of_a_norm(rocm, rows, dtype, dim, pairs, depth, interleaved) -> None:
+    """Heads are made and rotated, whole or in part; those of values are not."""
+    (x, a), (y, b) = rows(dtype, 1, 1, depth), rows(dtype, 1, 1, depth)
+    (weight, c), (w, matrix) = rows(dtype, depth), rows(dtype, 3 * dim, depth, scale=0.1)
+    angles = np.random.default_rng(3).uniform(0, 6, (9, pairs))
+    cos, sin = (Tensor.from_numpy(f(angles).astype(np.float32), rocm) for f in (np.cos, np.sin))
+    at = Tensor.from_numpy(np.array([[5]], np.int32), rocm)
+    rules = {"heads": 2, "head_dim": dim, "interleaved": interleaved}
+    assert served(rocm, ops.add_rms_norm_linear_rope, dtype) == "one-row"
+    _, out = ops.add_rms_norm_linear_rope(x, y, weight, w, at, cos, sin, 1e-5, **rules)
+    _, row = normed(a, b, c, dtype)
+    expected = (row.reshape(-1) @ matrix.T).reshape(3, dim)
+    first = np.arange(pairs) * (2 if interleaved else 1)
+    second = first + (1 if interleaved else pairs)
+    both = (expected[:2, first] + 1j * expected[:2, second]) * np.exp(1j * angles[5])
+    expected[:2, first], expected[:2, second] = both.real, both.imag
+    terms = (np.abs(row.reshape(-1)) @ np.abs(matrix).T).max()
+    np.testing.assert_allclose(out.numpy().reshape(3, dim), expected, atol=2 * LOST[dtype] * terms)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+def test_more_rows_than_blocks(rocm, rows, monkeypatch, dtype, gated) -> None:
+    """Blocks that have the row go on to further rows of weights."""
+    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    n = 40 * rocm.compute_units + 2
+    (x, a), (y, b), (weight, c) = rows(dtype, 1, 520), rows(dtype, 1, 520), rows(dtype, 520)
+    w, matrix = rows(dtype, n, 520, scale=0.05)
+    _, out = ops.add_rms_norm_linear(x, y, weight, w, 1e-5, gated=gated)
+    _, row = normed(a, b, c, dtype)
+    product = row @ matrix.T
+    if gated:
+        gate, up = np.split(product, 2, -1)
+        product = gate / (1 + np.exp(-gate)) * up
+    np.testing.assert_allclose(out.numpy(), product, rtol=0.05, atol=0.05)
+    plain = ops.linear(x, w).numpy()
+    np.testing.assert_allclose(plain, a @ matrix.T, rtol=0.05, atol=0.05)
+
+
+def test_what_is_not_finite(rocm, rows) -> None:
+    """A weight that is infinite, or NaN, is its row's alone; zeros behind a row meet no weight."""
+    (x, _), (w, _) = rows(dtypes.f16, 1, 72), rows(dtypes.f16, 3, 72)
+    array = w.numpy()
+    array[0, 0], array[1, 71] = np.inf, np.nan
+    out = ops.linear(x, Tensor.from_numpy(array, rocm)).numpy()[0]
+    assert np.isinf(out[0])
+    assert np.isnan(out[1])
+    assert np.isfinite(out[2])
+
+
+def test_who_multiplies(rocm, rows) -> None:
+    """More rows, weights of no whole packs, rows of no room: for others, who are right."""
+    (x, a), (w, b) = rows(dtypes.f16, 2, 72), rows(dtypes.f16, 4, 72)
+    linear, norm, heads = ops_linear_one.OPS
+    one = x.narrow(0, 0, 1)
+    assert linear.supports(one, w) is None
+    assert "takes one row" in linear.supports(x, w)
+    assert "no whole packs" in linear.supports(one.narrow(1, 0, 68), w.narrow(1, 0, 68))
+    np.testing.assert_allclose(ops.linear(x, w).numpy(), a @ b.T, rtol=0.01, atol=0.02)
+    some = ops.linear(one.narrow(1, 0, 68), w.narrow(1, 0, 68)).numpy()
+    np.testing.assert_allclose(some, a[:1, :68] @ b[:, :68].T, rtol=0.01, atol=0.02)
+    assert "bytes of LDS" in linear.supports(*(rows(dtypes.f16, 1, 1 << 17)[0] for _ in range(2)))
+    weight, _ = rows(dtypes.f16, 72)
+    assert "takes one row" in norm.supports(x, x, weight, w)
+    at = Tensor.from_numpy(np.zeros((1, 1), np.int32), rocm)
+    table = Tensor.from_numpy(np.ones((1, 1), np.float32), rocm)
+    given = (one.unsqueeze(0), one.unsqueeze(0), weight, w.narrow(0, 0, 3), at, table, table)
+    assert "not made of pairs" in heads.supports(*given, heads=1, head_dim=3)
