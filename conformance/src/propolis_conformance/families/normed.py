@@ -38,11 +38,13 @@ def _product(
     kind: DType,
     gated: bool = False,
 ) -> tuple[Array, Array]:
-    """The sum is a result too, and normed as its dtype has it."""
+    """The sum is a result too, normed as its dtype has it; none gated of what is beyond."""
     total = rounded(x + residual, kind)
     normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
     y = linear(normed, w)
     if gated:
+        if (np.abs(y) > LARGEST[kind.name]).any():
+            raise NotValidError
         gate, up = np.split(y, 2, axis=-1)
         y = gate / (1 + np.exp(-gate)) * up
     return total, np.asarray(y)

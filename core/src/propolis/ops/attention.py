@@ -158,8 +158,8 @@ def attention(
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: arguments exclude each other; or, on the CPU and on a GPU in debug mode,
-            a length, start or page is out of range.
+        OpError: arguments exclude each other; or, on the CPU, a length, start or page is out of
+            range: a GPU does not look.
     """
     return _infer("attention", q, k, v, kv_len, window, softcap, bias, alibi, q_start, block_table)
 

@@ -125,7 +125,7 @@ def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
     Raises:
         DTypeError: cache and x differ in dtype.
         ShapeError: the shapes do not fit together.
-        OpError: a position is outside the cache (CPU, and GPU in debug mode).
+        OpError: a position is outside the cache (on the CPU: a GPU does not look).
     """
     same_dtype("kv_append", cache=cache, x=x)
     fits = (

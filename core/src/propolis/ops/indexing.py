@@ -4,7 +4,7 @@ Rows and elements by index.
 Indices are of any integer dtype but i8, which names no more than 127 rows.  One
 that is the largest value of its dtype is *masked*: it reads 0, and writes
 nothing (padding of ragged batches).  Any other index outside the dimension is an
-error on the CPU, and on a GPU in debug mode; memory outside is never touched.
+error on the CPU; a GPU does not look, and memory outside is never touched.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def moe_linear(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: an expert is outside the weights (CPU, and GPU in debug mode).
+        OpError: an expert is outside the weights (on the CPU: a GPU does not look).
     """
     same_dtype("moe_linear", x=x, w=w)
     return _moe_linear("moe_linear", x, w, experts)
@@ -111,7 +111,7 @@ def moe_qmatmul(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: an expert is outside the weights (CPU, and GPU in debug mode).
+        OpError: an expert is outside the weights (on the CPU: a GPU does not look).
     """
     return _moe_linear("moe_qmatmul", x, w, experts)
 

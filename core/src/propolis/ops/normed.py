@@ -271,8 +271,8 @@ def add_rms_norm_qmatmul_rope(
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: the product has no such heads, or a position is outside the tables (CPU, and GPU
-            in debug mode).
+        OpError: the product has no such heads; or, on the CPU, a position is outside the tables:
+            a GPU gives zeros there.
     """
     name, given = "add_rms_norm_qmatmul_rope", (x, residual, weight, w)
     return _turned_of(name, given, (positions, cos, sin), heads, head_dim)
@@ -317,7 +317,7 @@ def add_rms_norm_linear(
     ``h = x + residual`` and ``linear(rms_norm(h, weight, eps), w)``.
 
     ``h`` is rounded to the dtype before it is normalised; the norm may be, and the product before
-    it is gated.
+    it is gated, so that what is gated is not defined where it is beyond the dtype.
 
     Args:
         x: (..., width), f32, f16 or bf16.
@@ -384,8 +384,8 @@ def add_rms_norm_linear_rope(
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: the product has no such heads, or a position is outside the tables (CPU, and GPU
-            in debug mode).
+        OpError: the product has no such heads; or, on the CPU, a position is outside the tables:
+            a GPU gives zeros there.
     """
     name, given = "add_rms_norm_linear_rope", (x, residual, weight, w)
     same_dtype(name, x=x, w=w)

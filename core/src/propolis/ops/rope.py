@@ -85,7 +85,7 @@ def rope(
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: a position is outside the tables (CPU, and GPU in debug mode).
+        OpError: a position is outside the tables (on the CPU: a GPU does not look).
     """
     expect_tables("rope", cos, sin)
     fits = (
@@ -159,8 +159,8 @@ def rope_kv_append(
     Raises:
         DTypeError: the dtypes are not as above.
         ShapeError: the shapes do not fit together.
-        OpError: a slot is outside the cache or a position outside the tables (CPU, and GPU in
-            debug mode).
+        OpError: a slot is outside the cache or a position outside the tables (on the CPU: a GPU
+            does not look).
     """
     expect_tables("rope_kv_append", cos, sin)
     same_dtype("rope_kv_append", slots=slots, positions=positions)

@@ -382,13 +382,18 @@ def op(
 
 
 def pair_op(
-    allowed: Mapping[str, Collection[DType]], **rest: Any
+    allowed: Mapping[str, Collection[DType]],
+    *,
+    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
+    magnitude: Magnitude | None = None,
+    loss: Mapping[DType, float] | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs; arguments as :func:`op`."""
-    rest.setdefault("tolerance", DEFAULT_TOLERANCE)
+    how: Any = {"tolerance": tolerance, "magnitude": magnitude, "loss": loss, "shared": shared}
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, **rest)
+        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, **how)
         _registry[spec.name] = spec
         return spec
 

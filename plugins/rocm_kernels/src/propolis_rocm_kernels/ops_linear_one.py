@@ -101,7 +101,7 @@ def _in_chunks(w: Tensor) -> str | None:
     size = w.dtype.block_bytes
     places = (w.layout.offset, w.shape[1], w.strides[0] if w.shape[0] > 1 else 0)
     if w.strides[1] != 1 or any(place * size % PACK_BYTES for place in places):
-        return f"rows of w are no whole packs of {PACK_BYTES} bytes"
+        return f"rows of w lie where no whole packs of {PACK_BYTES} bytes can be loaded"
     return None
 
 

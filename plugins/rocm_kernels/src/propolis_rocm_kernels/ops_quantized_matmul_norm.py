@@ -27,6 +27,9 @@ MODULE: Final = Module("quantized_matmul_norm")
 
 MODULE.constant("THREADS", THREADS)
 
+_SUMS: Final = THREADS // 32 * dtypes.f32.block_bytes
+"""Bytes of LDS by which the squares of a row are added up over warps, at most."""
+
 _KERNELS: Final = {
     (w, gated): MODULE.kernel(w.name + "_gated" * gated, "PPPPPfPqqqqq")
     for w in sorted(dtypes.BLOCKS, key=str)
@@ -68,7 +71,7 @@ def refused(x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, beside: int 
     if not w.shape[0]:
         return "there are no rows of weights"
     rows = ("x", x), ("residual", residual), ("weight", weight)
-    nbytes = held(w)[1] + beside
+    nbytes = held(w)[1] + _SUMS + beside
     return next(filter(None, (refusal(name, row, nbytes) for name, row in rows)), None)
 
 

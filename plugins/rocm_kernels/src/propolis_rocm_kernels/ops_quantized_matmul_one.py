@@ -37,9 +37,6 @@ NOTES: Final = "one row of activations, rounded to 16 bits, 32 with a scale"
 _UNIT: Final = 1024
 """Threads of a compute unit: each of its blocks rounds the one row for itself."""
 
-_SUMS: Final = THREADS // 32 * 4
-"""Bytes of LDS that a block takes to add up over its warps, at most."""
-
 _PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
 """Parts that a lane takes at a time (``propolis_steps.h``), where it is not one."""
 
@@ -100,12 +97,12 @@ def refusal(name: str, row: Tensor, nbytes: int) -> str | None:
     """
     depth = row.shape[-1]
     if not depth or row.numel != depth:
-        return f"{name} is {row.shape}: it takes one row"
+        return f"{name} is {row.shape}: it takes one row, which is not empty"
     if row.strides[-1] != 1 or row.layout.offset * row.dtype.block_bytes % PACK_BYTES:
         return f"elements of {name} lie where no {PACK_BYTES} bytes can be loaded at once"
     most = cast("RocmDevice", row.device).hardware.shared_bytes
-    if nbytes + _SUMS > most:
-        return f"{depth} elements of {name}: {nbytes} bytes, more than the {most} bytes of LDS"
+    if nbytes > most:
+        return f"{depth} elements of {name} take {nbytes} of {most} bytes of LDS"
     return None
 
 
