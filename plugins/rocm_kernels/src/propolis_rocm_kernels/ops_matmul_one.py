@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_rocm_hip.device import RocmDevice
 
-MODULE: Final = Module("linear_one")
+MODULE: Final = Module("matmul_one")
 
 MODULE.constant("THREADS", THREADS)
 
