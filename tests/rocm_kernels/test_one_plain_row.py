@@ -12,6 +12,7 @@ from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import DispatchTable
 from propolis_rocm_kernels import ops_matmul_one
+from propolis_rocm_kernels import ops_normed
 from propolis_rocm_kernels import ops_quantized_matmul_one
 
 
@@ -139,7 +140,8 @@ def test_what_is_not_finite(rocm, rows) -> None:
 def test_who_multiplies(rocm, rows) -> None:
     """More rows, weights of no whole packs, rows of no room: for others, who are right."""
     (x, a), (w, b) = rows(dtypes.f16, 2, 72), rows(dtypes.f16, 4, 72)
-    linear, norm, heads = ops_matmul_one.OPS
+    (linear,) = ops_matmul_one.OPS
+    norm, heads = ops_normed.OPS
     one = x.narrow(0, 0, 1)
     assert linear.supports(one, w) is None
     assert "takes one row" in linear.supports(x, w)

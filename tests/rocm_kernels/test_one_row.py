@@ -11,9 +11,9 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import DispatchTable
-from propolis_rocm_kernels import ops_quantized_matmul_norm
+from propolis_rocm_kernels import ops_normed_quantized
+from propolis_rocm_kernels import ops_normed_quantized_rope
 from propolis_rocm_kernels import ops_quantized_matmul_one
-from propolis_rocm_kernels import ops_quantized_matmul_rope
 from propolis_rocm_kernels._constants import PART
 
 
@@ -51,13 +51,13 @@ def taken(monkeypatch):
 @pytest.fixture
 def normed(monkeypatch):
     """The blocks of each launch that norms the row, too."""
-    return counting(monkeypatch, ops_quantized_matmul_norm._KERNELS)
+    return counting(monkeypatch, ops_normed_quantized._KERNELS)
 
 
 @pytest.fixture
 def turned(monkeypatch):
     """The blocks of each launch that rotates the product, too."""
-    return counting(monkeypatch, ops_quantized_matmul_rope._KERNELS)
+    return counting(monkeypatch, ops_normed_quantized_rope._KERNELS)
 
 
 def product(device, x, dtype, rows):
@@ -198,7 +198,7 @@ def test_long_rows_and_many(rocm, monkeypatch, taken, normed, depth, gated) -> N
 
 def test_who_multiplies_a_norm(rocm) -> None:
     """More rows, exact numerics, and no rows of weights at all are for others."""
-    (impl,) = ops_quantized_matmul_norm.OPS
+    (impl,) = ops_normed_quantized.OPS
     x, one = (Tensor.from_numpy(np.ones(s, np.float32), rocm) for s in ((2, 64), 64))
     w = ops.quantize(Tensor.from_numpy(np.ones((4, 64), np.float32), rocm), dtypes.q8_0)
     assert "takes one row" in impl.supports(x, x, one, w)
@@ -298,7 +298,7 @@ def test_values_beside_infinities(rocm) -> None:
 
 def test_who_rotates_a_product(rocm) -> None:
     """Heads of an odd number of elements, and tables that lie across, are for others, and right."""
-    (impl,) = ops_quantized_matmul_rope.OPS
+    (impl,) = ops_normed_quantized_rope.OPS
     rng = np.random.default_rng(0)
     x = Tensor.from_numpy(rng.normal(size=(1, 1, 64)).astype(np.float32), rocm)
     one = Tensor.from_numpy(np.ones(64, np.float32), rocm)

@@ -1,4 +1,4 @@
-"""Products of one row, or of the norm of a sum of two, with weights of the same dtype."""
+"""Products of one row with weights of the same dtype."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels.ops_quantized_matmul_norm import launch_normed
-from propolis_rocm_kernels.ops_quantized_matmul_norm import refused
 from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
 from propolis_rocm_kernels.ops_quantized_matmul_one import held
 from propolis_rocm_kernels.ops_quantized_matmul_one import plan
 from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
-from propolis_rocm_kernels.ops_quantized_matmul_rope import EXCHANGED
-from propolis_rocm_kernels.ops_quantized_matmul_rope import launch_turned
-from propolis_rocm_kernels.ops_quantized_matmul_rope import turns_not
 
 
 if TYPE_CHECKING:
@@ -31,17 +26,13 @@ MODULE: Final = Module("matmul_one")
 
 MODULE.constant("THREADS", THREADS)
 
-_TYPES: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
-_SIZES: Final = 5 * "q"
-_PLAIN: Final = {d: MODULE.kernel(f"plain_{d.name}", f"PPPqP{_SIZES}") for d in _TYPES}
-_NORMED: Final = {
-    (d, gated): MODULE.kernel(f"{name}_{d.name}", f"PPPPPfP{_SIZES}")
-    for d in _TYPES
-    for gated, name in ((False, "normed"), (True, "gated"))
-}
-_TURNED: Final = {
-    d: MODULE.kernel(f"turned_{d.name}", f"PPPPPfPPPP{_SIZES}qqqiiii") for d in _TYPES
-}
+PLAIN: Final = (dtypes.f32, dtypes.f16, dtypes.bf16)
+"""What weights and the row are in."""
+
+NOTES: Final = "one row of activations, sums in f32"
+"""Of all implementations that multiply so."""
+
+_KERNELS: Final = {d: MODULE.kernel(d.name, "PPPqPqqqqq") for d in PLAIN}
 
 
 def linear_one(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
@@ -54,49 +45,10 @@ def linear_one(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None)
     shift = (0, 0) if bias is None else (pointer(bias), bias.strides[0])
     sizes = n, depth, made.row_bytes, made.lanes, made.threads
     values = pointer(out), pointer(x), *shift, pointer(w), *sizes
-    _PLAIN[w.dtype](device, made.blocks, *values, threads=made.threads, shared=made.shared)
+    _KERNELS[w.dtype](device, made.blocks, *values, threads=made.threads, shared=made.shared)
 
 
-def add_rms_norm_linear(
-    total: Tensor,
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    gated: bool = False,
-) -> None:
-    """The sum of two rows, and the product of its norm."""
-    launch_normed(_NORMED[w.dtype, gated], total, out, (x, residual, weight), eps, w)
-
-
-def add_rms_norm_linear_rope(
-    total: Tensor,
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    heads: int,
-    head_dim: int,
-    interleaved: bool = False,
-) -> None:
-    """The sum of two rows, and the product of its norm, pairs of whose rows are rotated."""
-    rows, tables = (x, residual, weight), (positions, cos, sin)
-    heads_of = head_dim, heads, interleaved
-    launch_turned(_TURNED[w.dtype], total, out, rows, eps, w, tables, heads_of)
-
-
-def _in_chunks(w: Tensor) -> str | None:
+def unpacked(w: Tensor) -> str | None:
     """Why a weight's rows are not loaded in whole packs; None where they are."""
     size = w.dtype.block_bytes
     places = (w.layout.offset, w.shape[1], w.strides[0] if w.shape[0] > 1 else 0)
@@ -107,57 +59,18 @@ def _in_chunks(w: Tensor) -> str | None:
 
 def _takes(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
     del bias
-    return _in_chunks(w) or refusal("x", x, held(w)[1])
-
-
-def _takes_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    gated: bool = False,
-) -> str | None:
-    del eps, gated
-    return _in_chunks(w) or refused(x, residual, weight, w)
-
-
-def _takes_heads(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    heads: int,
-    head_dim: int,
-    interleaved: bool = False,
-) -> str | None:
-    del positions, eps, heads, interleaved
-    reason = _in_chunks(w) or turns_not(cos, sin, head_dim)
-    return reason or refused(x, residual, weight, w, EXCHANGED)
+    return unpacked(w) or refusal("x", x, held(w)[1])
 
 
 OPS: Final = [
     implementation(
-        name,
-        fn,
-        _TYPES,
+        "linear",
+        linear_one,
+        PLAIN,
         in_place=False,
         variant="one-row",
         priority=Priority.GENERIC + 10,
-        supports=supports,
-        notes="one row of activations, sums in f32",
-    )
-    for name, fn, supports in (
-        ("linear", linear_one, _takes),
-        ("add_rms_norm_linear", add_rms_norm_linear, _takes_norm),
-        ("add_rms_norm_linear_rope", add_rms_norm_linear_rope, _takes_heads),
-    )
+        supports=_takes,
+        notes=NOTES,
+    ),
 ]

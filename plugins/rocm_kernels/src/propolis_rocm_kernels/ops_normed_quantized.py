@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from propolis_rocm_hip.device import RocmDevice
     from propolis_rocm_kernels._kernels import Kernel
 
-MODULE: Final = Module("quantized_matmul_norm")
+MODULE: Final = Module("normed_quantized")
 
 MODULE.constant("THREADS", THREADS)
 

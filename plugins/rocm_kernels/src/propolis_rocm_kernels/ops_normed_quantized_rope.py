@@ -12,7 +12,7 @@ from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
-from propolis_rocm_kernels.ops_quantized_matmul_norm import refused
+from propolis_rocm_kernels.ops_normed_quantized import refused
 from propolis_rocm_kernels.ops_quantized_matmul_one import NOTES
 from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
 from propolis_rocm_kernels.ops_quantized_matmul_one import plan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from propolis_rocm_hip.device import RocmDevice
     from propolis_rocm_kernels._kernels import Kernel
 
-MODULE: Final = Module("quantized_matmul_rope")
+MODULE: Final = Module("normed_quantized_rope")
 
 MODULE.constant("THREADS", THREADS)
 
