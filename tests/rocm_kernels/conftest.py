@@ -120,3 +120,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             getattr(item, "fixturenames", ())
         ):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """Makes a list of the blocks of each launch of these kernels, by whatever key."""
+
+    def count(kernels):
+        found = []
+
+        def counted(kernel):
+            def launch(device, blocks, *values, **options):
+                found.append(blocks)
+                kernel(device, blocks, *values, **options)
+
+            return launch
+
+        for key, kernel in list(kernels.items()):
+            monkeypatch.setitem(kernels, key, counted(kernel))
+        return found
+
+    return count

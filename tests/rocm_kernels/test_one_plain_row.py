@@ -10,7 +10,6 @@ from propolis import Runtime
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
-from propolis.dispatch import DispatchTable
 from propolis_rocm_kernels import ops_matmul_one
 from propolis_rocm_kernels import ops_normed
 from propolis_rocm_kernels import ops_quantized_matmul_one
@@ -40,10 +39,11 @@ def rows(rocm):
     return make
 
 
-def served(rocm, op, dtype):
-    """Which variants there are of an op."""
-    trace = DispatchTable.of(rocm).trace(op, op.key(dtype))
-    return trace.winner.variant
+@pytest.fixture(autouse=True)
+def taken(counting):
+    """The blocks of each launch of the kernels that this file is about."""
+    each = [counting(k) for k in (ops_matmul_one._KERNELS, ops_normed._NORMED, ops_normed._TURNED)]
+    return lambda: [len(found) for found in each]
 
 
 def normed(x, y, weight, dtype):
@@ -55,12 +55,12 @@ def normed(x, y, weight, dtype):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("n", "depth"), [(1, 8), (37, 576), (70, 2304), (300, 4104)])
-def test_linear(rocm, rows, dtype, n, depth, biased) -> None:
+def test_linear(rows, taken, dtype, n, depth, biased) -> None:
     """One row times weights whose rows end anywhere among the chunks of lanes, and a bias."""
     (x, a), (w, b), (bias, c) = rows(dtype, 1, depth), rows(dtype, n, depth), rows(dtype, n)
-    assert served(rocm, ops.linear, dtype) == "one-row"
     out = ops.linear(x, w, bias if biased else None).numpy().astype(np.float64)
     expected = a @ b.T + (c if biased else 0)
+    assert taken() == [1, 0, 0]
     allowed = LOST[dtype] * np.abs(expected) + 2.0**-20 * (np.abs(a) @ np.abs(b).T)
     assert (np.abs(out - expected) <= allowed).all()
 
@@ -68,11 +68,10 @@ def test_linear(rocm, rows, dtype, n, depth, biased) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("n", "depth"), [(2, 64), (74, 576), (70, 2304), (300, 9216)])
-def test_products_of_a_norm(rocm, rows, dtype, n, depth, gated) -> None:
+def test_products_of_a_norm(rows, taken, dtype, n, depth, gated) -> None:
     """A row is summed, normed, multiplied and gated; rows beyond what threads hold too."""
     (x, a), (y, b), (weight, c) = rows(dtype, 1, depth), rows(dtype, 1, depth), rows(dtype, depth)
     w, matrix = rows(dtype, n, depth, scale=depth**-0.5)
-    assert served(rocm, ops.add_rms_norm_linear, dtype) == "one-row"
     total, out = ops.add_rms_norm_linear(x, y, weight, w, 1e-5, gated=gated)
     sums, row = normed(a, b, c, dtype)
     np.testing.assert_array_equal(total.numpy().astype(np.float64), sums)
@@ -82,12 +81,13 @@ def test_products_of_a_norm(rocm, rows, dtype, n, depth, gated) -> None:
         product = gate / (1 + np.exp(-gate)) * up
         terms = 1.1 * each[0] * np.abs(up) + np.abs(gate) * each[1]
     assert (np.abs(out.numpy() - product) <= 2 * LOST[dtype] * terms).all()
+    assert taken() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("dim", "pairs", "depth"), [(64, 32, 576), (80, 20, 2304), (6, 3, 64)])
-def test_heads_of_a_norm(rocm, rows, dtype, dim, pairs, depth, interleaved) -> None:
+def test_heads_of_a_norm(rocm, rows, taken, dtype, dim, pairs, depth, interleaved) -> None:
     """Heads are made and rotated, whole or in part; those of values are not."""
     (x, a), (y, b) = rows(dtype, 1, 1, depth), rows(dtype, 1, 1, depth)
     (weight, c), (w, matrix) = rows(dtype, depth), rows(dtype, 3 * dim, depth, scale=0.1)
@@ -95,7 +95,6 @@ def test_heads_of_a_norm(rocm, rows, dtype, dim, pairs, depth, interleaved) -> N
     cos, sin = (Tensor.from_numpy(f(angles).astype(np.float32), rocm) for f in (np.cos, np.sin))
     at = Tensor.from_numpy(np.array([[5]], np.int32), rocm)
     rules = {"heads": 2, "head_dim": dim, "interleaved": interleaved}
-    assert served(rocm, ops.add_rms_norm_linear_rope, dtype) == "one-row"
     _, out = ops.add_rms_norm_linear_rope(x, y, weight, w, at, cos, sin, 1e-5, **rules)
     _, row = normed(a, b, c, dtype)
     expected = (row.reshape(-1) @ matrix.T).reshape(3, dim)
@@ -105,11 +104,12 @@ def test_heads_of_a_norm(rocm, rows, dtype, dim, pairs, depth, interleaved) -> N
     expected[:2, first], expected[:2, second] = both.real, both.imag
     terms = (np.abs(row.reshape(-1)) @ np.abs(matrix).T).max()
     np.testing.assert_allclose(out.numpy().reshape(3, dim), expected, atol=2 * LOST[dtype] * terms)
+    assert taken() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
-def test_more_rows_than_blocks(rocm, rows, monkeypatch, dtype, gated) -> None:
+def test_more_rows_than_blocks(rocm, rows, taken, monkeypatch, dtype, gated) -> None:
     """Blocks that have the row go on to further rows of weights."""
     monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
     n = 40 * rocm.compute_units + 2
@@ -124,6 +124,7 @@ def test_more_rows_than_blocks(rocm, rows, monkeypatch, dtype, gated) -> None:
     np.testing.assert_allclose(out.numpy(), product, rtol=0.05, atol=0.05)
     plain = ops.linear(x, w).numpy()
     np.testing.assert_allclose(plain, a @ matrix.T, rtol=0.05, atol=0.05)
+    assert taken() == [1, 1, 0]
 
 
 def test_what_is_not_finite(rocm, rows) -> None:

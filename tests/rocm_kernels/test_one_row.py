@@ -26,38 +26,22 @@ def runtime():
     return Runtime.start(Config(fallback="error", plugins=["rocm_hip", "rocm_kernels"]))
 
 
-def counting(monkeypatch, kernels):
-    """The blocks of each launch of these kernels."""
-    found = []
-
-    def counted(kernel):
-        def count(device, blocks, *values, **options):
-            found.append(blocks)
-            kernel(device, blocks, *values, **options)
-
-        return count
-
-    for key, kernel in list(kernels.items()):
-        monkeypatch.setitem(kernels, key, counted(kernel))
-    return found
-
-
 @pytest.fixture
-def taken(monkeypatch):
+def taken(counting):
     """The blocks of each launch for one row."""
-    return counting(monkeypatch, ops_quantized_matmul_one._KERNELS)
+    return counting(ops_quantized_matmul_one._KERNELS)
 
 
 @pytest.fixture
-def normed(monkeypatch):
+def normed(counting):
     """The blocks of each launch that norms the row, too."""
-    return counting(monkeypatch, ops_normed_quantized._KERNELS)
+    return counting(ops_normed_quantized._KERNELS)
 
 
 @pytest.fixture
-def turned(monkeypatch):
+def turned(counting):
     """The blocks of each launch that rotates the product, too."""
-    return counting(monkeypatch, ops_normed_quantized_rope._KERNELS)
+    return counting(ops_normed_quantized_rope._KERNELS)
 
 
 def product(device, x, dtype, rows):

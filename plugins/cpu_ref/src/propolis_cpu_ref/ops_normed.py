@@ -45,6 +45,22 @@ def _normed(
     silu_mul(out, gate, up)
 
 
+def _rotate(
+    out: Tensor,
+    product: Tensor,
+    tables: tuple[Tensor, ...],
+    heads: int,
+    head_dim: int,
+    *,
+    interleaved: bool,
+) -> None:
+    out.array[...] = product.array
+    turned, given = (
+        each.narrow(2, 0, heads * head_dim).unflatten(2, head_dim) for each in (out, product)
+    )
+    rope(turned, given, *tables, interleaved=interleaved)
+
+
 def add_rms_norm_qmatmul(
     total: Tensor,
     out: Tensor,
@@ -81,11 +97,7 @@ def add_rms_norm_qmatmul_rope(
     """The same, and its first heads rotated."""
     product = Tensor.from_numpy(np.empty(out.shape, out.dtype.numpy), out.device)
     add_rms_norm_qmatmul(total, product, x, residual, weight, w, eps)
-    out.array[...] = product.array
-    turned, given = (
-        each.narrow(2, 0, heads * head_dim).unflatten(2, head_dim) for each in (out, product)
-    )
-    rope(turned, given, positions, cos, sin, interleaved=interleaved)
+    _rotate(out, product, (positions, cos, sin), heads, head_dim, interleaved=interleaved)
 
 
 def add_rms_norm_linear(
@@ -124,11 +136,7 @@ def add_rms_norm_linear_rope(
     """The same, and its first heads rotated."""
     product = Tensor.from_numpy(np.empty(out.shape, out.dtype.numpy), out.device)
     add_rms_norm_linear(total, product, x, residual, weight, w, eps)
-    out.array[...] = product.array
-    turned, given = (
-        each.narrow(2, 0, heads * head_dim).unflatten(2, head_dim) for each in (out, product)
-    )
-    rope(turned, given, positions, cos, sin, interleaved=interleaved)
+    _rotate(out, product, (positions, cos, sin), heads, head_dim, interleaved=interleaved)
 
 
 OPS = [
