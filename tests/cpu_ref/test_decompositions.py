@@ -29,8 +29,10 @@ CALLS = {
 OTHERS = {
     "add_rms_norm_linear",
     "add_rms_norm_linear_rope",
+    "add_rms_norm_linear_rope_kv_append",
     "add_rms_norm_qmatmul",
     "add_rms_norm_qmatmul_rope",
+    "add_rms_norm_qmatmul_rope_kv_append",
     "qattention",
     "qattention_lse",
     "qmatmul",
@@ -136,6 +138,46 @@ def test_decomposed_product_that_is_rotated(*, interleaved: bool) -> None:
     ):
         with pytest.raises(OpError, match=why):
             spec(*given, **rules | wrong)
+
+
+@pytest.mark.parametrize("kept", [dtypes.f32, dtypes.f16, dtypes.bf16], ids=str)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_decomposed_product_that_is_kept(kept: dtypes.DType, *, blocks: bool) -> None:
+    """Keys and values are where they belong, queries a result; wrong heads are refused."""
+    rng = np.random.default_rng(3)
+    x, y = (Tensor.from_numpy(rng.normal(size=(2, 3, 64)).astype(np.float32)) for _ in "xy")
+    weight = Tensor.from_numpy(rng.normal(size=64).astype(np.float32))
+    w = Tensor.from_numpy(rng.normal(size=(48, 64)).astype(np.float32))
+    w = ops.quantize(w, dtypes.q8_0) if blocks else w
+    tables = [Tensor.from_numpy(rng.normal(size=(9, 3)).astype(np.float32)) for _ in range(2)]
+    slots, at = (
+        Tensor.from_numpy(np.array(rows, np.int32))
+        for rows in ([[4, 0, 2], [1, 2, 3]], [[8, 0, 1], [2, 3, 4]])
+    )
+    turned = ops.add_rms_norm_qmatmul_rope if blocks else ops.add_rms_norm_linear_rope
+    _, whole = turned(x, y, weight, w, at, *tables, 1e-3, heads=4, head_dim=8)
+    each = whole.numpy().reshape(2, 3, 6, 8)
+    expected = np.full((2, 5, 4, 8), 7, kept.numpy)
+    for b, t in np.ndindex(2, 3):
+        expected[b, slots.numpy()[b, t]] = each[b, t, 2:].astype(kept.numpy)
+    name = f"add_rms_norm_{'qmatmul' if blocks else 'linear'}_rope_kv_append"
+    spec = ops.catalogue()[name]
+    outs = [w.device.empty(shape, dtypes.f32) for shape in (x.shape, (2, 3, 2, 8))]
+    places = (slots, at, *tables, 1e-3)
+    for run in (spec, lambda *args, **how: spec.decomposition.fn(*outs, *args, **how) or outs):
+        cache = Tensor.from_numpy(np.full(expected.shape, 7, kept.numpy))
+        total, q = run(cache, x, y, weight, w, *places, heads=2)
+        np.testing.assert_array_equal(total.numpy(), x.numpy() + y.numpy())
+        np.testing.assert_allclose(q.numpy(), each[:, :, :2], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            cache.numpy().astype(np.float32), expected.astype(np.float32), rtol=0.01, atol=0.01
+        )
+        assert (cache.numpy() != 7).any(axis=(2, 3)).tolist() == [
+            [True, False, True, False, True],
+            [False, True, True, True, False],
+        ]
+    with pytest.raises(OpError, match="3 heads of queries, 4 of keys and values in the cache"):
+        spec(cache, x, y, weight, w, *places, heads=3)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -298,7 +298,8 @@ def test_sources_between_the_targets_rows():
     whole = Tensor.from_numpy(array.copy())
     target, source = whole.narrow(1, 0, 2), whole.narrow(0, 4, 2).narrow(1, 0, 2)
     ids = Tensor.from_numpy(np.array([5, 4], np.int32))
-    assert overlapping(ops.index_add, target, (ids, source, 0), {}) == [source]
+    args = target, ids, source, 0
+    assert overlapping(ops.index_add, target, args, {}, own=True) == [source]
     ops.index_add(target, ids, source, 0)
     expected = array.copy()
     expected[[5, 4], :2] += array[4:6, :2]

@@ -107,6 +107,27 @@ def test_heads_of_a_norm(rocm, rows, taken, dtype, dim, pairs, depth, interleave
     assert taken() == [0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [*((d, d) for d in TYPES), *((dtypes.f32, d) for d in TYPES[1:])], ids=str
+)
+def test_keys_and_values_are_kept(rocm, rows, taken, dtype, kept) -> None:
+    """What is rotated and not kept otherwise lies in the token's slot, and nothing elsewhere."""
+    (x, _), (y, _), (weight, _) = rows(dtype, 1, 1, 576), rows(dtype, 1, 1, 576), rows(dtype, 576)
+    w, _ = rows(dtype, 7 * 16, 576, scale=0.05)
+    (cos, _), (sin, _) = rows(dtypes.f32, 9, 8), rows(dtypes.f32, 9, 8)
+    at, slots = (Tensor.from_numpy(np.array([[n]], np.int32), rocm) for n in (8, 3))
+    given, tables = (x, y, weight, w), (at, cos, sin)
+    _, whole = ops.add_rms_norm_linear_rope(*given, *tables, heads=5, head_dim=16)
+    expected = whole.numpy().reshape(7, 16)
+    cache = Tensor.from_numpy(np.full((1, 4, 5, 16), 7, kept.numpy), rocm).permute(0, 2, 1, 3)
+    _, q = ops.add_rms_norm_linear_rope_kv_append(cache, *given, slots, *tables, heads=3)
+    np.testing.assert_array_equal(q.numpy()[0, 0], expected[:3])
+    found = cache.contiguous().numpy()
+    np.testing.assert_array_equal(found[0, 3], expected[3:].astype(kept.numpy))
+    assert (found[0, [0, 1, 2, 4]] == 7).all()
+    assert taken() == [0, 0, 2]
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 def test_more_rows_than_blocks(rocm, rows, taken, monkeypatch, dtype, gated) -> None:
@@ -142,7 +163,7 @@ def test_who_multiplies(rocm, rows) -> None:
     """More rows, weights of no whole packs, rows of no room: for others, who are right."""
     (x, a), (w, b) = rows(dtypes.f16, 2, 72), rows(dtypes.f16, 4, 72)
     (linear,) = ops_matmul_one.OPS
-    norm, heads = ops_normed.OPS
+    norm, heads, keeps = ops_normed.OPS
     one = x.narrow(0, 0, 1)
     assert linear.supports(one, w) is None
     assert "takes one row" in linear.supports(x, w)
@@ -159,3 +180,5 @@ def test_who_multiplies(rocm, rows) -> None:
     table = Tensor.from_numpy(np.ones((1, 1), np.float32), rocm)
     given = (one.unsqueeze(0), one.unsqueeze(0), weight, w.narrow(0, 0, 3), at, table, table)
     assert "not made of pairs" in heads.supports(*given, heads=1, head_dim=3)
+    cache = Tensor.from_numpy(np.zeros((1, 2, 2, 1), np.float16), rocm)
+    assert "not made of pairs" in keeps.supports(cache, *given[:4], at, *given[4:], heads=1)

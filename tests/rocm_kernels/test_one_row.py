@@ -282,7 +282,7 @@ def test_values_beside_infinities(rocm) -> None:
 
 def test_who_rotates_a_product(rocm) -> None:
     """Heads of an odd number of elements, and tables that lie across, are for others, and right."""
-    (impl,) = ops_normed_quantized_rope.OPS
+    impl, _ = ops_normed_quantized_rope.OPS
     rng = np.random.default_rng(0)
     x = Tensor.from_numpy(rng.normal(size=(1, 1, 64)).astype(np.float32), rocm)
     one = Tensor.from_numpy(np.ones(64, np.float32), rocm)
@@ -302,3 +302,71 @@ def test_who_rotates_a_product(rocm) -> None:
         a, b = plain[:pairs], plain[pairs : 2 * pairs]
         expected = np.concatenate([(a - b) / 2, (a + b) / 2, plain[2 * pairs :]])
         np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3)
+
+
+# -- and keys and values are kept --------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [dtypes.q4_k, dtypes.q8_0, dtypes.mxfp4], ids=str)
+@pytest.mark.parametrize("kept", [dtypes.f32, dtypes.f16, dtypes.bf16], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_and_values_are_kept(rocm, turned, stored, kept, interleaved) -> None:
+    """What is rotated and not kept otherwise lies in the slot, of strided heads; no more."""
+    rng = np.random.default_rng(8)
+    x, y, weight = (
+        Tensor.from_numpy(rng.normal(size=shape).astype(np.float32), rocm)
+        for shape in ((1, 1, 512), (1, 1, 512), (512,))
+    )
+    w = Tensor.from_numpy(rng.normal(0, 0.1, (7 * 32, 512)).astype(np.float32), rocm)
+    w = ops.quantize(w, stored)
+    tables = [Tensor.from_numpy(rng.normal(size=(9, 12)).astype(np.float32), rocm) for _ in "cs"]
+    at, slots = (Tensor.from_numpy(np.array([[n]], np.int32), rocm) for n in (8, 3))
+    rules = {"interleaved": interleaved}
+    given = (x, y, weight, w)
+    _, whole = ops.add_rms_norm_qmatmul_rope(*given, at, *tables, heads=5, head_dim=32, **rules)
+    expected = whole.numpy().reshape(7, 32)
+    cache = Tensor.from_numpy(np.full((1, 4, 5, 32), 7, kept.numpy), rocm).permute(0, 2, 1, 3)
+    op = ops.add_rms_norm_qmatmul_rope_kv_append
+    total, q = op(cache, *given, slots, at, *tables, heads=3, **rules)
+    np.testing.assert_array_equal(total.numpy(), x.numpy() + y.numpy())
+    np.testing.assert_array_equal(q.numpy()[0, 0], expected[:3])
+    found = cache.contiguous().numpy().astype(np.float32)
+    np.testing.assert_array_equal(found[0, 3], expected[3:].astype(kept.numpy).astype(np.float32))
+    assert (found[0, [0, 1, 2, 4]] == 7).all()
+    assert len(turned) == 2
+
+
+@pytest.mark.parametrize("slot", [-1, 5, 1 << 30])
+def test_a_slot_outside_the_cache(rocm, turned, slot) -> None:
+    """Nothing is written there; queries are what they were."""
+    one = Tensor.from_numpy(np.ones((1, 1, 64), np.float32), rocm)
+    weight = Tensor.from_numpy(np.ones(64, np.float32), rocm)
+    w = ops.quantize(Tensor.from_numpy(np.ones((6, 64), np.float32), rocm), dtypes.q8_0)
+    tables = [Tensor.from_numpy(np.ones((2, 0), np.float32), rocm) for _ in "cs"]
+    at, slots = (Tensor.from_numpy(np.array([[n]], np.int32), rocm) for n in (0, slot))
+    whole = Tensor.from_numpy(np.full((1, 7, 2, 2), 7, np.float32), rocm)
+    cache = whole.narrow(1, 1, 5)
+    op = ops.add_rms_norm_qmatmul_rope_kv_append
+    _, q = op(cache, one, one, weight, w, slots, at, *tables, heads=1)
+    np.testing.assert_allclose(q.numpy(), 64, rtol=1e-3)
+    assert (whole.numpy() == 7).all()
+    assert len(turned) == 1
+
+
+def test_who_keeps_heads(rocm, turned) -> None:
+    """Elements that lie apart in the cache are for others, and right."""
+    _, impl = ops_normed_quantized_rope.OPS
+    one = Tensor.from_numpy(np.ones((1, 1, 64), np.float32), rocm)
+    weight = Tensor.from_numpy(np.ones(64, np.float32), rocm)
+    w = ops.quantize(Tensor.from_numpy(np.ones((6, 64), np.float32), rocm), dtypes.q8_0)
+    tables = [Tensor.from_numpy(np.ones((2, 0), np.float32), rocm) for _ in "cs"]
+    at = Tensor.from_numpy(np.zeros((1, 1), np.int32), rocm)
+    cache = Tensor.from_numpy(np.zeros((1, 2, 2, 3), np.float32), rocm).permute(0, 3, 1, 2)
+    given = (cache, one, one, weight, w, at, at, *tables)
+    assert "side by side in the cache" in impl.supports(*given, heads=1)
+    _, q = ops.add_rms_norm_qmatmul_rope_kv_append(*given, heads=1)
+    np.testing.assert_allclose(q.numpy(), 64, rtol=1e-3)
+    kept = cache.contiguous().numpy()
+    np.testing.assert_allclose(kept[0, 0], 64, rtol=1e-3)
+    assert not kept[0, 1:].any()
+    assert not turned

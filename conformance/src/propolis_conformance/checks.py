@@ -168,6 +168,20 @@ class Bench:
             out.write()
         return made
 
+    @property
+    def target(self) -> Placed | None:
+        """The argument that the op mutates, if there is one."""
+        return next(iter(self.placed.values())) if self.unit.spec.mutates else None
+
+    def written(self, outs: list[Placed]) -> list[Placed]:
+        """What a call into ``outs`` writes, in the order of the truth's."""
+        return outs if self.target is None else [*outs, self.target]
+
+    def reset(self) -> None:
+        """Give the target, if there is one, its first values again."""
+        if self.target is not None:
+            self.target.write(next(iter(self.values.values())))
+
     def call(self, outs: list[Placed], instead: Mapping[str, Tensor] | None = None) -> None:
         """
         Run the op into ``outs``, some tensors replaced, and wait for it.
@@ -229,14 +243,16 @@ def check_call(bench: Bench, case: Case) -> str:
     """
     expected = bench.expected(case.recipe)
     _check_workspace(bench)
-    if bench.unit.spec.mutates:
-        _check_mutation(bench, case, expected)
-    else:
-        _check_outputs(bench, expected)
-        if bench.unit.impl.prepare is not None:
-            _check_prepared(bench, case, expected)
-        if bench.unit.impl.in_place and case.layout == "contiguous" and not case.strides:
-            _check_in_place(bench, expected)
+    _check_results(bench, case, expected)
+    if bench.unit.impl.prepare is not None:
+        _check_prepared(bench, case, expected)
+    if (
+        bench.unit.impl.in_place
+        and bench.target is None
+        and case.layout == "contiguous"
+        and not case.strides
+    ):
+        _check_in_place(bench, expected)
     return expected.source
 
 
@@ -251,9 +267,7 @@ def _check_workspace(bench: Bench) -> None:
     meter = bench.subject.meter
     with meter.measuring():
         bench.call(outs)
-    if bench.unit.spec.mutates:
-        name, target = next(iter(bench.placed.items()))
-        target.write(bench.values[name])
+    bench.reset()
     declared: Any = bench.unit.impl.workspace
     if callable(declared):
         args, kwargs = bench.arguments()
@@ -268,51 +282,35 @@ def _check_workspace(bench: Bench) -> None:
         raise CheckFailedError("workspace", text)
 
 
-def _check_outputs(bench: Bench, expected: Truth) -> None:
+def _check_results(bench: Bench, case: Case, expected: Truth) -> None:
     runs: list[list[Array]] = []
+    target, value = bench.target, next(iter(bench.values.values()))
     for poison in POISONS:
         outs = bench.outputs(poison)
+        if target is not None:
+            start = value
+            if case.recipe.overwrites:
+                raw = np.full(value.array.nbytes, poison, np.uint8).view(value.array.dtype)
+                start = type(value)(raw.reshape(value.array.shape), value.dtype, value.shape)
+            target.write(start)
         bench.call(outs)
-        read = [_result(out) for out in outs]
+        runs.append([_result(each) for each in bench.written(outs)])
         _check_inputs(bench)
-        runs.append(read)
-    for i, (shape, dtype) in enumerate(bench.metas):
+    for i, each in enumerate(bench.written(outs)):
+        dtype, shape = each.tensor.dtype, each.tensor.shape
+        what = "the target" if each is target else f"an output {dtype} {shape}"
         first, second = _bits(runs[0][i]), _bits(runs[1][i])
         differs = first != second
         unwritten = differs & (first == POISONS[0]) & (second == POISONS[1])
         if unwritten.any():
-            text = f"{np.count_nonzero(unwritten)} bytes of an output {dtype} {shape} keep what was"
-            raise CheckFailedError("written", f"{text} there before")
+            text = f"{np.count_nonzero(unwritten)} bytes of {what} keep what was there before"
+            raise CheckFailedError("written", text)
         bench.differs(expected, i, runs[0][i], dtype)
         if bench.unit.impl.deterministic and differs.any():
-            text = f"{np.count_nonzero(differs)} bytes differ between two runs; it is declared "
-            raise CheckFailedError("determinism", f"{text}deterministic")
-    if bench.unit.impl.deterministic:
-        return
-    for i, (_, dtype) in enumerate(bench.metas):
-        bench.differs(expected, i, runs[1][i], dtype)
-
-
-def _check_mutation(bench: Bench, case: Case, expected: Truth) -> None:
-    name = next(iter(bench.placed))
-    target, value = bench.placed[name], bench.values[name]
-    runs = []
-    for poison in POISONS:
-        start = value
-        if case.recipe.overwrites:
-            raw = np.full(value.array.nbytes, poison, np.uint8).view(value.array.dtype)
-            start = type(value)(raw.reshape(value.array.shape), value.dtype, value.shape)
-        target.write(start)
-        bench.call([])
-        runs.append(_result(target))
-        _check_inputs(bench, but=name)
-    first, second = _bits(runs[0]), _bits(runs[1])
-    differs = first != second
-    if (differs & (first == POISONS[0]) & (second == POISONS[1])).any():
-        raise CheckFailedError("written", "elements of the target keep what was there before")
-    bench.differs(expected, 0, runs[0], value.dtype)
-    if bench.unit.impl.deterministic and differs.any():
-        raise CheckFailedError("determinism", "two runs differ; it is declared deterministic")
+            text = f"{np.count_nonzero(differs)} bytes of {what} differ between two runs; it is "
+            raise CheckFailedError("determinism", f"{text}declared deterministic")
+        if not bench.unit.impl.deterministic:
+            bench.differs(expected, i, runs[1][i], dtype)
 
 
 def _check_in_place(bench: Bench, expected: Truth) -> None:
@@ -340,16 +338,16 @@ def _check_prepared(bench: Bench, case: Case, expected: Truth) -> None:
             ready = DispatchTable.of(device).prepare(bench.unit.spec, key, plain.tensor)
             outs = bench.outputs(POISONS[0])
             bench.call(outs, {name: ready})
-            for i, (out, (_, dtype)) in enumerate(zip(outs, bench.metas, strict=True)):
-                bench.differs(expected, i, _result(out), dtype)
+            for i, out in enumerate(bench.written(outs)):
+                bench.differs(expected, i, _result(out), out.tensor.dtype)
         except (CheckFailedError, MemoryError, PropolisError) as exc:
             said = exc.message if isinstance(exc, CheckFailedError) else _said(exc)
             raise CheckFailedError("prepared", f"with {name} prepared: {said}") from exc
 
 
-def _check_inputs(bench: Bench, but: str = "") -> None:
+def _check_inputs(bench: Bench) -> None:
     for name, placed in bench.placed.items():
-        if name == but:
+        if placed is bench.target:
             continue
         if not placed.intact:
             raise CheckFailedError("contract", f"{name} is now {placed.tensor!r}")

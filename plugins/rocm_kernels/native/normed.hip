@@ -13,11 +13,14 @@
     OF_NORM(T, plain, false)                                                                              \
     OF_NORM(T, gated, true)                                                                               \
     PROPOLIS_KERNEL_TWICE(THREADS)                                                                        \
-    normed_turned_##T(NORMED(T), const i32* position, const f32* cos, const f32* sin, SIZES, i64 rows,    \
-                      i64 cos_row, i64 sin_row, i32 pairs, i32 dim, i32 heads, i32 interleaved) {         \
+    normed_turned_##T(NORMED(T), const i32* position, const f32* cos, const f32* sin, void* cache,        \
+                      const i32* slot, SIZES, i64 rows, i64 cos_row, i64 sin_row, i64 slot_stride,        \
+                      i64 head_stride, i64 capacity, i32 pairs, i32 dim, i32 heads, i32 interleaved,      \
+                      i32 queries, i32 bits) {                                                            \
         const Turn turn{position, cos, sin, rows, cos_row, sin_row, pairs, dim, heads, interleaved != 0}; \
+        const Kept kept{cache, slot, slot_stride, head_stride, capacity, queries, bits};                  \
         product_of_turned<PlainRow<T>>(NormedRow<T>{total, x, residual, weight, eps}, out, w, n, depth,   \
-                                       row, turn, (int)lanes, (int)threads);                              \
+                                       row, turn, kept, (int)lanes, (int)threads);                        \
     }
 
 OF_NORMED(f32)

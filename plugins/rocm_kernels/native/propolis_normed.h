@@ -144,10 +144,34 @@ struct Turn {
     }
 };
 
+// Where heads go: those of queries to `out`, others into a cache, if there is one.  A slot outside of it is not
+// written.
+struct Kept {
+    void* cache;
+    const i32* slot;
+    i64 slot_stride, head_stride, capacity;  // in elements
+    i32 queries;
+    i32 bits;  // of an element: 32, 16 or, of bf16, -16
+
+    template <class T>
+    PROPOLIS_METHOD void put(T* out, i64 row, i32 dim, f32 value) const {
+        if (!cache || row < (i64)queries * dim) {
+            out[row] = narrow<T>(value);
+            return;
+        }
+        const i64 to = *slot, head = (u32)row / (u32)dim;
+        if (to < 0 || to >= capacity) return;
+        const i64 at = to * slot_stride + (head - queries) * head_stride + (row - head * dim);
+        if (bits == 32) ((f32*)cache)[at] = value;
+        else if (bits == 16) ((f16*)cache)[at] = narrow<f16>(value);
+        else ((bf16*)cache)[at] = narrow<bf16>(value);
+    }
+};
+
 // A block has an even number of items at a time, as the product has rows: both of a pair.
 template <class Held, class T>
 PROPOLIS_FN void product_of_turned(const NormedRow<T>& x, T* out, const u8* w, i64 n, i64 depth, i64 row_bytes,
-                                   const Turn& turn, int lanes, int threads) {
+                                   const Turn& turn, const Kept& kept, int lanes, int threads) {
     PROPOLIS_DYNAMIC_SHARED(u32, shared);
     __shared__ f32 sums[2][THREADS / RUN];  // of the items of a block, of RUN lanes at least, and of those after them
     const Held held(shared, (int)depth);
@@ -170,6 +194,7 @@ PROPOLIS_FN void product_of_turned(const NormedRow<T>& x, T* out, const u8* w, i
             const f32 other = found[own ^ 1];
             const f32 turned = item % 2 ? other * angle.sine + sum[0] * angle.cosine
                                         : sum[0] * angle.cosine - other * angle.sine;
-            out[turn(item)] = narrow<T>(angle.kind == Turn::ROTATED ? turned : angle.kind == Turn::PLAIN ? sum[0] : 0);
+            const f32 value = angle.kind == Turn::ROTATED ? turned : angle.kind == Turn::PLAIN ? sum[0] : 0;
+            kept.put(out, turn(item), turn.dim, value);
         });
 }

@@ -193,8 +193,8 @@ class SavedCall:
 
 
 def destinations(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The tensors that a call writes: its outputs, or its first argument."""
-    return args[: max(spec.outputs, 1)]
+    """The tensors that a call writes: its outputs, and its first argument if it mutates that."""
+    return args[: spec.outputs + spec.mutates]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -17,7 +17,6 @@ from propolis.errors import DeviceLostError
 from propolis.wording import describe
 from propolis_conformance.drift.call import HostTensor
 from propolis_conformance.drift.call import SavedCall
-from propolis_conformance.drift.call import destinations
 from propolis_conformance.drift.facts import facts
 from propolis_conformance.drift.facts import oracle
 from propolis_conformance.drift.facts import served
@@ -168,9 +167,10 @@ def _run(call: SavedCall, tensors: dict[str, Tensor], device: Device, poison: in
     spec: Any = call.spec
     args, kwargs = arranged(spec, {**tensors, **call.attributes})
     metas = spec.infer(*args, **kwargs)
-    if spec.mutates:
+    target = args[: spec.mutates]
+    if not spec.outputs:
         spec(*args, **kwargs)
-        return list(destinations(spec, tuple(args)))
+        return target
     outputs = []
     for i, (shape, dtype) in enumerate([metas] if spec.outputs == 1 else metas):
         out = tensors.get(call.into.get(i, ""))
@@ -179,7 +179,7 @@ def _run(call: SavedCall, tensors: dict[str, Tensor], device: Device, poison: in
             device.memory.copy_in(out.storage, 0, np.full(out.nbytes, poison, np.uint8))
         outputs.append(out)
     spec.into(outputs[0] if spec.outputs == 1 else tuple(outputs), *args, **kwargs)
-    return outputs
+    return [*outputs, *target]
 
 
 def _changed(

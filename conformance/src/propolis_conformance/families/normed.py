@@ -115,6 +115,64 @@ _TURNED: Final = tuple(
 )
 
 
+def _kept_product(
+    cache: Array,
+    x: Array,
+    residual: Array,
+    weight: Array,
+    w: Array,
+    slots: Array,
+    positions: Array,
+    cos: Array,
+    sin: Array,
+    eps: float = 1e-5,
+    *,
+    kind: DType,
+    heads: int,
+    interleaved: bool = False,
+) -> tuple[Array, Array, Array]:
+    """As the one that is rotated, some of which goes into a cache."""
+    both, head_dim = cache.shape[2:]
+    rows, tables = (x, residual, weight, w), (positions, cos, sin)
+    how: Any = {"kind": kind, "heads": heads + both // 2, "head_dim": head_dim}
+    total, y = _turned_product(*rows, *tables, eps, interleaved=interleaved, **how)
+    each = y.reshape(*y.shape[:-1], heads + both, head_dim)
+    kept = cache.copy()
+    for b, t in np.ndindex(slots.shape):
+        kept[b, slots[b, t]] = each[b, t, heads:]
+    return total, each[:, :, :heads], kept
+
+
+def _keeping(
+    dims: str, head_dim: int, pairs: int, heads: int, both: int, *kept: str
+) -> dict[str, T]:
+    batch, tokens, _ = dims.split()
+    tables = {name: T(f"p {pairs}", "f32") for name in ("cos", "sin")}
+    at = {
+        name: T(f"{batch} {tokens}", "i32", domain="distinct:p") for name in ("slots", "positions")
+    }
+    rows = str((heads + both) * head_dim)
+    cache = {"cache": T(f"{batch} p {both} {head_dim}", *kept)}
+    return {**cache, **_normed(dims, rows), **at, **tables}
+
+
+# Queries and keys of three heads and one, of one and two, of none and one; kept in the dtype of x,
+# or in 16 bits of f32.
+_KEPT: Final = tuple(
+    Recipe(
+        _keeping(dims, head_dim, pairs, heads, both, *kept),
+        ({"heads": heads}, {"heads": heads, "interleaved": True}),
+        sizes={"p": 7, "t": 3},
+    )
+    for dims, head_dim, pairs, heads, both in (
+        ("b t k", 8, 4, 3, 2),
+        ("1 1 k*8", 8, 3, 1, 4),
+        ("1 1 k*8", 16, 8, 0, 2),
+    )
+    for kept in ((), ("f16",), ("bf16",))
+)
+
+
 def _info(truth: Callable[..., Any], recipes: tuple[Recipe, ...]) -> OpInfo:
     def truth_of_call(values: Mapping[str, Value], _: Mapping[str, Any]) -> Callable[..., Any]:
         return partial(truth, kind=values["x"].dtype)
@@ -125,5 +183,9 @@ def _info(truth: Callable[..., Any], recipes: tuple[Recipe, ...]) -> OpInfo:
 OPS: Final = {
     f"add_rms_norm_{product}{turned}": _info(truth, recipes)
     for product in ("qmatmul", "linear")
-    for turned, truth, recipes in (("", _product, _RECIPES), ("_rope", _turned_product, _TURNED))
+    for turned, truth, recipes in (
+        ("", _product, _RECIPES),
+        ("_rope", _turned_product, _TURNED),
+        ("_rope_kv_append", _kept_product, _KEPT),
+    )
 }

@@ -27,8 +27,8 @@ class Call:
     Attributes:
         spec: the op.
         key: its dispatch key.
-        outputs: the destinations that were allocated for it; none of an op that mutates, whose
-            first input is the destination.
+        outputs: the destinations that were allocated for it; of an op that mutates, its first
+            input is one too.
         inputs: the positional arguments after them.
         attributes: the keyword arguments.
     """
@@ -52,7 +52,7 @@ class Call:
     @property
     def written(self) -> tuple[Tensor, ...]:
         """The destinations, whoever allocated them."""
-        return self.outputs or self.inputs[:1]
+        return (*self.outputs, *self.inputs[: self.spec.mutates])
 
     @property
     def read(self) -> Iterator[Tensor]:

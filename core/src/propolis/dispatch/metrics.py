@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 # their places among the arguments, destinations first.
 LOOKED_INTO: Final[Mapping[str, Collection[int]]] = {
     "add_rms_norm_linear_rope": (7, 8),
+    "add_rms_norm_linear_rope_kv_append": (2, 9, 10),
     "add_rms_norm_qmatmul_rope": (7, 8),
+    "add_rms_norm_qmatmul_rope_kv_append": (2, 9, 10),
     "embedding": (2,),
     "gather": (1,),
     "index_add": (0,),

@@ -68,8 +68,10 @@ from propolis.ops.norm import layer_norm as layer_norm
 from propolis.ops.norm import rms_norm as rms_norm
 from propolis.ops.normed import add_rms_norm_linear as add_rms_norm_linear
 from propolis.ops.normed import add_rms_norm_linear_rope as add_rms_norm_linear_rope
+from propolis.ops.normed import add_rms_norm_linear_rope_kv_append as add_rms_norm_linear_rope_kv_append
 from propolis.ops.normed import add_rms_norm_qmatmul as add_rms_norm_qmatmul
 from propolis.ops.normed import add_rms_norm_qmatmul_rope as add_rms_norm_qmatmul_rope
+from propolis.ops.normed import add_rms_norm_qmatmul_rope_kv_append as add_rms_norm_qmatmul_rope_kv_append
 from propolis.ops.pool import adaptive_avg_pool2d as adaptive_avg_pool2d
 from propolis.ops.pool import adaptive_max_pool2d as adaptive_max_pool2d
 from propolis.ops.pool import avg_pool2d as avg_pool2d

@@ -139,39 +139,38 @@ def in_place(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
-    The inputs of a call that writes over one of them.
+    The arguments of a call that writes over an input of it.
 
-    They are copies of those that are written over, where an op with a destination of its
+    Those read are copies of those that are written over, where an op with a destination of its
     own reads them, or where somebody on the ladder cannot work in place.
 
     Raises:
         OpError: as :func:`overlapping`.
     """
-    same = overlapping(spec, out, args, kwargs)
+    same = overlapping(spec, out, args, kwargs, own=spec.mutates)
     if not same:
         return args, kwargs
-    key = spec.key_of((out, *args) if spec.mutates else args)
-    copies = out.device.table.set_apart(spec, key, same)
-    args = tuple(copies.get(id(value), value) for value in args)
-    return args, {name: copies.get(id(value), value) for name, value in kwargs.items()}
+    copies = out.device.table.set_apart(spec, spec.key_of(args), same)
+    read = (copies.get(id(value), value) for value in args[spec.mutates :])
+    kwargs = {name: copies.get(id(value), value) for name, value in kwargs.items()}
+    return (*args[: spec.mutates], *read), kwargs
 
 
 def overlapping(
-    spec: Checked, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    spec: Checked, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], *, own: bool
 ) -> list[Tensor]:
     """
-    The inputs that are ``target``'s memory: element for element, or of an op with a
-    destination of its own in any way.
+    The inputs that are ``target``'s memory: element for element, or in any way where it is the
+    op's ``own`` destination, its first argument.
 
     Raises:
         OpError: another one shares memory with it, or the op does not work in place.
     """
     same = []
-    read = (target, *args) if spec.mutates else args
-    for name, value in _named(spec, read, kwargs)[spec.mutates :]:
+    for name, value in _named(spec, args, kwargs)[own:]:
         if not (_may_share(value, target) and _touches(value, target)):
             continue
-        if spec.mutates or (spec.elementwise and _coincides(value, target)):
+        if own or (spec.elementwise and _coincides(value, target)):
             same.append(value)
             continue
         rule = (
@@ -187,10 +186,10 @@ def overlapping(
     return same
 
 
-def may_share(target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an input of an op with a destination of its own lies in the same storage."""
-    values = (*args, *kwargs.values())
-    return any(isinstance(v, Tensor) and _may_share(v, target) for v in values)
+def may_share(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether another argument lies in the storage of the first, a destination."""
+    values = (*args[1:], *kwargs.values())
+    return any(isinstance(v, Tensor) and _may_share(v, args[0]) for v in values)
 
 
 def _may_share(tensor: Tensor, target: Tensor) -> bool:

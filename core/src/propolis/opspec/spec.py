@@ -84,9 +84,9 @@ class OpSpec:
         dtypes: the allowed dtypes of each dispatch parameter, in signature order.
         elementwise: whether each element of the output comes from the same one of each
             input of its shape alone: then ``into`` may write over one of them.
-        outputs: how many tensors it gives; 0 when it mutates.
-        mutates: whether the first argument is the destination (then the op
-            allocates nothing and returns that argument).
+        outputs: how many tensors it gives beside what it mutates.
+        mutates: whether the first argument is a destination; where it is the only one, the op
+            allocates nothing and returns that argument.
         tolerance: per output dtype; exact where a dtype is missing.
         magnitude: how large the terms of a result were, for ops whose terms may cancel;
             None for others (see :data:`Magnitude`).
@@ -106,6 +106,7 @@ class OpSpec:
         *,
         allowed: Mapping[str, Collection[DType]],
         outputs: int,
+        mutates: bool = False,
         tolerance: Mapping[DType, Tolerance],
         magnitude: Magnitude | None = None,
         loss: Mapping[DType, float] | None = None,
@@ -118,7 +119,7 @@ class OpSpec:
         self.dtypes: Final = {name: frozenset(kinds) for name, kinds in allowed.items()}
         self.elementwise: Final = elementwise
         self.outputs: Final = outputs
-        self.mutates: Final = outputs == 0
+        self.mutates: Final = mutates
         self.tolerance: Final = tolerance
         self.magnitude: Final = magnitude
         self.loss: Final = loss or {}
@@ -252,6 +253,12 @@ class OpSpec:
         except KeyError:
             return device.table.bind(self, key)
 
+    def _run(self, run: Callable[..., None], outs: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Run; what is read of memory that the first argument shares and is written, as it was."""
+        if self.mutates and may_share(args, kwargs):
+            args, kwargs = in_place(self, args[0], args, kwargs)
+        run(*outs, *args, **kwargs)
+
     def __repr__(self) -> str:
         return f"<op {self.name}{self.signature}>"
 
@@ -265,11 +272,7 @@ class Op(OpSpec, Generic[P]):
         first: Any = args[0]
         device = first.device
         if meta is None:
-            if may_share(first, args[1:], kwargs):
-                rest, named = in_place(self, first, args[1:], kwargs)
-                self._bound(device, args)(first, *rest, **named)
-            else:
-                self._bound(device, args)(*args, **kwargs)
+            self._run(self._bound(device, args), (), args, kwargs)
             return first  # type: ignore[no-any-return]
         run = self._bound(device, args)  # refuses dtypes before anything is allocated
         out: Tensor = device.empty(*meta)
@@ -298,7 +301,7 @@ class Op(OpSpec, Generic[P]):
 
 
 class PairOp(OpSpec, Generic[P]):
-    """An op with two outputs."""
+    """An op with two outputs, beside its first argument where it mutates that."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, Tensor]:
         """Allocate the outputs, run the op, and return them."""
@@ -307,7 +310,7 @@ class PairOp(OpSpec, Generic[P]):
         device = first.device
         run = self._bound(device, args)
         outs: tuple[Tensor, Tensor] = (device.empty(*metas[0]), device.empty(*metas[1]))
-        run(*outs, *args, **kwargs)
+        self._run(run, outs, args, kwargs)
         return outs
 
     def into(
@@ -330,9 +333,9 @@ class PairOp(OpSpec, Generic[P]):
             raise OpError(msg)
         for out, meta in zip(outs, metas, strict=True):
             if not is_clear(self, out, meta, args, kwargs):
-                overlapping(self, out, args, kwargs)
+                overlapping(self, out, args, kwargs, own=False)
         expect_apart(self, *outs)
-        self._bound(outs[0].device, args)(*outs, *args, **kwargs)
+        self._run(self._bound(outs[0].device, args), outs, args, kwargs)
         return outs
 
 
@@ -369,6 +372,7 @@ def op(
             infer,
             allowed=allowed,
             outputs=0 if mutates else 1,
+            mutates=mutates,
             tolerance=tolerance,
             magnitude=magnitude,
             loss=loss,
@@ -384,16 +388,17 @@ def op(
 def pair_op(
     allowed: Mapping[str, Collection[DType]],
     *,
+    mutates: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
     magnitude: Magnitude | None = None,
     loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
-    """Declare an op with two outputs; arguments as :func:`op`."""
+    """Declare an op with two outputs, beside a first parameter that it mutates; as :func:`op`."""
     how: Any = {"tolerance": tolerance, "magnitude": magnitude, "loss": loss, "shared": shared}
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, **how)
+        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, mutates=mutates, **how)
         _registry[spec.name] = spec
         return spec
 

@@ -15,6 +15,7 @@ from propolis_cpu_ref.ops_norm import add_rms_norm
 from propolis_cpu_ref.ops_quantized import prepare
 from propolis_cpu_ref.ops_quantized import qmatmul
 from propolis_cpu_ref.ops_rope import rope
+from propolis_cpu_ref.ops_rope import rope_kv_append
 from propolis_cpu_ref.ops_unary import silu_mul
 
 
@@ -61,6 +62,28 @@ def _rotate(
     rope(turned, given, *tables, interleaved=interleaved)
 
 
+def _keep(
+    product: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    cache: Tensor,
+    given: tuple[Tensor, ...],
+    slots: Tensor,
+    tables: tuple[Tensor, ...],
+    eps: float,
+    *,
+    interleaved: bool,
+) -> None:
+    total, out = outs
+    x, _, _, w = given
+    flat = np.empty((*x.shape[:2], w.shape[0]), x.dtype.numpy)
+    every = Tensor.from_numpy(flat, x.device)
+    _normed(product, total, every, given, eps, gated=False)
+    each, heads = every.unflatten(2, cache.shape[3]), out.shape[2]
+    rope(out, each.narrow(2, 0, heads), *tables, interleaved=interleaved)
+    new = each.narrow(2, heads, cache.shape[2])
+    rope_kv_append(cache, new, slots, *tables, interleaved=interleaved)
+
+
 def add_rms_norm_qmatmul(
     total: Tensor,
     out: Tensor,
@@ -98,6 +121,30 @@ def add_rms_norm_qmatmul_rope(
     product = Tensor.from_numpy(np.empty(out.shape, out.dtype.numpy), out.device)
     add_rms_norm_qmatmul(total, product, x, residual, weight, w, eps)
     _rotate(out, product, (positions, cos, sin), heads, head_dim, interleaved=interleaved)
+
+
+def add_rms_norm_qmatmul_rope_kv_append(
+    total: Tensor,
+    out: Tensor,
+    cache: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    interleaved: bool = False,
+) -> None:
+    """The same, and keys and values kept."""
+    del heads  # as many as the output has
+    rows, tables = (x, residual, weight, w), (positions, cos, sin)
+    _keep(qmatmul, (total, out), cache, rows, slots, tables, eps, interleaved=interleaved)
 
 
 def add_rms_norm_linear(
@@ -139,6 +186,30 @@ def add_rms_norm_linear_rope(
     _rotate(out, product, (positions, cos, sin), heads, head_dim, interleaved=interleaved)
 
 
+def add_rms_norm_linear_rope_kv_append(
+    total: Tensor,
+    out: Tensor,
+    cache: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    interleaved: bool = False,
+) -> None:
+    """The same, and keys and values kept."""
+    del heads  # as many as the output has
+    rows, tables = (x, residual, weight, w), (positions, cos, sin)
+    _keep(linear, (total, out), cache, rows, slots, tables, eps, interleaved=interleaved)
+
+
 OPS = [
     *(
         OpImpl(
@@ -148,10 +219,18 @@ OPS = [
             prepare=prepare,
             notes="exact: weights as f32, activations unrounded",
         )
-        for fn in (add_rms_norm_qmatmul, add_rms_norm_qmatmul_rope)
+        for fn in (
+            add_rms_norm_qmatmul,
+            add_rms_norm_qmatmul_rope,
+            add_rms_norm_qmatmul_rope_kv_append,
+        )
     ),
     *(
         OpImpl(op=fn.__name__, fn=fn, dtypes={dtypes.f32, dtypes.f16, dtypes.bf16})
-        for fn in (add_rms_norm_linear, add_rms_norm_linear_rope)
+        for fn in (
+            add_rms_norm_linear,
+            add_rms_norm_linear_rope,
+            add_rms_norm_linear_rope_kv_append,
+        )
     ),
 ]

@@ -14,6 +14,9 @@ from propolis_rocm_kernels.ops_matmul_one import unpacked
 from propolis_rocm_kernels.ops_normed_quantized import launch_normed
 from propolis_rocm_kernels.ops_normed_quantized import refused
 from propolis_rocm_kernels.ops_normed_quantized_rope import EXCHANGED
+from propolis_rocm_kernels.ops_normed_quantized_rope import TURNED
+from propolis_rocm_kernels.ops_normed_quantized_rope import keeps_not
+from propolis_rocm_kernels.ops_normed_quantized_rope import launch_kept
 from propolis_rocm_kernels.ops_normed_quantized_rope import launch_turned
 from propolis_rocm_kernels.ops_normed_quantized_rope import turns_not
 from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
@@ -31,7 +34,7 @@ _NORMED: Final = {
     for d in PLAIN
     for gated, name in ((False, "plain"), (True, "gated"))
 }
-_TURNED: Final = {d: MODULE.kernel(f"turned_{d.name}", "PPPPPfPPPPqqqqqqqqiiii") for d in PLAIN}
+_TURNED: Final = {d: MODULE.kernel(f"turned_{d.name}", TURNED) for d in PLAIN}
 
 
 def add_rms_norm_linear(
@@ -73,6 +76,31 @@ def add_rms_norm_linear_rope(
     launch_turned(_TURNED[w.dtype], total, out, rows, eps, w, tables, heads_of)
 
 
+def add_rms_norm_linear_rope_kv_append(
+    total: Tensor,
+    out: Tensor,
+    cache: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    interleaved: bool = False,
+) -> None:
+    """The same, whose keys and values go into a cache."""
+    rows, tables = (x, residual, weight), (positions, cos, sin)
+    launch_kept(
+        _TURNED[w.dtype], (total, out), cache, rows, eps, w, slots, tables, heads, interleaved
+    )
+
+
 def _takes_norm(
     x: Tensor,
     residual: Tensor,
@@ -107,6 +135,27 @@ def _takes_heads(
     return reason or refused(x, residual, weight, w, EXCHANGED)
 
 
+def _keeps(
+    cache: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    interleaved: bool = False,
+) -> str | None:
+    del slots, positions, eps, heads, interleaved
+    reason = unpacked(w) or keeps_not(cache, cos, sin)
+    return reason or refused(x, residual, weight, w, EXCHANGED)
+
+
 OPS: Final = [
     implementation(
         name,
@@ -121,5 +170,6 @@ OPS: Final = [
     for name, fn, supports in (
         ("add_rms_norm_linear", add_rms_norm_linear, _takes_norm),
         ("add_rms_norm_linear_rope", add_rms_norm_linear_rope, _takes_heads),
+        ("add_rms_norm_linear_rope_kv_append", add_rms_norm_linear_rope_kv_append, _keeps),
     )
 ]
