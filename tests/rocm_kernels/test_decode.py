@@ -22,7 +22,7 @@ PROMPT, TOKENS = [1, 2, 3], 3
 OPS = [
     "add_rms_norm",
     "add_rms_norm_qmatmul",
-    "add_rms_norm_qmatmul_rope",
+    "add_rms_norm_qmatmul_rope_kv_append",
     "argmax",
     "assign",
     "attention",

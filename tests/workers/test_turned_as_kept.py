@@ -115,22 +115,41 @@ def believing(monkeypatch):
     return believe
 
 
-@pytest.mark.parametrize("besides", [(), (ops.rope_kv_append,)], ids=["", "kept"])
 @pytest.mark.parametrize(
     ("name", "kept"), [("llama", "f16"), ("mistral", "f32"), ("smollm3", "f32"), ("gemma2", "q8_0")]
 )
-def test_turned_by_the_product(name, kept, besides, tmp_path, believing) -> None:
-    """With and without caches that turn, in windows, and beside layers that turn nothing."""
+def test_turned_by_the_product(name, kept, tmp_path, believing) -> None:
+    """Into caches of each kind, in windows, and beside layers that turn nothing."""
     stored = GGMLQuantizationType.Q8_0
-    believing(ops.add_rms_norm_qmatmul, *besides)
+    believing(ops.add_rms_norm_qmatmul)
     expected = answers(loaded(name, tmp_path, stored, kv_type=kept))
-    believing(ops.add_rms_norm_qmatmul, ops.add_rms_norm_qmatmul_rope, *besides)
+    believing(ops.add_rms_norm_qmatmul, ops.add_rms_norm_qmatmul_rope)
     llm = loaded(name, tmp_path, stored, kv_type=kept)
     layers = [block.attention for block in llm.model.blocks]
     assert any(layer.turns_in_product for layer in layers)
     assert all(layer.turns_in_product == (layer.kind >= 0) for layer in layers)
+    same(llm, ops.add_rms_norm_qmatmul_rope, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
+@pytest.mark.parametrize("kept", ["f32", "f16", "bf16"])
+def test_kept_by_the_product(name, kept, tmp_path, believing) -> None:
+    """Keys and values go into the cache from there: whole rows, windows, blocks of many answers."""
+    stored = GGMLQuantizationType.Q8_0
+    known = ops.add_rms_norm_qmatmul, ops.rope_kv_append
+    believing(*known)
+    expected = answers(loaded(name, tmp_path, stored, kv_type=kept))
+    believing(*known, ops.add_rms_norm_qmatmul_rope_kv_append)
+    llm = loaded(name, tmp_path, stored, kv_type=kept)
+    layers = [block.attention for block in llm.model.blocks]
+    assert any(layer.keeps_in_product for layer in layers)
+    assert all(layer.keeps_in_product == (layer.kind >= 0) for layer in layers)
+    same(llm, ops.add_rms_norm_qmatmul_rope_kv_append, expected)
+
+
+def same(llm, op, expected) -> None:
+    """An op is called, and gives the same logits and answers."""
     called = []
-    op = ops.add_rms_norm_qmatmul_rope
     table = DispatchTable.of(llm.model.device)
     with table.intercept(Seen(called)):
         logits, ids = answers(llm)

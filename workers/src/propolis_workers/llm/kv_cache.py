@@ -21,6 +21,7 @@ from propolis.errors import ModelError
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import PAGE
 from propolis_workers.llm.memory import rows_of
+from propolis_workers.llm.network.attending import Room
 from propolis_workers.llm.network.attending import as_kept
 from propolis_workers.llm.network.attending import attend
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
-    from propolis_workers.llm.network.rotation import Rotation
 
 
 class Cache(Protocol):
@@ -40,16 +40,11 @@ class Cache(Protocol):
     ) -> Tensor:
         """What new tokens of a layer read from all keys so far."""
 
-    def attend_turning(
-        self,
-        layer: int,
-        q: Tensor,
-        new: Tensor,
-        rotation: Rotation,
-        positions: Tensor,
-        rules: Rules,
-    ) -> Tensor:
-        """The same of keys beside their values, which the rotation turns as they are kept."""
+    def room(self, layer: int, positions: Tensor) -> Room:
+        """Where a layer whose keys and values are alike keeps those of new tokens."""
+
+    def read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+        """What new tokens of a layer read, once theirs are there."""
 
     def before(self, layer: int, x: Tensor, positions: Tensor, count: int) -> list[Tensor]:
         """Rows of the tokens before each new one, of a layer that reads nothing older."""
@@ -159,48 +154,33 @@ class KVCache:
         where = self._where(layer, positions)
         for kept, new in zip(self._layers[layer], (k, v), strict=True):
             ops.kv_append(kept, as_kept(new, kept), where)
-        return self._read(layer, q, rules)
+        return self.read(layer, q, rules)
 
-    def attend_turning(
-        self,
-        layer: int,
-        q: Tensor,
-        new: Tensor,
-        rotation: Rotation,
-        positions: Tensor,
-        rules: Rules,
-    ) -> Tensor:
+    def room(self, layer: int, positions: Tensor) -> Room:
         """
-        As :meth:`attend`, of keys beside their values, which the rotation turns as they are kept.
+        Where a layer keeps the keys and values of new tokens, which are alike.
 
         Args:
-            layer: its number; its keys and values are alike.
-            q: (batch, tokens, heads, head_dim), rotated.
-            new: (batch, tokens, 2 * kv_heads, head_dim), keys and values.
-            rotation: the layer's, or one that is ``still`` where the keys are rotated already.
+            layer: its number.
             positions: (batch, tokens), i32.
-            rules: how the layer weighs keys.
-
-        Returns:
-            (batch, tokens, heads, head_dim).
 
         Raises:
             ModelError: as :meth:`attend`.
         """
-        rotation.append(self._both[layer], new, self._where(layer, positions), positions)
-        return self._read(layer, q, rules)
+        return Room(self._both[layer], self._where(layer, positions))
 
-    def _where(self, layer: int, positions: Tensor) -> Tensor:
-        rows = self._rows[layer]
-        return self._turned(rows, positions) if rows in self._rings else positions
-
-    def _read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+    def read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+        """What :meth:`attend` returns, of tokens whose keys and values are there."""
         ring = self._rings.get(self._rows[layer])
         if ring is None:
             keys, values = self._layers[layer]
             return attend(q, keys, values, self.lengths, rules)
         keys, values = self._pages[layer]
         return attend(q, keys, values, self.lengths, rules, block_table=ring.table)
+
+    def _where(self, layer: int, positions: Tensor) -> Tensor:
+        rows = self._rows[layer]
+        return self._turned(rows, positions) if rows in self._rings else positions
 
     def before(self, layer: int, x: Tensor, positions: Tensor, count: int) -> list[Tensor]:
         """

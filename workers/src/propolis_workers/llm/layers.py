@@ -7,6 +7,7 @@ from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable  # noqa: TC003  (fields of a NamedTuple)
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 from typing import NamedTuple
 
@@ -33,8 +34,27 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis.opspec.spec import OpSpec
     from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.network.attending import Room
     from propolis_workers.llm.network.rotation import Rotation
     from propolis_workers.weights import Weights
+
+
+class Joined(NamedTuple):
+    """Two ops that multiply norms of sums: by weights in blocks, and by others."""
+
+    blocks: ops.PairOp[Any]
+    plain: ops.PairOp[Any]
+
+    def of(self, weight: Tensor) -> ops.PairOp[Any]:
+        """The one for such a weight."""
+        return self.blocks if weight.dtype.is_block else self.plain
+
+
+NORMED: Final = Joined(ops.add_rms_norm_qmatmul, ops.add_rms_norm_linear)
+TURNED: Final = Joined(ops.add_rms_norm_qmatmul_rope, ops.add_rms_norm_linear_rope)
+KEPT: Final = Joined(
+    ops.add_rms_norm_qmatmul_rope_kv_append, ops.add_rms_norm_linear_rope_kv_append
+)
 
 
 class MergedLinear:
@@ -67,9 +87,26 @@ class MergedLinear:
     ) -> tuple[Tensor, Tensor]:
         """``x + y``, and the one layer's product with its norm; see ``Layers.joins_norm``."""
         weight = self.layers[0].weight
-        blocks = weight.dtype.is_block
-        joined = ops.add_rms_norm_qmatmul if blocks else ops.add_rms_norm_linear
-        return joined(x, y, norm.weight, weight, norm.eps, gated=gated)
+        rows = x, y, norm.weight, weight
+        both: tuple[Tensor, Tensor] = NORMED.of(weight)(*rows, norm.eps, gated=gated)
+        return both
+
+    def kept_of_norm(
+        self,
+        norm: RMSNorm,
+        x: Tensor,
+        y: Tensor,
+        room: Room,
+        positions: Tensor,
+        rotation: Rotation,
+        heads: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The same, its keys rotated too: the first heads are returned, keys and values kept."""
+        weight, tables = self.layers[0].weight, (rotation.cos, rotation.sin)
+        given = room.kept, x, y, norm.weight, weight, room.slots, positions, *tables
+        how = {"heads": heads, "interleaved": rotation.interleaved}
+        both: tuple[Tensor, Tensor] = KEPT.of(weight)(*given, norm.eps, **how)
+        return both
 
     def turned_of_norm(
         self,
@@ -82,14 +119,11 @@ class MergedLinear:
         head_dim: int,
     ) -> tuple[Tensor, Tensor]:
         """The same, of which the first heads are rotated."""
-        weight = self.layers[0].weight
-        blocks = weight.dtype.is_block
-        joined = ops.add_rms_norm_qmatmul_rope if blocks else ops.add_rms_norm_linear_rope
-        rows, tables = (x, y, norm.weight, weight), (positions, rotation.cos, rotation.sin)
-        interleaved = rotation.interleaved
-        return joined(
-            *rows, *tables, norm.eps, heads=heads, head_dim=head_dim, interleaved=interleaved
-        )
+        weight, tables = self.layers[0].weight, (positions, rotation.cos, rotation.sin)
+        given = x, y, norm.weight, weight, *tables
+        how = {"heads": heads, "head_dim": head_dim, "interleaved": rotation.interleaved}
+        both: tuple[Tensor, Tensor] = TURNED.of(weight)(*given, norm.eps, **how)
+        return both
 
     def parts_of(self, y: Tensor) -> list[Tensor]:
         """What is whose of a product that is all of them."""
@@ -293,17 +327,15 @@ class Layers:
         weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
 
-    def joins_norm(self, layers: MergedLinear, *, turned: bool = False) -> bool:
-        """Whether a kernel does a sum, its norm and their product, and where asked the rotation."""
+    def joins_norm(self, layers: MergedLinear, joined: Joined = NORMED) -> bool:
+        """Whether a kernel does such an op of a norm and of layers that are one."""
         first = layers.layers[0]
         if len(layers.layers) > 1 or first.bias is not None:
             return False
-        stored = first.weight.dtype
-        if stored.is_block:
-            op: OpSpec = ops.add_rms_norm_qmatmul_rope if turned else ops.add_rms_norm_qmatmul
-            return self.dtype in op.dtypes["x"] and self.has_kernel(op, self.dtype, stored)
-        op = ops.add_rms_norm_linear_rope if turned else ops.add_rms_norm_linear
-        return stored is self.dtype in op.dtypes["x"] and self.has_kernel(op, stored)
+        stored, op = first.weight.dtype, joined.of(first.weight)
+        kinds = (self.dtype, stored) if stored.is_block else (stored,)
+        known = self.dtype in op.dtypes["x"] and (stored.is_block or stored is self.dtype)
+        return known and self.has_kernel(op, *kinds)
 
     @property
     def exact(self) -> bool:

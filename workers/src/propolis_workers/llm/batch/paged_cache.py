@@ -12,6 +12,7 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_workers.llm.network.attending import Room
 from propolis_workers.llm.network.attending import as_kept
 from propolis_workers.llm.network.attending import attend
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from propolis_workers.llm.batch.scheduler import Copy
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.network.attending import Rules
-    from propolis_workers.llm.network.rotation import Rotation
 
 # Block 0 is nobody's: rows that only fill a step up are written there.
 NOBODYS: Final = 0
@@ -321,23 +321,14 @@ class Step:
         slots = self._places(layer).slots
         for rows, new in zip(self._rows[layer], (k, v), strict=True):
             ops.kv_append(rows, as_kept(new, rows), slots)
-        return self._read(layer, q, rules)
+        return self.read(layer, q, rules)
 
-    def attend_turning(
-        self,
-        layer: int,
-        q: Tensor,
-        new: Tensor,
-        rotation: Rotation,
-        positions: Tensor,
-        rules: Rules,
-    ) -> Tensor:
-        """As :meth:`KVCache.attend_turning`."""
-        both = self._cache.both[layer].unsqueeze(0)
-        rotation.append(both, new, self._places(layer).slots, positions)
-        return self._read(layer, q, rules)
+    def room(self, layer: int, positions: Tensor) -> Room:  # noqa: ARG002  (slots say where)
+        """As :meth:`KVCache.room`."""
+        return Room(self._cache.both[layer].unsqueeze(0), self._places(layer).slots)
 
-    def _read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+    def read(self, layer: int, q: Tensor, rules: Rules) -> Tensor:
+        """As :meth:`KVCache.read`."""
         places = self._places(layer)
         keys, values = self._pages[layer]
         if not self._decodes:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import NamedTuple
 
 from propolis import ops
 
 
 if TYPE_CHECKING:
     from propolis import Tensor
+
+
+class Room(NamedTuple):
+    """
+    Memory for the keys and values of new tokens.
+
+    Attributes:
+        kept: (batch, slots, 2 * kv_heads, head_dim): keys, and values beside them.
+        slots: (batch, tokens), i32: which are the new tokens'.
+    """
+
+    kept: Tensor
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from propolis import dtypes
 from propolis import ops
+from propolis_workers.llm.layers import KEPT
+from propolis_workers.llm.layers import TURNED
 from propolis_workers.llm.network.attending import Rules
 
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from propolis_workers.llm.kv_cache import Cache
     from propolis_workers.llm.layers import Layers
     from propolis_workers.llm.layers import RMSNorm
-    from propolis_workers.llm.network.rotation import Rotation
     from propolis_workers.llm.network.rotation import Rotations
 
 # Tokens of a step that decodes; with more, products of 16 bits are worth rounding queries on a GPU.
@@ -79,12 +80,11 @@ class Attention:
             and weights.has_kernel(ops.rope_kv_append, kept)
         )
         self.joins_norm = weights.joins_norm(self.qkv)
-        # Or in the product that makes them.
+        # Or turned, or both, in the product that makes them.
+        even = self.turns_together and config.head_dim % 2 == 0
+        self.keeps_in_product = even and self.turns_kept and weights.joins_norm(self.qkv, KEPT)
         self.turns_in_product = (
-            self.turns_together
-            and config.head_dim == config.values_dim
-            and config.head_dim % 2 == 0
-            and weights.joins_norm(self.qkv, turned=True)
+            even and config.head_dim == config.values_dim and weights.joins_norm(self.qkv, TURNED)
         )
         self.rules = Rules(
             scale=config.score_scale or None,
@@ -113,15 +113,16 @@ class Attention:
         cache: Cache,
     ) -> tuple[Tensor, Tensor]:
         """``x + y``, and the attention of its norm, where it ``joins_norm``."""
-        if not self.turns_in_product:
+        config = self.config
+        if self.keeps_in_product:
+            room, rotation = cache.room(self.layer, positions), ropes[self.kind]
+            x, q = self.qkv.kept_of_norm(norm, x, y, room, positions, rotation, config.heads)
+            return x, self._out(cache.read(self.layer, q, self.rules))
+        if self.turns_kept or not self.turns_in_product:
             x, every = self.qkv.of_norm(norm, x, y)
             return x, self._of_product(every, positions, ropes, cache)
-        config, rotation = self.config, ropes[self.kind]
-        heads = config.heads + config.kv_heads
-        x, every = self.qkv.turned_of_norm(norm, x, y, positions, rotation, heads, config.head_dim)
-        if self.turns_kept:
-            q, new = self._beside(every)
-            return x, self._kept(q, new, rotation.still, positions, cache)
+        heads, dim = config.heads + config.kv_heads, config.head_dim
+        x, every = self.qkv.turned_of_norm(norm, x, y, positions, ropes[self.kind], heads, dim)
         return x, self._attended(*self._sides(every, self._turning(every)), positions, cache)
 
     def _of_product(
@@ -129,8 +130,9 @@ class Attention:
     ) -> Tensor:
         if self.turns_kept:
             q, new = self._beside(every)
-            rotation = ropes[self.kind]
-            return self._kept(rotation(q, positions), new, rotation, positions, cache)
+            rotation, (kept, slots) = ropes[self.kind], cache.room(self.layer, positions)
+            rotation.append(kept, new, slots, positions)
+            return self._out(cache.read(self.layer, rotation(q, positions), self.rules))
         if self.turns_together:
             turned = ropes[self.kind](self._turning(every), positions)
             q, k, v = self._sides(every, turned)
@@ -148,11 +150,6 @@ class Attention:
         dim = self.config.head_dim
         q = every.narrow(2, 0, width).unflatten(2, dim)
         return q, every.narrow(2, width, sum(others)).unflatten(2, dim)
-
-    def _kept(
-        self, q: Tensor, new: Tensor, rotation: Rotation, positions: Tensor, cache: Cache
-    ) -> Tensor:
-        return self._out(cache.attend_turning(self.layer, q, new, rotation, positions, self.rules))
 
     def _out(self, y: Tensor) -> Tensor:
         b, t, heads, dim = y.shape

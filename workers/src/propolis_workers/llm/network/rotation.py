@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 from typing import Final
 
@@ -37,12 +36,6 @@ class Rotation:
         self.cos = cos
         self.sin = sin
         self.interleaved = interleaved
-
-    @cached_property
-    def still(self) -> Rotation:
-        """One that turns nothing, for keys that are turned already."""
-        cos, sin = (table.narrow(1, 0, 0) for table in (self.cos, self.sin))
-        return Rotation(cos, sin, interleaved=self.interleaved)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """(b, t, heads, head_dim) -> the same, rotated."""
