@@ -67,21 +67,22 @@ def main() -> None:
 
 
 def _beside(busy: str, threads: str) -> dict[str, float]:
-    """Tokens a second while other processes keep cores busy."""
+    """Tokens a second of an answer of a thousand while other processes keep cores busy."""
     from propolis import Config
     from propolis import Runtime
     from propolis_workers.llm import LLM
 
-    engine = LLM.load(runtime=Runtime.start(Config(threads=int(threads)))).engine(128)
-    engine.prefill(prompt()[:8])
+    tokens = prompt() + prompt()
+    engine = LLM.load(runtime=Runtime.start(Config(threads=int(threads)))).engine(len(tokens) + 16)
+    engine.prefill(tokens[:8])
     engine.decode(1)
     others = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(int(busy))]
     try:
         time.sleep(0.5)  # until they run
         start = time.perf_counter()
-        for token in prompt()[: DECODED // 2]:
+        for token in tokens:
             engine.decode(token)
-        return {"decode": DECODED // 2 / (time.perf_counter() - start)}
+        return {"decode": len(tokens) / (time.perf_counter() - start)}
     finally:
         for other in others:
             other.kill()

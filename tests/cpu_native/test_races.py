@@ -1,4 +1,4 @@
-"""The thread pool compiled with the compiler's thread sanitizer."""
+"""The thread pool: by the compiler's thread sanitizer, and how many helpers it takes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def test_the_pool_has_no_races(tmp_path):
     # Its shadow memory does not fit how some kernels lay out addresses at random.
     fixed = (shutil.which("setarch"), "-R") if shutil.which("setarch") else ()
     assert run(*fixed, program) == "0 wrong\n"
+
+
+def test_helpers_beside_other_programs(tmp_path):
+    """Those that cost more time than they save stay away, and come back when they pay."""
+    program = tmp_path / "crowd"
+    flags = ("-std=c++20", "-O1", "-I", NATIVE)
+    run(CXX, *flags, Path(__file__).with_name("crowd.cpp"), "-o", program)
+    assert run(program) == "right\n"

@@ -1,8 +1,11 @@
 #include "pool.h"
 
+#include "crowd.h"
+
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,6 +72,7 @@ struct Shared {
 
     std::mutex owner;  // of the helpers
     int helpers = 0;
+    Crowd crowd;
 };
 
 // Who comes as the `number`-th begins with a run of his own, and helps others with theirs when it is done.
@@ -157,15 +161,15 @@ struct AtFork {
     }
 } at_fork;
 
-}  // namespace
+// Let the crowd know, from time to time, how often this thread lost its core to others.
+void look_around(Crowd& crowd) {
+    rusage usage{};
+    if (!crowd.looks() || getrusage(RUSAGE_THREAD, &usage)) return;
+    crowd.look((std::uint64_t)pthread_self(), usage.ru_nivcsw, Crowd::Clock::now());
+}
 
-void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
-    Shared& s = *the_pool;
-    std::unique_lock<std::mutex> owner(s.owner, std::try_to_lock);
-    if (!owner) {
-        for (std::int64_t task = 0; task < tasks; ++task) work(context, task);
-        return;
-    }
+// As Pool::run, by the owner of the helpers.
+void run_with_helpers(Shared& s, int threads, std::int64_t tasks, Pool::Work work, void* context) {
     start_helpers(s, threads - 1);
     s.work = work;
     s.context = context;
@@ -194,6 +198,27 @@ void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
         }
         state = s.state.load(std::memory_order_acquire);
     }
+}
+
+}  // namespace
+
+void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
+    Shared& s = *the_pool;
+    std::unique_lock<std::mutex> owner(s.owner, std::try_to_lock);
+    const bool watching = owner && s.crowd.watching();
+    const Crowd::Point begun = watching ? Crowd::Clock::now() : Crowd::Point();
+    const int helpers = owner ? s.crowd.allowed(threads - 1) : 0;
+    if (helpers > 0) {
+        run_with_helpers(s, helpers + 1, tasks, work, context);
+    } else {
+        for (std::int64_t task = 0; task < tasks; ++task) work(context, task);
+    }
+    if (!owner || threads < 2) return;
+    if (watching) {
+        const Crowd::Point now = Crowd::Clock::now();
+        s.crowd.took((const void*)work, tasks, now - begun, now);
+    }
+    look_around(s.crowd);
 }
 
 }  // namespace propolis
