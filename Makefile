@@ -96,6 +96,7 @@ ray: $(RAY) ## Install Ray apart from the rest, and kill one of two replicas und
 # Fewer random cases, of other numbers, where they differ by the width of a warp alone.
 SHARE_32 ?=
 SHARE_64 ?= --seed 64 --scale 0.25
+SHARE_CPU ?=
 # The longest first; each waits in part, for a limit of time or a process.
 CONFORMANCE := conformance-64 conformance-32 conformance-cpu
 BESIDE = $(MAKE) --no-print-directory -j3 --output-sync=target
@@ -104,7 +105,7 @@ live-oracles: $(ORACLES)
 	PROPOLIS_REQUIRE_ORACLES=1 $(PYTEST) -m oracle
 
 conformance-cpu:
-	$(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_32)
+	$(BIN)/propolis conformance cpu_native --timeout 300 $(SHARE_CPU)
 
 conformance-%:
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \

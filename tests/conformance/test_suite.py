@@ -16,6 +16,7 @@ from propolis_conformance import Result
 from propolis_conformance import expect
 from propolis_conformance import run
 from propolis_conformance.families import OPS
+from propolis_conformance.report import build
 
 
 SUBSET = ("add", "rms_norm", "matmul", "embedding", "kv_append", "dequantize")
@@ -46,6 +47,30 @@ def test_reference_passes():
     assert {r.unit.partition("[")[0] for r in results} == set(SUBSET)
     assert next(r for r in results if r.unit == "matmul[f16]").truth == ["numpy f64"]
     assert facts["distribution"] == "propolis-cpu-ref"
+
+
+def test_shards_are_all(install):
+    """Each unit is in one of them, whatever ops are chosen, and its command says which."""
+    install(WRONG)
+    whole = [r.unit for r in run(Request("wrong", quick=True))[0]]
+    parts = [run(Request("wrong", quick=True, shard=(k, 2))) for k in (1, 2)]
+    assert sorted(whole) == sorted(r.unit for results, _ in parts for r in results)
+    assert all(results for results, _ in parts)
+    for k, (results, facts) in enumerate(parts, 1):
+        report = build(results, facts, Request("wrong", quick=True, shard=(k, 2)), 1.0)
+        assert (report.shard, report.complete) == (f"{k}/2", False)
+        assert f"--shard {k}/2" in report.again(results[0].unit)
+        (alone,), _ = run(Request("wrong", quick=True, shard=(k, 2)), [results[0].unit])
+        assert alone.unit == results[0].unit
+    with pytest.raises(UsageError, match="shard 5/5 of wrong has none of its units"):
+        run(Request("wrong", quick=True, shard=(5, 5)))
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/0", "a/b", "²/3", "-1/2", "1/9999999", ""])
+def test_what_is_no_shard(capsys, shard):
+    """Is refused, with what would be one."""
+    assert call("conformance", "cpu_ref", "--shard", shard) == 2
+    assert "give K/N with K from 1 to N" in capsys.readouterr().err
 
 
 @pytest.mark.slow

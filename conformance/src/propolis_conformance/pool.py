@@ -53,6 +53,7 @@ class Request:
             (``conformance_scale`` among its properties' extra), or 1.
         seconds: how long all may take, about: a unit that takes far more than its share
             leaves cases out; None for a minute when quick, else ten.
+        shard: which of how many parts of all units, the first being 1, of equal size.
     """
 
     plugin: str
@@ -63,6 +64,7 @@ class Request:
     save: str | None = None
     scale: float | None = None
     seconds: float | None = None
+    shard: tuple[int, int] = (1, 1)
 
     @property
     def budget(self) -> float:
@@ -202,12 +204,12 @@ def run(
         The results in the order the plugin declares its ops, and facts about it.
 
     Raises:
-        UsageError: there is no such plugin, or it implements no such op here.
+        UsageError: there is no such plugin, or it implements no such op here, or none in the shard.
         PluginError: it cannot be loaded.
     """
     first = Child(request)
     try:
-        names = _chosen(first.units, ops, request.plugin)
+        names = _chosen(first.units, ops, request)
     except UsageError:
         first.close()
         raise
@@ -240,10 +242,20 @@ def run(
     return [found[name] for name in names], first.facts
 
 
-def _chosen(units: Sequence[tuple[str, str]], ops: Sequence[str], plugin: str) -> list[str]:
+def _chosen(units: Sequence[tuple[str, str]], ops: Sequence[str], request: Request) -> list[str]:
+    plugin, (number, shards) = request.plugin, request.shard
     unknown = [op for op in ops if not any(op in unit for unit in units)]
     if unknown:
         known = ", ".join(dict.fromkeys(op for _, op in units))
         msg = f"{plugin} does not implement {', '.join(unknown)} here; it implements: {known}"
         raise UsageError(msg)
-    return [name for name, op in units if not ops or op in ops or name in ops]
+    # Every so many of all: whatever is chosen, a unit is in the same shard.
+    own = units[number - 1 :: shards]
+    chosen = [name for name, op in own if not ops or op in ops or name in ops]
+    if units and not chosen:
+        msg = (
+            f"shard {number}/{shards} of {plugin} has none of {', '.join(ops) or 'its units'}: "
+            f"give fewer shards, or another"
+        )
+        raise UsageError(msg)
+    return chosen

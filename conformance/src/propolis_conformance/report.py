@@ -82,6 +82,7 @@ class Report:
         quick: the random cases, and combinations of dtypes, were left out.
         random: whether there could be random cases: they need Hypothesis.
         scale: of large sizes and of the number of random cases; 1 unless the device is slow.
+        shard: which part of all units was judged, as ``"1/2"``; empty for all.
         plugin: who was judged.
         device: where.
         host: Python, system, driver.
@@ -104,6 +105,7 @@ class Report:
     results: list[Result]
     random: bool = True
     scale: float = 1.0
+    shard: str = ""
 
     @property
     def name(self) -> str:
@@ -130,7 +132,8 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether all that the plugin declares was judged, with all cases."""
-        return not self.ops and not self.quick and self.random and not self.cut
+        part = self.ops or self.shard or self.quick or self.cut
+        return self.random and not part
 
     @property
     def shortfall(self) -> int:
@@ -150,6 +153,8 @@ class Report:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         what = f"{len(self.results)} op x dtype: {counts or 'nothing to judge'}"
         said = f"{what} ({self.seconds:.0f} s, {self.cases} cases)"
+        if self.shard:
+            said += f"; shard {self.shard} of all"
         if self.cut:
             said += f"; {self.cut} not to the end, for want of time: --seconds gives more"
         if not self.quick and not self.random:
@@ -211,6 +216,7 @@ def build(
         seconds=round(seconds, 1),
         random=RANDOM,
         scale=scale_of(request, facts),
+        shard=_shard(request),
         results=[
             replace(r, message=without_places(r.message), seconds=round(r.seconds, 2))
             for r in results
@@ -256,7 +262,14 @@ def _command(request: Request) -> str:
         words += ["--scale", f"{request.scale:g}"]
     if request.seconds is not None:
         words += ["--seconds", f"{request.seconds:g}"]
+    if shard := _shard(request):
+        words += ["--shard", shard]
     return shlex.join([*words, "--seed", str(request.seed)])
+
+
+def _shard(request: Request) -> str:
+    number, shards = request.shard
+    return f"{number}/{shards}" if shards > 1 else ""
 
 
 def _told(result: Result) -> dict[str, Any]:

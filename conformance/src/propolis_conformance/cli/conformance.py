@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _shard(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[int, int]:
+    """``"2/3"``: the second of three parts."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
+    number, shards = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= shards:
+        msg = f"{value!r} is no part: give K/N with K from 1 to N, as 1/2"
+        raise click.BadParameter(msg)
+    return number, shards
 
 
 @click.command()
@@ -51,6 +62,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="SHARE",
     help="Of large sizes and random cases, for slow devices; what the device says, or 1.",
 )
+@click.option(
+    "--shard",
+    callback=_shard,
+    default="1/1",
+    metavar="K/N",
+    help="The K-th of N equal parts of all ops and dtypes, to judge on several machines.",
+)
 @click.option("--strict", is_flag=True, help="What is declined or not judged fails, too.")
 @click.pass_context
 def conformance(
@@ -69,6 +87,7 @@ def conformance(
     timeout: float,
     seconds: float | None,
     scale: float | None,
+    shard: tuple[int, int],
     strict: bool,
 ) -> None:
     """
@@ -92,7 +111,7 @@ def conformance(
             msg = f"--save-failures {save_failures}: it cannot be made: {exc.strerror}"
             raise UsageError(msg) from exc
     saved = str(save_failures.absolute()) if save_failures is not None else None
-    request = Request(plugin, device, seed, quick, timeout, saved, scale, seconds)
+    request = Request(plugin, device, seed, quick, timeout, saved, scale, seconds, shard)
     progress = _Progress()
     started = time.monotonic()
     results, facts = run(request, ops, progress=progress)
