@@ -286,7 +286,7 @@ def test_pickle(fails, tmp_path, name):
         (("hi", "--repetition-penalty", "0"), "repetition_penalty is 0.0"),
         (("hi", "--seed", "-1"), "seed is -1"),
         (("hi", "--stop", ""), "a stop string is empty: every answer would end"),
-        (("\udcff",), "the text holds a lone surrogate"),
+        (("\udcff",), "PROMPT is not UTF-8: byte 0xff at 0"),
     ],
 )
 def test_values(fails, tiny_gguf, arguments, message):

@@ -10,6 +10,7 @@ import pytest
 
 from propolis.cli import main
 from propolis.errors import DeviceLostError
+from propolis_workers.llm import session
 
 
 MESSAGE = {"role": "user", "content": "the"}
@@ -98,6 +99,45 @@ def test_stdin_of_bytes(propolis):
         run = propolis(*command, stdin=b"a\xff")
         assert (2, "") == (run.code, run.out)
         assert "error: standard input is not UTF-8: byte 0xff at 1" in run.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("generate", "a\udcff"), "PROMPT"),
+        (("generate", "--raw", "a\udcff"), "PROMPT"),
+        (("generate", "the", "--system", "a\udcff"), "--system"),
+        (("chat", "--system", "a\udcff"), "--system"),
+    ],
+)
+def test_arguments_of_bytes(propolis, arguments, what):
+    """So are arguments; Python has their wrong bytes as halves of surrogate pairs."""
+    run = propolis(*arguments)
+    assert (2, "") == (run.code, run.out)
+    assert run.err == f"error: {what} is not UTF-8: byte 0xff at 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("the " * 9000,), "no room for an answer; shorten it\n"),
+        (("--raw", "the " * 9000), "no room for an answer; shorten it\n"),
+        (("a " * 40,), "the context is 96: no room for an answer; shorten the prompt\n"),
+        (("the " * 30, "--context", "9"), "shorten it, or raise --context\n"),
+        (
+            ("a a", "--context", "40"),
+            "shorten the prompt, or raise --context (the model's is 96)\n",
+        ),
+        (("--raw", ""), "error: the prompt is empty: give at least one token\n"),
+    ],
+)
+def test_before_weights_are_read(propolis, monkeypatch, arguments, why):
+    """What is wrong with a prompt is said at once, and nothing of a model or where it ran."""
+    monkeypatch.setattr(session, "build", None)
+    run = propolis("generate", *arguments)
+    assert (2, "") == (run.code, run.out)
+    assert why in run.err
+    assert run.err.count("\n") == 1
 
 
 def test_system(propolis, llm):
@@ -344,13 +384,17 @@ def test_a_talk_ends_with_the_summary(propolis, monkeypatch):
 
 def test_json_lines(monkeypatch, capsys, tiny_gguf):
     """With --log-format json the notes, rates and the summary are objects too."""
-    for arguments, last in ((("-n", "2"), "placement: "), (("--context", "3"), "the prompt takes")):
+    for arguments, first, last in (
+        (("-n", "2"), "loaded tiny.gguf (", "placement: "),
+        (("--context", "3"), "the prompt ", "the prompt "),
+    ):
         with pytest.raises(SystemExit):
             main(["--log-format", "json", "llm", "generate", "a", "-m", str(tiny_gguf), *arguments])
         found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
         assert {line["event"] for line in found} <= {"cli.text", "cli.error"}
-        assert found[0]["text"].startswith("loaded tiny.gguf (")
-        assert found[-1].get("text", found[-1].get("message")).startswith(last)
+        said = [line.get("text", line.get("message")) for line in found]
+        assert said[0].startswith(first)
+        assert said[-1].startswith(last)
 
 
 def test_progress_on_a_terminal(propolis, llm, monkeypatch):

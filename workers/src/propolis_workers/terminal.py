@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,9 +30,9 @@ def standard_input() -> str:
     return decoded(sys.stdin.buffer.read())
 
 
-def decoded(raw: bytes) -> str:
+def decoded(raw: bytes, what: str = "standard input") -> str:
     """
-    What was typed, or piped in.
+    What was typed, or piped in, or given as an argument.
 
     Raises:
         UsageError: it is not UTF-8.
@@ -39,8 +40,16 @@ def decoded(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
-        msg = f"standard input is not UTF-8: byte 0x{raw[exc.start]:02x} at {exc.start}"
+        msg = f"{what} is not UTF-8: byte 0x{raw[exc.start]:02x} at {exc.start}"
         raise UsageError(msg) from None
+
+
+def utf8(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A click callback: refuses a text that is not UTF-8, which Python lets through."""
+    if value is not None:
+        what = param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper()
+        decoded(os.fsencode(value), what)
+    return value
 
 
 def printable(text: str) -> str:
@@ -125,5 +134,6 @@ __all__ = [
     "standard_input",
     "steps_bar",
     "sum_up",
+    "utf8",
     "watched",
 ]

@@ -249,6 +249,11 @@ class Answer:
         return text, ended
 
 
+def longer(capacity: int, longest: int) -> str:
+    """What else helps where a context is too short, if anything does; ends a message."""
+    return f", or raise the context (the model's is {longest})" if capacity < longest else ""
+
+
 def expect_prompt(
     ids: Sequence[int], end: int, capacity: int, config: ModelConfig, tokenizer: Tokenizer
 ) -> None:
@@ -274,7 +279,7 @@ def expect_prompt(
     if end >= capacity:
         msg = (
             f"the prompt takes {end} tokens, the context is {capacity}: no room for an answer; "
-            f"shorten the prompt, or raise the context (the model's is {config.context_length})"
+            f"shorten the prompt{longer(capacity, config.context_length)}"
         )
         raise ModelError(msg)
     top = max(ids, default=0)
@@ -288,4 +293,4 @@ def expect_prompt(
         raise ModelError(msg)
 
 
-__all__ = ["Answer", "Finish", "StopReason", "expect_max_tokens", "expect_prompt"]
+__all__ = ["Answer", "Finish", "StopReason", "expect_max_tokens", "expect_prompt", "longer"]

@@ -8,6 +8,7 @@ answers can be piped.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 from typing import Any
@@ -19,17 +20,22 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
 from propolis.dispatch import DispatchTable
+from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import sum_up
+from propolis_workers.terminal import utf8
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
 
     from propolis import Runtime
+    from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.generation import Generation
+    from propolis_workers.llm.prompts import Prompts
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
 
@@ -78,7 +84,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
         click.option("--seed", type=int, help="Makes sampling repeatable."),
         click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Ends the answer."),
-        click.option("--system", metavar="TEXT", help="The system message."),
+        click.option("--system", metavar="TEXT", callback=utf8, help="The system message."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -86,7 +92,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @llm.command()
-@click.argument("prompt")
+@click.argument("prompt", callback=utf8)
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without a chat template.")
 @_model_options
 @json_option
@@ -108,17 +114,28 @@ def generate(
     if raw and system is not None:
         msg = "--system needs the chat template; leave out --raw"
         raise UsageError(msg)
+    from propolis_workers.llm.answer import expect_prompt  # noqa: PLC0415  (not for --help)
+
     answer = _answer_options(options)  # wrong ones are found before a model is loaded
     text = standard_input() if prompt == "-" else prompt
     tokens = min(options["max_tokens"], options["context"] or options["max_tokens"])
     if not raw:
         _begin_templates()
-    model, _ = load(ctx, options, quiet=as_json, tokens=tokens)
-    if raw:
-        generation = model.complete(text, **answer)
-    else:
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        generation = model.chat([*messages, {"role": "user", "content": text}], **answer)
+    ids: list[int] = []
+
+    def ask(prompts: Prompts, config: ModelConfig) -> None:
+        """Find what is wrong with the prompt before weights are read."""
+        longest = min(options["context"] or config.context_length, config.context_length)
+        with _remedied(raised=longest < config.context_length):
+            if raw:
+                ids[:] = prompts.text(text, most=longest)
+            else:
+                messages = [{"role": "system", "content": system}] if system is not None else []
+                ids[:] = prompts.chat([*messages, {"role": "user", "content": text}], most=longest)
+            expect_prompt(ids, len(ids), longest, config, prompts.tokenizer)
+
+    model, _ = load(ctx, options, quiet=as_json, tokens=tokens, before_weights=ask)
+    generation = model.answer(ids, **answer)
     if as_json:
         for _ in generation:
             pass
@@ -161,6 +178,16 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
         _print_rates(last)
 
 
+@contextmanager
+def _remedied(*, raised: bool) -> Iterator[None]:
+    """Name the option, where a prompt is too long for a context that can be raised."""
+    try:
+        yield
+    except ModelError as exc:
+        instead = ", or raise --context" if raised else ""
+        raise ModelError(str(exc).replace(", or raise the context", instead)) from exc
+
+
 def _begin_templates() -> None:
     from propolis_workers.llm.chat_template import begin  # noqa: PLC0415  (not for --help)
 
@@ -181,6 +208,7 @@ def load(
     quiet: bool,
     placement: bool = True,
     tokens: int = 1,
+    before_weights: Callable[[Prompts, ModelConfig], None] | None = None,
 ) -> tuple[LLM, Runtime]:
     """
     The model and who runs it, with a progress bar while its weights are read.
@@ -191,6 +219,7 @@ def load(
         quiet: the answer is JSON, which says what is printed otherwise.
         placement: whether the command ends with the placement summary.
         tokens: what a sequence will have at least, which must fit into memory too.
+        before_weights: as ``LLM.load`` has it.
     """
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.session import LLM  # noqa: PLC0415
@@ -203,7 +232,13 @@ def load(
     if placement:
         sum_up(ctx, runtime.device(config.device), quiet=quiet)
     with loading_bar(quiet=quiet) as progress:
-        model = LLM.load(runtime=runtime, progress=progress, tokens=tokens, **types)
+        model = LLM.load(
+            runtime=runtime,
+            progress=progress,
+            tokens=tokens,
+            before_weights=before_weights,
+            **types,
+        )
     if not quiet:
         mib = sum(f.nbytes for f in model.source.tensors.values()) / 1e6
         note = f"loaded {model.path.name} ({mib:.0f} MB) in {model.load_seconds:.1f} s"

@@ -23,6 +23,7 @@ from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
+from propolis_workers.llm.answer import longer
 from propolis_workers.llm.chunks import CAPTURED
 from propolis_workers.llm.chunks import has_queue
 from propolis_workers.llm.chunks import pieces_of
@@ -334,7 +335,6 @@ class Engine:
         if self.position + tokens > self.capacity:
             msg = (
                 f"{tokens} more tokens do not fit: {self.position} of {self.capacity} are taken; "
-                f"shorten the prompt, or raise the context (the model's is "
-                f"{self.model.config.context_length})"
+                f"shorten the prompt{longer(self.capacity, self.model.config.context_length)}"
             )
             raise ModelError(msg)

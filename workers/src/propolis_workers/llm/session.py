@@ -109,6 +109,7 @@ class LLM:
         tokens: int = 1,
         kv_type: str | DType = "auto",
         dtype: str | DType = "auto",
+        before_weights: Callable[[Prompts, ModelConfig], None] | None = None,
     ) -> LLM:
         """
         Read a model and put its weights on a device.
@@ -131,6 +132,8 @@ class LLM:
                 file's matrices are in, where all are in one of these, the device has kernels for
                 it and numerics are not exact; and f32 elsewhere, and in place of f16 for
                 architectures whose activations are known to exceed it (Gemma, GLM-4).
+            before_weights: called before any are read with what makes tokens of prompts and with
+                the model's numbers; what it raises ends the loading.
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
@@ -147,6 +150,8 @@ class LLM:
         kept = kept_dtype(kv_type, device, computed)
         config = replace(config, kv_dtype=kept, dtype=computed)
         _expect_whole_blocks(path.name, config)
+        if before_weights is not None:
+            before_weights(Prompts(path, tokenizer), config)
         _expect_room(path.name, source, config, device, tokens)
         model = build(source, config, device, _counter(source, progress))
         source.release()
@@ -189,9 +194,8 @@ class LLM:
                 cannot be used.
             ModelError: the model has no template, or it fails on these messages.
         """
-        return self._generate(
-            self.prompts.chat(messages, variables=variables), params, max_tokens, stops, context
-        )
+        ids = self.prompts.chat(messages, variables=variables)
+        return self.answer(ids, params=params, max_tokens=max_tokens, stops=stops, context=context)
 
     def complete(
         self,
@@ -209,29 +213,25 @@ class LLM:
             ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: the text or an option cannot be used.
         """
-        return self._generate(self.prompts.text(text), params, max_tokens, stops, context)
+        ids = self.prompts.text(text)
+        return self.answer(ids, params=params, max_tokens=max_tokens, stops=stops, context=context)
 
-    def engine(self, context: int | None = None) -> Engine:
-        """An empty sequence on this model, as long as the model's context when None."""
-        self._free.clear()  # its memory first: both may not fit
-        return Engine(self.model, self._limit(context))
-
-    def _limit(self, context: int | None) -> int:
-        """Tokens that a sequence may have; says so where the model was made for fewer."""
-        longest = self.config.context_length
-        if context is not None and context > longest:
-            reason = f"{self.path.name} was trained for no more"
-            events.CONTEXT_CUT.emit(asked=context, used=longest, reason=reason)
-        return longest if context is None else min(context, longest)
-
-    def _generate(
+    def answer(
         self,
         ids: list[int],
-        params: SamplingParams,
-        max_tokens: int,
-        stops: Sequence[str],
-        context: int | None,
+        *,
+        params: SamplingParams = GREEDY,
+        max_tokens: int = 512,
+        stops: Sequence[str] = (),
+        context: int | None = None,
     ) -> Generation:
+        """
+        Continue tokens, as :attr:`prompts` makes them; other arguments as :meth:`chat`.
+
+        Raises:
+            UsageError: an option cannot be used.
+            ModelError: there are none, or too many, or one that the model does not know.
+        """
         expect_max_tokens(max_tokens)
         StopStrings(stops)  # refuses them before a sequence is taken
         # No more memory than this answer may need, or the one before it needed.
@@ -246,6 +246,19 @@ class LLM:
             path=self.path,
             ended=self._free.append,
         )
+
+    def engine(self, context: int | None = None) -> Engine:
+        """An empty sequence on this model, as long as the model's context when None."""
+        self._free.clear()  # its memory first: both may not fit
+        return Engine(self.model, self._limit(context))
+
+    def _limit(self, context: int | None) -> int:
+        """Tokens that a sequence may have; says so where the model was made for fewer."""
+        longest = self.config.context_length
+        if context is not None and context > longest:
+            reason = f"{self.path.name} was trained for no more"
+            events.CONTEXT_CUT.emit(asked=context, used=longest, reason=reason)
+        return longest if context is None else min(context, longest)
 
     def _free_engine(self, capacity: int) -> Engine | None:
         """The sequence of an answer that is complete, where it is long enough."""

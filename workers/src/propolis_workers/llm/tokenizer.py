@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_unicode
 from propolis_workers.llm.vocab.folder import folder_parts
 from propolis_workers.llm.vocab.gguf import gguf_parts
 
@@ -145,11 +146,7 @@ class Tokenizer:
         Raises:
             UsageError: The text holds a lone surrogate.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            msg = f"the text holds a lone surrogate at index {error.start}; text must be Unicode"
-            raise UsageError(msg) from None
+        expect_unicode("the text", text)
         if not continues or self._parts.prefix == "never":
             return self._parts.encode(text, parse_special, add_special)
         # What puts the space there asks only whether it is at the start.

@@ -24,6 +24,7 @@ from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
 from propolis_workers.terminal import sum_up
+from propolis_workers.terminal import utf8
 
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def sd() -> None:
 
 
 @sd.command()
-@click.argument("prompt", required=False)
+@click.argument("prompt", required=False, callback=utf8)
 @click.option("-o", "--output", metavar="PNG", help="The file; out.png, or the next free name.")
 @click.option("--from", "origin", metavar="PNG", help="Draw again what is in this file.")
 @click.option("-m", "--model", metavar="PATH", help="A folder in the layout of diffusers.")
@@ -59,7 +60,9 @@ def sd() -> None:
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
 @click.option("--metrics", is_flag=True, default=None, help="End with what each op cost.")
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of weights; f32.")
-@click.option("-n", "--negative", metavar="TEXT", help="What should not be in the image.")
+@click.option(
+    "-n", "--negative", metavar="TEXT", callback=utf8, help="What should not be in the image."
+)
 @click.option("-W", "--width", type=int, metavar="N", help="In pixels; the model's own.")
 @click.option("-H", "--height", type=int, metavar="N", help="In pixels; the model's own.")
 @click.option("-s", "--steps", type=int, metavar="N", help="Steps; 25.")
