@@ -17,7 +17,7 @@ Crowd::Time us(double n) {
 // Steps of three kinds of calls for so many milliseconds.  What a call is takes the less the more share it, but those
 // who share it lose their cores, and are waited for: each for so much of that work's time.  How many helpers calls
 // had, on the average.
-double steps(Crowd& crowd, int helpers, int ms, double late, double often = 100) {
+double steps(Crowd& crowd, int helpers, int ms, double late, double often = 100, double size = 300) {
     static const char kinds[3] = {};
     const Crowd::Point end = now + std::chrono::milliseconds(ms);
     double had = 0, calls = 0;
@@ -25,12 +25,12 @@ double steps(Crowd& crowd, int helpers, int ms, double late, double often = 100)
         for (int kind = 0; kind < 3; ++kind, ++calls) {
             const int with = crowd.allowed(helpers);
             const bool watching = crowd.watching();
-            const double alone = 300.0 * (kind + 1), took = alone / (with + 1) + alone * late * with;
+            const double alone = size * (kind + 1), took = alone / (with + 1) + alone * late * with;
             now += us(took);
             lost += took * often / 1e6;
             had += with;
             if (watching) crowd.took(kinds + kind, kind + 1, us(took), now);
-            if (crowd.looks()) crowd.look(1, (std::int64_t)lost, now);
+            if (crowd.looks() && crowd.looks(now)) crowd.look(1, (std::int64_t)lost, helpers, now);
         }
     }
     return had / calls;
@@ -69,9 +69,25 @@ int main() {
     with = steps(wide, 15, 1000, 0, 0);
     expect("of many all again", with == 15, with);
 
+    // Calls of some ten milliseconds bring a helper back, whether they can be compared or not.
+    for (double size : {8e3, 20e3, 60e3}) {
+        Crowd slow;
+        steps(slow, 1, 20000, 0.8);
+        expect("it is away", slow.level() == 1, slow.level());
+        steps(slow, 1, 1000, 0, 0, size);
+        with = steps(slow, 1, 1000, 0, 0, size);
+        expect("long calls have it again", with == 1, with);
+    }
+    // Of one helper there are two counts, whatever noise says.
+    Crowd one;
+    for (int i = 0; i < 300; ++i) {
+        steps(one, 1, 100, i % 3 ? 0.8 : 0.3);
+        expect("one helper more or less", one.level() <= 1, one.level());
+    }
+
     // Callers that take turns tell nothing of each other.
     Crowd two;
-    for (int i = 0; i < 4000; ++i) two.look(i % 2, i * 1000, now += us(500));
+    for (int i = 0; i < 4000; ++i) two.look(i % 2, i * 1000, 1, now += us(500));
     expect("callers in turn", !two.watching() && two.level() == 0, two.level());
     std::printf("right\n");
 }

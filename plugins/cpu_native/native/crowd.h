@@ -21,29 +21,30 @@ public:
 
     // Of so many helpers, those that the next call is to have.
     int allowed(int helpers) const {
-        const int level = phase_ == Phase::SECOND ? other_ : level_;
-        return std::max(0, helpers - level * ((helpers + LEVELS - 1) / LEVELS));
+        return std::max(0, helpers - (phase_ == Phase::SECOND ? other_ : level_) * step(helpers));
     }
     // Whether the next call is to be timed.
     bool watching() const { return phase_ == Phase::FIRST || phase_ == Phase::SECOND; }
-    // Whether it is time to look how often the caller lost its core.
-    bool looks() { return ++calls_ % EACH == 0; }
+    // Whether it may be time to look how often the caller lost its core: while helpers are away at each call, which
+    // may be long; else seldom.
+    bool looks() { return level_ > 0 || ++calls_ % EACH == 0; }
+    bool looks(Point now) const { return now - looked_ >= SOON; }
 
-    // It did so often since it began, until now; a caller is told from another by its number.
-    void look(std::uint64_t caller, std::int64_t lost, Point now) {
-        const Time passed = now - looked_;
-        if (caller == caller_ && passed < SOON) return;
-        const bool known = caller == caller_ && passed < LATE;
-        const double often = known ? (double)(lost - lost_) / std::chrono::duration<double>(passed).count() : 0;
+    // It did so often since it began, until now; a caller is told from another by its number.  So many helpers there are.
+    void look(std::uint64_t caller, std::int64_t lost, int helpers, Point now) {
+        const double often = (double)(lost - lost_) / std::chrono::duration<double>(now - looked_).count();
+        const bool known = caller == caller_;
         caller_ = caller, lost_ = lost, looked_ = now;
         if (!known || watching()) return;
         if (phase_ == Phase::QUIET) {
             if (often > CROWDED) begin(1, now);
         } else if (level_ > 0 && often < ALONE) {
-            begin(level_ - 1, now);
+            level_ = 0;
+            phase_ = Phase::QUIET;
         } else if (now >= until_) {
+            const int deepest = (helpers + step(helpers) - 1) / step(helpers);
             if (level_ == 0) phase_ = Phase::QUIET;
-            else begin((fewer_ = !fewer_) && level_ < LEVELS ? level_ + 1 : level_ - 1, now);
+            else begin((fewer_ = !fewer_) && level_ < deepest ? level_ + 1 : level_ - 1, now);
         }
     }
     // A call that was watched took so long; `work` and `tasks` say of what kind it was.
@@ -80,9 +81,10 @@ private:
     static constexpr int LEVELS = 4, KINDS = 64;
     static constexpr unsigned EACH = 128;                // calls
     static constexpr double CROWDED = 40, ALONE = 10;    // times a second
-    static constexpr Time SOON = std::chrono::milliseconds(50), LATE = std::chrono::seconds(1);
+    static constexpr Time SOON = std::chrono::milliseconds(50);
     static constexpr Time LEAST = TRIAL / 5;  // of calls that both counts had, to say which is faster
 
+    static int step(int helpers) { return std::max(1, (helpers + LEVELS - 1) / LEVELS); }
     static std::size_t slot_of(const void* work, std::int64_t tasks) {
         const std::uint64_t mixed = (std::uint64_t)(std::uintptr_t)work + (std::uint64_t)tasks * 0x9e3779b97f4a7c15u;
         return (mixed >> 4 ^ mixed >> 33) % KINDS;
@@ -93,7 +95,8 @@ private:
         until_ = now + TRIAL;
         for (Kind& kind : kinds_) kind = Kind{};
     }
-    // Whether calls of the kinds that both saw took less with the other count, clearly where that is lower.
+    // Whether calls of the kinds that both saw took less with the other count, clearly where that is lower.  Where there
+    // were too few of them the higher count is taken.
     bool faster() const {
         double own = 0, other = 0;
         for (const Kind& kind : kinds_) {
@@ -102,7 +105,8 @@ private:
             own += both * (double)kind.time[0].count() / (double)kind.count[0];
             other += both * (double)kind.time[1].count() / (double)kind.count[1];
         }
-        return own > (double)LEAST.count() && other < (other_ < level_ ? 1.0 : 0.95) * own;
+        if (own < (double)LEAST.count()) return other_ < level_;
+        return other < (other_ < level_ ? 1.0 : 0.95) * own;
     }
 
     Phase phase_ = Phase::QUIET;

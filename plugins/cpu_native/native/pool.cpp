@@ -27,8 +27,8 @@ static_assert(sizeof(Word) == 4 && Word::is_always_lock_free);
 void sleep_while(Word& word, std::uint32_t value) {
     syscall(SYS_futex, (std::uint32_t*)&word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
-void wake(Word& word) {
-    syscall(SYS_futex, (std::uint32_t*)&word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+void wake(Word& word, int most = INT_MAX) {
+    syscall(SYS_futex, (std::uint32_t*)&word, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 }
 void pause_a_little() {
 #if defined(__x86_64__)
@@ -162,10 +162,12 @@ struct AtFork {
 } at_fork;
 
 // Let the crowd know, from time to time, how often this thread lost its core to others.
-void look_around(Crowd& crowd) {
+void look_around(Crowd& crowd, int helpers) {
+    if (!crowd.looks()) return;
+    const Crowd::Point now = Crowd::Clock::now();
     rusage usage{};
-    if (!crowd.looks() || getrusage(RUSAGE_THREAD, &usage)) return;
-    crowd.look((std::uint64_t)pthread_self(), usage.ru_nivcsw, Crowd::Clock::now());
+    if (!crowd.looks(now) || getrusage(RUSAGE_THREAD, &usage)) return;
+    crowd.look((std::uint64_t)pthread_self(), usage.ru_nivcsw, helpers, now);
 }
 
 // As Pool::run, by the owner of the helpers.
@@ -183,7 +185,9 @@ void run_with_helpers(Shared& s, int threads, std::int64_t tasks, Pool::Work wor
     const std::uint64_t call = (s.state.load(std::memory_order_relaxed) / CALL + 1) * CALL;
     s.state.store(call | OPEN, std::memory_order_seq_cst);
     s.bell.fetch_add(1, std::memory_order_seq_cst);
-    if (s.sleepers.load(std::memory_order_seq_cst)) wake(s.bell);
+    // As many as are wanted beside those who look for calls: others would look for nothing.
+    const int asleep = (int)s.sleepers.load(std::memory_order_seq_cst), missing = threads - 1 - (s.helpers - asleep);
+    if (asleep && missing > 0) wake(s.bell, missing);
 
     work_on(s, 0);
 
@@ -218,7 +222,7 @@ void Pool::run(int threads, std::int64_t tasks, Work work, void* context) {
         const Crowd::Point now = Crowd::Clock::now();
         s.crowd.took((const void*)work, tasks, now - begun, now);
     }
-    look_around(s.crowd);
+    look_around(s.crowd, threads - 1);
 }
 
 }  // namespace propolis
