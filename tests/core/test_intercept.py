@@ -57,7 +57,7 @@ def test_calls_are_handed_over(fakes):
     assert device.table.plain["add"][dtypes.f32] is plain
 
 
-def test_an_op_that_mutates_has_no_outputs(cpu):
+def test_an_op_that_only_mutates_has_no_outputs(cpu):
     """Its destination is its first input, and what is written."""
     noting, x, y = Noting(), on(cpu, 1, 2), on(cpu, 3, 4)
     with cpu.table.intercept(noting):

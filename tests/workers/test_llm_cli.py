@@ -122,10 +122,10 @@ def test_arguments_of_bytes(propolis, arguments, what):
     [
         (("the " * 9000,), "no room for an answer; shorten it\n"),
         (("--raw", "the " * 9000), "no room for an answer; shorten it\n"),
-        (("a " * 40,), "the context is 96: no room for an answer; shorten the prompt\n"),
+        (("a " * 90,), "the context is 96: no room for an answer; shorten the prompt\n"),
         (("the " * 30, "--context", "9"), "shorten it, or raise --context\n"),
         (
-            ("a a", "--context", "40"),
+            ("--raw", "a " * 20, "--context", "5"),
             "shorten the prompt, or raise --context (the model's is 96)\n",
         ),
         (("--raw", ""), "error: the prompt is empty: give at least one token\n"),

@@ -337,6 +337,7 @@ def _check_prepared(bench: Bench, case: Case, expected: Truth) -> None:
         try:
             ready = DispatchTable.of(device).prepare(bench.unit.spec, key, plain.tensor)
             outs = bench.outputs(POISONS[0])
+            bench.reset()
             bench.call(outs, {name: ready})
             for i, out in enumerate(bench.written(outs)):
                 bench.differs(expected, i, _result(out), out.tensor.dtype)

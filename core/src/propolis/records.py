@@ -144,7 +144,8 @@ class OpImpl:
             head size: quarantine takes out one, and one dtype of it, alone.
         fn: ``fn(out, *args)`` with the op's parameters by the same names and
             defaults; it writes every element of ``out`` and keeps no reference.
-            An op that mutates its first argument passes no ``out``.
+            An op that only mutates its first argument passes no ``out``; one that gives
+            results beside it passes these, ``fn(out0, out1, *args)``.
         device: the device kind it runs on.
         dtypes: the dtypes it takes: one collection for all of the op's dispatch
             parameters, or one per parameter name.

@@ -161,7 +161,8 @@ class Mirrored:
         self._run: Callable[[], None] = partial(run, *host, **there)
         # Of destinations that are rewritten whole, nothing is read.
         self._read = self._pairs[len(call.outputs) :]
-        self._written = self._pairs[: len(call.written)]
+        # What the op mutates comes first: outputs may lie between its elements.
+        self._written = self._pairs[: len(call.written)][::-1]
 
     def __call__(self) -> None:
         """Copy the inputs there, run, and copy the results back."""

@@ -250,7 +250,7 @@ def kept_terms(
     how: Any = {"heads": heads + kv_heads, "head_dim": head_dim, "interleaved": interleaved}
     _, terms = turned_terms(without, *rows, *tables, eps, **how)
     each = terms.reshape(*terms.shape[:-1], heads + 2 * kv_heads, head_dim)
-    kept = np.abs(cache)
+    kept = np.zeros(cache.shape)  # what was there before is what it was
     for b, t in np.ndindex(slots.shape):
         kept[b, slots[b, t]] = each[b, t, heads:]
     return None, each[:, :, :heads], kept
