@@ -10,7 +10,6 @@ import pytest
 
 from propolis.cli import main
 from propolis.errors import DeviceLostError
-from propolis_workers.llm import session
 
 
 MESSAGE = {"role": "user", "content": "the"}
@@ -115,29 +114,6 @@ def test_arguments_of_bytes(propolis, arguments, what):
     run = propolis(*arguments)
     assert (2, "") == (run.code, run.out)
     assert run.err == f"error: {what} is not UTF-8: byte 0xff at 1\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("the " * 9000,), "no room for an answer; shorten it\n"),
-        (("--raw", "the " * 9000), "no room for an answer; shorten it\n"),
-        (("a " * 90,), "the context is 96: no room for an answer; shorten the prompt\n"),
-        (("the " * 30, "--context", "9"), "shorten it, or raise --context\n"),
-        (
-            ("--raw", "a " * 20, "--context", "5"),
-            "shorten the prompt, or raise --context (the model's is 96)\n",
-        ),
-        (("--raw", ""), "error: the prompt is empty: give at least one token\n"),
-    ],
-)
-def test_before_weights_are_read(propolis, monkeypatch, arguments, why):
-    """What is wrong with a prompt is said at once, and nothing of a model or where it ran."""
-    monkeypatch.setattr(session, "build", None)
-    run = propolis("generate", *arguments)
-    assert (2, "") == (run.code, run.out)
-    assert why in run.err
-    assert run.err.count("\n") == 1
 
 
 def test_system(propolis, llm):
