@@ -46,6 +46,15 @@ def test_the_command(cli, tmp_path):
     assert done.err == f"next: pip install -e '{tmp_path}/hive[test]'\n"
 
 
+def test_a_name_that_is_taken(cli, tmp_path):
+    """Two plugins of one name cannot be installed together: nothing is written."""
+    done = cli("new-plugin", "cpu-ref", "--in", str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: a plugin cpu_ref (propolis-cpu-ref ")
+    assert done.err.endswith(" is installed already: choose another name\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written(cli):
     """It is named, with what to do; no bug is suspected."""
     done = cli("new-plugin", "hive", "--in", "/proc")

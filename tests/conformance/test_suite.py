@@ -180,7 +180,7 @@ def test_expectations_refused(tmp_path):
         (("nobody",), "no plugin 'nobody' is installed; there are: cpu_ref"),
         (("cpu_ref", "--op", "ad"), "cpu_ref does not implement ad here"),
         (("cpu_ref", "--device", "rocm:0"), "no device 'rocm:0'"),
-        (("cpu_ref", "--expect", "/nowhere.toml"), "No such file"),
+        (("cpu_ref", "--expect", "/nowhere.toml"), "--expect /nowhere.toml: No such file"),
     ],
 )
 def test_usage(args, said, capsys):

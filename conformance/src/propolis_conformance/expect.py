@@ -32,7 +32,7 @@ def load(file: Path) -> dict[str, str]:
     try:
         entries = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        msg = f"--expect {file}: {exc}"
+        msg = f"--expect {file}: {getattr(exc, 'strerror', None) or exc}"
         raise UsageError(msg) from exc
     for name, reason in entries.items():
         if not isinstance(reason, str) or not reason.strip():

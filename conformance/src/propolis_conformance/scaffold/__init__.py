@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from propolis import __version__
 from propolis.errors import UsageError
+from propolis.plugins import discover
 from propolis.records import API_LEVEL
 from propolis.wording import plugin_name
 
@@ -56,8 +57,8 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
         The files written.
 
     Raises:
-        UsageError: the name cannot be a module's or is one's already, the folder exists,
-            or the kind cannot be a new one.
+        UsageError: the name cannot be a module's or is one's or a plugin's already, the folder
+            exists, or the kind cannot be a new one.
     """
     package = plugin_name(name)
     if keyword.iskeyword(package):
@@ -75,6 +76,10 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
         raise UsageError(msg)
     if importlib.util.find_spec(package) is not None:
         msg = f"{package!r} is a module that is installed already: choose another name"
+        raise UsageError(msg)
+    taken = next((found for found in discover() if found.name == package), None)
+    if taken is not None:
+        msg = f"a plugin {taken} is installed already: choose another name"
         raise UsageError(msg)
     device = f"{kind}:0" if kind else "cpu"
     words = {
