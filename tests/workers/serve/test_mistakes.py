@@ -194,6 +194,7 @@ def test_the_cache_bounds_the_context(tiny_gguf, monkeypatch):
     for options in (["--cache-tokens", "64"], []):
         command = ["serve", "-m", str(tiny_gguf), "--port", "0", *options]
         assert CliRunner().invoke(cli, command).exit_code == 0
+    assert all(service.is_named(str(tiny_gguf)) for service in made)  # as whoever started it said
     for service, raised in zip(made, ("raise --cache-tokens", "raise the context"), strict=True):
         service.engine.status.ready["context"] = 64
         with pytest.raises(ModelError, match=raised):
@@ -219,6 +220,15 @@ def test_two_images(drawing):
     files = [("image", ("a.png", data)), ("image", ("b.png", data))]
     got = drawing().http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
     assert "image has 2 elements; supported: at most 1" in refused(got)
+
+
+@pytest.mark.parametrize(
+    ("body", "given"), [([], "is a list"), ("x", 'is "x"'), (7, "is 7"), (True, "is true")]
+)
+def test_a_job_that_is_no_object(server, body, given):
+    """It is the body that is wrong, not the operation that it does not name."""
+    got = server.http.post("/v1/jobs", json=body)
+    assert refused(got) == f"the body {given}; supported: an object"
 
 
 def test_an_operation_that_is_unknown(server):

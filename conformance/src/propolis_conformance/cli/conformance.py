@@ -121,6 +121,7 @@ def conformance(
     for result in results:
         _print(result, made)
     if report is not None:
+        _make(report)
         as_json = as_json or report / f"{made.name}.json"
         markdown = markdown or report / f"{made.name}.md"
     if as_json is not None:
@@ -156,9 +157,16 @@ class _Progress:
             click.echo("\r\033[K", nl=False, err=True)
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        msg = f"{folder} cannot be made: {exc.strerror}"
+        raise UsageError(msg) from exc
+
+
 def _write(file: Path, text: str) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     except OSError as exc:
         msg = f"{file} cannot be written: {exc.strerror}"

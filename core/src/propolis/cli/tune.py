@@ -40,7 +40,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
         )
         return
     if not rows:
-        click.echo("nothing was measured with these plugins: `propolis tune llm` does it")
+        click.echo("nobody was measured faster than who leads: see `propolis tune llm`")
         return
     print_table(
         ("device", "op", "calls up to", "taken, and the others' microseconds"),

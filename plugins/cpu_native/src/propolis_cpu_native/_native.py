@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from propolis import dtypes
+from propolis.errors import ConfigError
 from propolis.errors import OpError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
@@ -76,13 +77,14 @@ def level() -> str:
     The best level that this CPU has, or the one that the environment names.
 
     Raises:
-        PluginError: it has none, or there is no level of that name here.
+        PluginError: it has none.
+        ConfigError: there is no level of that name here.
     """
     known, wanted = levels(), os.environ.get(LEVEL)
     if wanted:
         if wanted not in known:
             msg = f"{LEVEL}={wanted}: there is no such level; here there are {', '.join(known)}"
-            raise PluginError(msg)
+            raise ConfigError(msg)
         return wanted
     found = _features()
     for name, needed in known.items():

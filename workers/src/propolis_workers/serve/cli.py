@@ -356,6 +356,8 @@ def _writer(ctx: click.Context, config: Config, options: dict[str, Any]) -> Serv
         raise UsageError(msg)
     own = {"template": template, "name": options["model_ref"]}
     service = Service(path, engine, deadline=options["deadline"], **own)
+    if config.model:
+        service.names.add(config.model)  # as whoever started it calls it
     context, tokens = options["context"], options["cache_tokens"]
     context = min(context, service.config.context_length)
     chosen = ctx.get_parameter_source("context") is not click.core.ParameterSource.DEFAULT

@@ -179,7 +179,7 @@ def _headline(errors: list[Told], found: list[Told], http: HttpRequest) -> str:
 def _wrong(one: Told, found: list[Told], http: HttpRequest) -> Told:
     """One mistake, as it is told."""
     field, kind = _field(one), one["type"]
-    if kind == "operation" and isinstance(one["input"], dict):
+    if kind == "operation" and field:
         one = {**one, "input": one["input"].get("operation")}
     given = None if kind == "missing" else one.get("input")
     return wrong_field(field, kind, _message(one, field, found, http), given)
@@ -197,7 +197,8 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
             f"did you mean {near[0]}?" if near else "leave it out"
         )
     if kind == "operation":
-        return f"operation {_given(one)}; supported: {', '.join(OPERATIONS)}"
+        supported = ", ".join(OPERATIONS) if field else "an object"
+        return f"{name} {_given(one)}; supported: {supported}"
     if kind == "union_tag_not_found":
         return f"{name}.{_plain(one, 'discriminator')} is missing: give it"
     if kind not in _SUPPORTED:
@@ -247,8 +248,8 @@ def _field(wrong: Told) -> str:
     """The name of a field, with dots; pydantic's names of types beside it left out."""
     if wrong["type"] == "json_invalid":
         return ""
-    if wrong["type"] == "operation":
-        return "operation"
+    if wrong["type"] == "operation":  # of a body that names one
+        return "operation" if isinstance(wrong["input"], dict) else ""
     loc = tuple(wrong["loc"])[1:]  # it begins with the body
     if loc and loc[0] in OPERATIONS:  # the kind of a job, and a name only where nobody has it
         loc = loc[1:] or (loc if wrong["type"] == "extra_forbidden" else ())
