@@ -78,3 +78,61 @@ def test_a_full_disk():
         2,
         "error: the output cannot be written: No space left on device\n",
     )
+
+
+CLOSED = "error: the output cannot be written: Bad file descriptor\n"
+
+
+def shell(command, streams):
+    """Run it with streams that a shell closes."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {streams}', "sh", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "said"),
+    [
+        ("ops", ">&-", 2, CLOSED),
+        ("ops --json", ">&-", 2, CLOSED),
+        ("--version", ">&- <&-", 2, CLOSED),
+        ("lock -o {folder}/lock.json", ">&- <&-", 0, ""),
+        ("lock", "2>&- <&-", 0, ""),
+        ("--log-format json ops", "2>&-", 0, ""),
+        ("explain nothing", ">&- 2>&- <&-", 2, ""),
+    ],
+)
+def test_closed_streams(arguments, closed, code, said, tmp_path, monkeypatch):
+    """An answer that goes nowhere is an error; what nobody reads, or asks for, is not missed."""
+    monkeypatch.setenv("PROPOLIS_LOG_LEVEL", "error")
+    command = [*RUN, *arguments.format(folder=tmp_path).split()]
+    done = shell(command, closed)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert bool(done.stdout) == (">&-" not in closed.split())
+
+
+SOURCE = """
+import click, os, sys
+from propolis.cli import cli, main
+cli.add_command(click.Command("wrong", callback=lambda: {what}))
+main(["wrong"])
+"""
+
+
+def test_a_descriptor_that_is_closed_is_a_bug():
+    """Of the command, where standard output is open: it is not called the output's fault."""
+    source = SOURCE.format(what="os.close(999)")
+    done = shell([sys.executable, "-c", source], "")
+    assert (done.returncode, done.stdout) == (70, "")
+    assert done.stderr.startswith("error: OSError: [Errno 9] Bad file descriptor (a bug in")
+
+
+def test_closed_streams_take_any_text():
+    """What goes nowhere is no error for its characters, in a locale that has few too."""
+    source = SOURCE.format(what=r"print('caf\u00e9 \udce9', file=sys.stderr)")
+    command = ["env", "LC_ALL=C", "PYTHONCOERCECLOCALE=0", "PYTHONUTF8=0"]
+    done = shell([*command, sys.executable, "-c", source], "2>&-")
+    assert (done.returncode, done.stdout) == (0, "")

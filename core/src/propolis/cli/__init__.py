@@ -35,6 +35,7 @@ import importlib_metadata
 
 from propolis import events
 from propolis._version import __version__
+from propolis.cli._answer import stand_in
 from propolis.cli._answer import to_standard_error
 from propolis.cli._common import json_option
 from propolis.cli._common import print_json
@@ -181,15 +182,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     ctx.obj["ops"] = ";".join(options["ops"]) or None
 
 
-for _command in (
-    devices,
-    doctor,
-    explain,
-    lock,
-    ops,
-    plugins,
-    quarantine,
-):
+for _command in (devices, doctor, explain, lock, ops, plugins, quarantine):
     cli.add_command(_command)
 
 
@@ -204,6 +197,8 @@ for _command in (forget, show):
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    closed = sys.stdout is None
+    stand_in()
     arguments = list(sys.argv[1:] if args is None else args)
     asked = _log_format(arguments)
     with json_lines() if asked == "json" else nullcontext():
@@ -211,7 +206,7 @@ def main(args: Sequence[str] | None = None) -> None:
             code = cli.main(arguments, prog_name="propolis", standalone_mode=False)
             sys.stdout.flush()
         except Exception as exc:  # noqa: BLE001  (the last line of defence)
-            _end(exc, debug="--debug" in arguments, log_format=asked)
+            _end(exc, debug="--debug" in arguments, log_format=asked, closed=closed)
         except KeyboardInterrupt:
             _say("interrupted", INTERRUPTED)
         except SystemExit as exc:
@@ -243,7 +238,7 @@ def _is_flag(option: click.Parameter) -> bool:
     return bool(getattr(option, "is_flag", False))
 
 
-def _end(exc: Exception, *, debug: bool, log_format: str | None) -> NoReturn:
+def _end(exc: Exception, *, debug: bool, log_format: str | None, closed: bool) -> NoReturn:
     """Say how the command failed, and exit with the code for it."""
     fail = partial(_fail, exc, debug=debug, log_format=log_format)
     if isinstance(exc, PropolisError):
@@ -259,7 +254,9 @@ def _end(exc: Exception, *, debug: bool, log_format: str | None) -> NoReturn:
         _say("interrupted", INTERRUPTED)
     if isinstance(exc, BrokenPipeError | _ReaderGoneError):
         _reader_gone()
-    if isinstance(exc, OSError) and exc.errno in _FULL and exc.filename is None:
+    # Where standard output was closed, what stands in for it takes nothing.
+    full = (*_FULL, errno.EBADF) if closed else _FULL
+    if isinstance(exc, OSError) and exc.errno in full and exc.filename is None:
         _to_nowhere()
         fail(USAGE_ERROR, f"the output cannot be written: {exc.strerror}")
     bug = f"{type(exc).__name__}: {exc} (a bug in propolis: --debug shows where)"

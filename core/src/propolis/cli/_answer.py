@@ -53,17 +53,16 @@ def _reserved() -> Iterator[TextIO]:
     stdout.flush()
     with contextlib.ExitStack() as stack:
         answer = stdout
-        if _is_open(1):
-            saved = os.dup(1)
-            stack.callback(os.close, saved)
-            if _descriptor(stdout) == 1:
-                answer = os.fdopen(os.dup(1), "w", encoding=stdout.encoding)
-                stack.callback(_close, answer)
-            to_standard_error()
-            stack.callback(os.dup2, saved, 1)
-            # What native code and ``sys.__stdout__`` still hold.
-            stack.callback(ctypes.CDLL(None).fflush, None)
-            stack.callback(stdout.flush)
+        saved = os.dup(1)
+        stack.callback(os.close, saved)
+        if _descriptor(stdout) == 1:
+            answer = os.fdopen(os.dup(1), "w", encoding=stdout.encoding)
+            stack.callback(_close, answer)
+        to_standard_error()
+        stack.callback(os.dup2, saved, 1)
+        # What native code and ``sys.__stdout__`` still hold.
+        stack.callback(ctypes.CDLL(None).fflush, None)
+        stack.callback(stdout.flush)
         sys.stdout = sys.stderr
         stack.callback(setattr, sys, "stdout", stdout)
         yield answer
@@ -71,21 +70,22 @@ def _reserved() -> Iterator[TextIO]:
 
 def to_standard_error() -> None:
     """Make descriptor 1 what 2 is."""
-    if _is_open(2):
-        os.dup2(2, 1)
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    if nowhere != 1:
-        os.close(nowhere)
+    os.dup2(2, 1)
 
 
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
+def stand_in() -> None:
+    """
+    Open what a shell closed (``<&-``, ``>&-``, ``2>&-``) of the standard streams.
+
+    Input is empty then, what is said goes nowhere, and an answer cannot be written, which is an
+    error once there is one.  No file that is opened later gets the number of a standard stream.
+    """
+    ways = {"stdin": os.O_RDONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}
+    for name in (name for name in ways if getattr(sys, name) is None):
+        file = os.open(os.devnull, ways[name])
+        os.set_inheritable(file, True)
+        mode = "r" if name == "stdin" else "w"
+        setattr(sys, name, os.fdopen(file, mode, encoding="utf-8", errors="backslashreplace"))
 
 
 def _descriptor(file: TextIO) -> int:

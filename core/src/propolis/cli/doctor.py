@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -40,16 +41,9 @@ def doctor(ctx: click.Context, no_import: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {
-                    "phase": f.phase,
-                    "name": f.name,
-                    "status": f.result.status,
-                    "summary": f.result.summary,
-                    "remedy": f.result.remedy,
-                    "fields": dict(f.fields),
-                }
+                {"phase": f.phase, "name": f.name, **asdict(f.result), "fields": dict(f.fields)}
                 for f in findings
-            ],
+            ]
         )
     if any(f.result.status == "error" for f in findings):
         ctx.exit(1)
