@@ -34,7 +34,7 @@ def contracts(projects: list[Path]) -> dict[str, Any]:
     Import-linter's settings for distributions.
 
     Args:
-        projects: their folders; one package each, in ``src``.
+        projects: their folders; packages lie in ``src``.
     """
     tools = {
         path.parent.name: tomllib.loads((project / "pyproject.toml").read_text()).get("tool", {})
