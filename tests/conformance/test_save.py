@@ -79,3 +79,16 @@ def test_a_folder_that_cannot_be_made(tmp_path, capsys):
         main(["conformance", "cpu_ref", "--save-failures", str(tmp_path / "file")])
     assert done.value.code == 2
     assert "--save-failures" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written(install, tmp_path, capsys):
+    """That is said, instead of blaming the plugin, whose op is right."""
+    install(WRONG)
+    (tmp_path / "sub-f32.npz").mkdir()  # where the case would be
+    with pytest.raises(SystemExit) as done:
+        main(["conformance", "wrong", "--quick", "--op", "sub", "--save-failures", str(tmp_path)])
+    said = capsys.readouterr()
+    assert (done.value.code, said.out) == (2, "")
+    assert said.err.endswith(
+        f"error: --save-failures: {tmp_path}/sub-f32.npz cannot be written: Is a directory\n"
+    )

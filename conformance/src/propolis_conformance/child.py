@@ -32,6 +32,7 @@ def main() -> None:
         channel.write(json.dumps(fields) + "\n")
 
     from propolis_conformance.judge import RANDOM  # noqa: PLC0415  (after sys.path is set)
+    from propolis_conformance.keep import NotKeptError  # noqa: PLC0415
     from propolis_conformance.subject import Subject  # noqa: PLC0415
 
     try:
@@ -45,7 +46,10 @@ def main() -> None:
     units = {unit.name: unit for unit in subject.units}
     answer(units=[(u.name, u.spec.name) for u in subject.units], facts=subject.facts)
     for line in sys.stdin:
-        serve(subject, units, json.loads(line), answer)
+        try:
+            serve(subject, units, json.loads(line), answer)
+        except NotKeptError as exc:
+            answer(refused=str(exc))
     channel.flush()
     os._exit(0)  # a native library's exit handlers may crash, and all is answered
 

@@ -7,10 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from propolis.errors import UsageError
+
 
 if TYPE_CHECKING:
     from propolis_conformance.cases import Case
     from propolis_conformance.checks import Bench
+
+
+class NotKeptError(UsageError):
+    """A case cannot be written, which is no fault of the plugin's."""
 
 
 def path_of(folder: str, unit: str) -> Path:
@@ -23,7 +29,7 @@ def keep(folder: str, bench: Bench, case: Case, failure: str = "") -> None:
     Write a case of a unit in the place of the one before.
 
     Raises:
-        UsageError: the file cannot be written.
+        NotKeptError: the file cannot be written.
     """
     from propolis_conformance.drift.call import SavedCall  # noqa: PLC0415  (drift imports conformance)
     from propolis_conformance.drift.facts import facts  # noqa: PLC0415
@@ -41,7 +47,10 @@ def keep(folder: str, bench: Bench, case: Case, failure: str = "") -> None:
         "failure": failure or "ended the process, or gave no sign of life",
     }
     call = SavedCall.given(spec, args, kwargs)
-    save(replace(call, facts=found), path_of(folder, bench.unit.name))
+    try:
+        save(replace(call, facts=found), path_of(folder, bench.unit.name))
+    except UsageError as exc:
+        raise NotKeptError(str(exc)) from exc
 
 
-__all__ = ["keep", "path_of"]
+__all__ = ["NotKeptError", "keep", "path_of"]

@@ -127,6 +127,9 @@ class Child(ChildProcess):
         Args:
             unit: its name.
             seconds: after which no further case begins.
+
+        Raises:
+            UsageError: a case cannot be saved.
         """
         request = self._request
         scale = scale_of(request, self.facts)
@@ -141,6 +144,9 @@ class Child(ChildProcess):
         try:
             self.send(unit=unit, plan=plan)
             while "result" not in (answer := self.receive()):
+                if "refused" in answer:
+                    msg = f"--save-failures: {answer['refused']}"
+                    raise UsageError(msg)
                 said = answer
             return Result(**answer["result"])
         except ChildEndedError as exc:
@@ -204,7 +210,8 @@ def run(
         The results in the order the plugin declares its ops, and facts about it.
 
     Raises:
-        UsageError: there is no such plugin, or it implements no such op here, or none in the shard.
+        UsageError: there is no such plugin, or it implements no such op here, or none in the shard;
+            or a case cannot be saved.
         PluginError: it cannot be loaded.
     """
     first = Child(request)

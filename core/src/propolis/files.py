@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from typing import TYPE_CHECKING
+
+from propolis.errors import UsageError
 
 
 if TYPE_CHECKING:
@@ -56,6 +60,42 @@ def replace_text(path: Path, text: str, *, private: bool = True) -> None:
         file.write(text.encode(errors="surrogateescape"))
 
 
+def write_answer(path: Path, text: str) -> None:
+    """
+    Write a file that a command was told to: the old one stays where the new one cannot be whole.
+
+    The new one has its mode, and a link stays one.  What cannot be replaced without becoming
+    another thing is written over, and may be cut where that fails: a file of several names, of
+    somebody else or in a folder that cannot be written, and what is open, as ``/dev/stdout`` is.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    target, data, old = Path(os.path.realpath(path)), text.encode(errors="surrogateescape"), None
+    opened = path.absolute().as_posix().startswith(("/dev/fd/", "/dev/std", "/proc/"))
+    try:
+        with suppress(FileNotFoundError):
+            old = path.stat()
+        own = not opened and (old is None or (_is_ours(old) and os.access(target, os.W_OK)))
+        if not own or not os.access(target.parent, os.W_OK):
+            path.write_bytes(data)
+            return
+        with replacing(target, private=old is not None) as file:
+            if old is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            file.write(data)
+    except OSError as exc:
+        msg = f"{path} cannot be written: {exc.strerror}"
+        raise UsageError(msg) from exc
+
+
+def _is_ours(file: os.stat_result) -> bool:
+    """Whether it is a file of one name, with the owner of those that are made, and no output."""
+    outputs = (os.path.samestat(file, os.fstat(number)) for number in (1, 2))
+    usual = (1, os.geteuid(), os.getegid()) == (file.st_nlink, file.st_uid, file.st_gid)
+    return usual and stat.S_ISREG(file.st_mode) and not any(outputs)
+
+
 def expanded(path: object) -> Path:
     """
     A path with the home of a user in place of ``~``; as it is where there is no such user.
@@ -82,4 +122,4 @@ def _umask() -> int:
     return umask
 
 
-__all__ = ["expanded", "replace_text", "replacing"]
+__all__ = ["expanded", "replace_text", "replacing", "write_answer"]

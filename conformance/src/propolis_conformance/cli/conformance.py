@@ -12,6 +12,7 @@ import click
 
 from propolis.cli._common import settings
 from propolis.errors import UsageError
+from propolis.files import write_answer
 from propolis_conformance.cli import timeout_option
 
 
@@ -125,9 +126,9 @@ def conformance(
         as_json = as_json or report / f"{made.name}.json"
         markdown = markdown or report / f"{made.name}.md"
     if as_json is not None:
-        _write(as_json, made.json())
+        write_answer(as_json, made.json())
     if markdown is not None:
-        _write(markdown, page(made))
+        write_answer(markdown, page(made))
     for file in (as_json, markdown) if report is not None else ():
         click.echo(f"report: {file}")
     click.echo("{plugin} ({distribution} {version}) on {device}".format(**facts))
@@ -162,14 +163,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         msg = f"{folder} cannot be made: {exc.strerror}"
-        raise UsageError(msg) from exc
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as exc:
-        msg = f"{file} cannot be written: {exc.strerror}"
         raise UsageError(msg) from exc
 
 

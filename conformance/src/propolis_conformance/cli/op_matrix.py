@@ -13,6 +13,7 @@ from propolis.cli._common import json_option
 from propolis.cli._common import print_json
 from propolis.cli._common import settings
 from propolis.errors import UsageError
+from propolis.files import write_answer
 
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def op_matrix(
     if page is None:
         click.echo(text, nl=False)
     elif check is None:
-        _write(page, text)
+        write_answer(page, text)
     elif not _is_current(page, text, reports):
         ctx.exit(1)
 
@@ -78,14 +79,6 @@ def _links(files: list[Path], folder: Path) -> Mapping[str, str]:
         ).as_posix()
         for file in files
     }
-
-
-def _write(page: Path, text: str) -> None:
-    try:
-        page.write_text(text)
-    except OSError as exc:
-        msg = f"{page} cannot be written: {exc.strerror}"
-        raise UsageError(msg) from exc
 
 
 def _is_current(page: Path, text: str, reports: Path | None) -> bool:

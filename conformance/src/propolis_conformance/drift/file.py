@@ -24,6 +24,7 @@ from propolis import dtypes
 from propolis.errors import FileFormatError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
+from propolis.files import replacing
 from propolis.layout import Layout
 from propolis.ops import catalogue
 from propolis_conformance.drift.call import HostTensor
@@ -72,7 +73,8 @@ def save(call: SavedCall, path: Path) -> None:
     text = json.dumps(header, default=str).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, header=np.frombuffer(text, np.uint8), **arrays)
+        with replacing(path) as file:
+            np.savez(file, header=np.frombuffer(text, np.uint8), **arrays)
     except OSError as exc:
         msg = f"{path} cannot be written: {exc.strerror or exc}"
         raise UsageError(msg) from exc

@@ -221,7 +221,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _log_format(arguments: Sequence[str]) -> str | None:
     """The format that the command line or the environment asks for; a file is read later."""
-    flags = {name for option in cli.params if _is_flag(option) for name in option.opts}
+    flags = {name for o in cli.params if getattr(o, "is_flag", False) for name in o.opts}
     found = os.environ.get("PROPOLIS_LOG_FORMAT")
     words = iter(arguments)
     for word in words:
@@ -232,10 +232,6 @@ def _log_format(arguments: Sequence[str]) -> str | None:
             value = value if given else next(words, "")
         found = value if name == "--log-format" else found
     return found
-
-
-def _is_flag(option: click.Parameter) -> bool:
-    return bool(getattr(option, "is_flag", False))
 
 
 def _end(exc: Exception, *, debug: bool, log_format: str | None, closed: bool) -> NoReturn:

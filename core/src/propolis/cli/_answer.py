@@ -55,7 +55,7 @@ def _reserved() -> Iterator[TextIO]:
         answer = stdout
         saved = os.dup(1)
         stack.callback(os.close, saved)
-        if _descriptor(stdout) == 1:
+        if descriptor(stdout) == 1:
             answer = os.fdopen(os.dup(1), "w", encoding=stdout.encoding)
             stack.callback(_close, answer)
         to_standard_error()
@@ -88,7 +88,8 @@ def stand_in() -> None:
         setattr(sys, name, os.fdopen(file, mode, encoding="utf-8", errors="backslashreplace"))
 
 
-def _descriptor(file: TextIO) -> int:
+def descriptor(file: TextIO) -> int:
+    """The number of a file, -1 where it has none."""
     try:
         return file.fileno()
     except (OSError, ValueError):  # a test's, in memory

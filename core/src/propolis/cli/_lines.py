@@ -20,6 +20,7 @@ from typing import TextIO
 
 from propolis import events
 from propolis.cli import _pump
+from propolis.cli._answer import descriptor
 from propolis.cli._pump import is_object
 
 
@@ -104,7 +105,7 @@ def json_lines() -> Iterator[None]:
 
     sys.stderr, warnings.showwarning = lines, warn
     try:
-        with _pumped() if _descriptor(stderr) == 2 else contextlib.nullcontext():
+        with _pumped() if descriptor(stderr) == 2 else contextlib.nullcontext():
             yield
             lines.end()
     finally:
@@ -136,10 +137,3 @@ def _pumped() -> Iterator[None]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Processes that were left behind may hold the pipe for ever.
             pump.wait(_PATIENCE)
-
-
-def _descriptor(file: TextIO) -> int:
-    try:
-        return file.fileno()
-    except (OSError, ValueError):  # a test's, in memory
-        return -1

@@ -15,6 +15,7 @@ from propolis.cli._common import settings
 from propolis.cli.inspect import device_option
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
+from propolis.files import write_answer
 
 
 @click.command()
@@ -47,11 +48,7 @@ def lock(ctx: click.Context, output: str | None, check: str | None, device: str 
     if output is None:
         click.echo(text, nl=False, file=stream())
         return
-    try:
-        Path(output).write_text(text)
-    except OSError as exc:
-        msg = f"{output} cannot be written: {exc.strerror}"
-        raise UsageError(msg) from exc
+    write_answer(Path(output), text)
 
 
 def _elsewhere(path: str | None, locked: dict[str, Any], now: dict[str, Any]) -> list[str]:
