@@ -113,6 +113,10 @@ PATCHES = {
     "odd offset": ([(NORM, u32(1) + u64(32) + u32(0) + u64(1))], "no multiple of the alignment"),
     "shape": ([(GATE, u32(2) + u64(64) + u64(32))], "has shape (32, 64), the model's settings say"),
     "layers": ([(b"llama.block_count\x04\0\0\0", u32(3))], "tensor blk.2.attn_norm.weight is mis"),
+    "few layers": (
+        [(b"llama.block_count\x04\0\0\0", u32(1))],
+        "llama.block_count is '1', and the weights have 2: one is of another model",
+    ),
     "many layers": ([(b"llama.block_count\x04\0\0\0", u32(2**32 - 1))], "supported: 1 to 4096"),
     "heads": ([(b"attention.head_count\x04\0\0\0", u32(2**31))], "do not describe a transformer"),
     "more heads": ([(b"attention.head_count\x04\0\0\0", u32(8))], "attn_k.weight has shape"),

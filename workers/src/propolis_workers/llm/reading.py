@@ -25,30 +25,44 @@ from propolis_workers.settings import FileSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from propolis_workers.weights import GGUFFile
     from propolis_workers.weights import SafetensorsFolder
     from propolis_workers.weights import Weights
 
 _MODEL: Final = "language model"  # for messages
-_LAYER: Final = re.compile(r"(?:model\.|language_model\.){1,2}layers\.(\d{1,6})\.")
+_LAYER: Final = re.compile(r"(?:(?:model\.|language_model\.){1,2}layers|blk)\.(\d{1,6})\.")
 _KINDS: Final = ("full_attention", "sliding_attention")
 
 
 class ModelSettings(FileSettings):
     """What a file says of a language model."""
 
+    def __init__(self, source: str, values: Mapping[str, Any], names: Iterable[str]) -> None:
+        super().__init__(source, values, _MODEL)
+        layers = (_LAYER.match(name) for name in names)
+        self._stored = max((int(match[1]) + 1 for match in layers if match), default=0)
+
     def layers(self, key: str) -> int:
         """
         The number of layers.
 
         Raises:
-            ModelError: it is missing, or none that a model has.
+            ModelError: it is missing, or none that a model has; or the weights have more: whatever
+                the model says would be nonsense.
         """
         found = self.count(key)
         if not 0 < found <= MOST_LAYERS:
             raise self.wrong(key, f"supported: 1 to {MOST_LAYERS}")
+        if found + self._beside() < self._stored:
+            raise self.wrong(key, f"and the weights have {self._stored}: one is of another model")
         return found
+
+    def _beside(self) -> int:
+        """Layers that the weights may have and the number leaves out."""
+        return 0
 
 
 class GGUFSettings(ModelSettings):
@@ -61,7 +75,7 @@ class GGUFSettings(ModelSettings):
     """
 
     def __init__(self, file: GGUFFile) -> None:
-        super().__init__(file.path.name, file.metadata, _MODEL)
+        super().__init__(file.path.name, file.metadata, file.tensors)
         self.file = file
         self.architecture = self.text("general.architecture")
 
@@ -170,23 +184,12 @@ class FolderSettings(ModelSettings):
         if isinstance(text, dict):  # of a model of texts and images: its language model
             shared = ("model_type", "quantization_config", "tie_word_embeddings")
             config = {**{key: config[key] for key in shared if key in config}, **text}
-        super().__init__("config.json", config, _MODEL)
-        named = (_LAYER.match(name) for name in folder.tensors)
-        self._stored = max((int(match[1]) + 1 for match in named if match), default=0)
+        super().__init__("config.json", config, folder.tensors)
 
-    def layers(self, key: str) -> int:
-        """
-        The same.
-
-        Raises:
-            ModelError: the weights have more too: whatever the model says would be nonsense.
-        """
-        found = super().layers(key)
-        guess = self.values.get("num_nextn_predict_layers")  # behind those that answer
-        guess = guess if isinstance(guess, int) else 0
-        if found + guess < self._stored:
-            raise self.wrong(key, f"and the weights have {self._stored}: one is of another model")
-        return found
+    def _beside(self) -> int:
+        """Those that guess further tokens, which come behind."""
+        guess = self.values.get("num_nextn_predict_layers")
+        return guess if isinstance(guess, int) else 0
 
     def complete(self, **defaults: Any) -> None:
         """
