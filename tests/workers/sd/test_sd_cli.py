@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +216,37 @@ def test_preview(propolis, monkeypatch):
     assert 0 == run.code, run.err
     assert [("a.preview.png", True)] * 2 == written
     assert [Path("a.png")] == list(Path().iterdir())
+
+
+def test_a_signal_leaves_no_preview(complete, tmp_path):
+    """One that ends the command, sent or as a terminal closes, ends the preview, then it all."""
+    script = """
+    import os, signal
+    from propolis.cli import main
+    from propolis_workers.sd import images
+    write = images.write_png
+    def ended(path, *more):
+        write(path, *more)
+        assert "preview" in str(path) and os.path.exists(path)
+        os.kill(os.getpid(), NUMBER)
+    images.write_png = ended
+    main()
+    """
+    model, folder = str(complete("sd15")), tmp_path / "drawn"
+    folder.mkdir()
+    arguments = ["sd", "generate", "a", "-o", "a.png", "-s", "5", "--preview", "2", "-m", model]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        source = textwrap.dedent(script).replace("NUMBER", str(int(number)))
+        command = [sys.executable, "-c", source, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == -number, done.stderr
+        assert not list(folder.iterdir())
+
+
+def test_signals_are_left_alone_without_a_preview(propolis, monkeypatch):
+    """There is nothing to remove then."""
+    monkeypatch.setattr("propolis_workers.sd.cli.ended_by_signals", pytest.fail)
+    assert propolis("generate", "a bee", "-o", "a.png").code == 0
 
 
 def test_no_bar_in_a_pipe(propolis, complete, tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import click
 
@@ -108,6 +110,31 @@ def steps_bar(*, quiet: bool = False) -> Iterator[Callable[[int, int], None] | N
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """
+    Let SIGTERM, and a terminal that closes, end the ``with`` block as errors do.
+
+    Then they end the process as if nobody had caught them, which is what its parent is to see.
+    """
+    came: list[int] = []
+
+    def end(number: int, _frame: object) -> NoReturn:
+        came.append(number)
+        sys.exit(128 + number)
+
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+        if came:
+            os.kill(os.getpid(), came[0])
+
+
 def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
     """
     Print the placement summary when a command ends, at an error or at Ctrl-C too.
@@ -129,6 +156,7 @@ def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
 
 __all__ = [
     "decoded",
+    "ended_by_signals",
     "loading_bar",
     "printable",
     "standard_input",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -20,6 +21,7 @@ from propolis.cli import settings
 from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
 from propolis.files import expanded
+from propolis_workers.terminal import ended_by_signals
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
@@ -231,14 +233,15 @@ def _previews(
     def write(done: int, draw: Callable[[], Pixels]) -> None:
         nonlocal written
         if every is not None and done % every == 0:
-            write_png(preview, draw())
-            written = True
+            pixels, written = draw(), True  # a signal may come as soon as it is there
+            write_png(preview, pixels)
 
-    try:
-        yield write
-    finally:
-        if written:
-            preview.unlink(missing_ok=True)
+    with nullcontext() if every is None else ended_by_signals():
+        try:
+            yield write
+        finally:
+            if written:
+                preview.unlink(missing_ok=True)
 
 
 def _print_end(images: Images, written: int) -> None:
