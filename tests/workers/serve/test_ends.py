@@ -7,6 +7,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -171,18 +174,61 @@ def test_answers_that_take_too_long(program):
 
 @pytest.mark.slow
 def test_the_second_signal(program):
-    """It ends the server at once, whatever is on its way."""
+    """It ends the server at once, whatever is on its way, and the first one says so."""
     server = program("--drain", "600")
     engine = server.engine()
     with ThreadPoolExecutor() as pool, server.frozen():
         asked = ask(server, pool)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
         until(lambda: server.state() == "draining")
+        waits = "waits for 1 answer, 600 s at most; Ctrl-C again ends at once\n"
+        assert waits in server.log.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(patience(2)) == 128 + signal.SIGINT
         assert asked.exception(patience(10)) is not None  # the connection is cut
     assert "Traceback" not in server.log.read_text()
     until(lambda: not Path(f"/proc/{engine}").exists())
+
+
+UNHEARD = """
+import asyncio, sys
+from propolis_workers.serve.server import listen, run
+class Engine:
+    waiting = 1
+    async def loaded(self):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+    async def drain(self, seconds):
+        print("drains", flush=True)
+        await asyncio.sleep(seconds)
+    def kill(self):
+        pass
+async def app(scope, receive, send):
+    raise NotImplementedError
+sys.exit(run(app, [Engine()], listen("127.0.0.1", 0), float(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(("drain", "code"), [(0, 0), (600, 128 + signal.SIGTERM)])
+def test_signals_where_nobody_reads_what_is_said(drain, code):
+    """They end a server whose standard error is broken all the same; a second one at once."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", UNHEARD, str(drain)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, text=True) as server:
+        os.close(writing)
+        late = threading.Timer(patience(20), server.kill)
+        late.start()
+        try:
+            assert server.stdout.readline() == "up\n"
+            server.send_signal(signal.SIGTERM)
+            assert server.stdout.readline() == "drains\n"
+            if drain:
+                server.send_signal(signal.SIGTERM)
+            assert server.wait() == code
+        finally:
+            late.cancel()
+            server.kill()
 
 
 @pytest.mark.slow

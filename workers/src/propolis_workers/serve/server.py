@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import contextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -191,10 +192,17 @@ async def _run(
         if ending:
             for engine in engines:
                 engine.kill()
-            sys.stderr.flush()
+            with suppress(OSError):  # nobody may be there to read it
+                sys.stderr.flush()
             os._exit(_INTERRUPTED + number)
         code = _INTERRUPTED + number if number == signal.SIGINT else 0
         ending.append(loop.create_task(end()))
+        if waiting := sum(engine.waiting for engine in engines):
+            answers = "1 answer" if waiting == 1 else f"{waiting} answers"
+            more = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
+            note = f"waits for {answers}, {drain:.15g} s at most; {more} ends at once"
+            with suppress(OSError):
+                click.echo(note, err=True)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
