@@ -31,7 +31,10 @@ BAD = {
     "strength alone": (("--strength", "0.5"), "strength is about the image to start from"),
     "no image": (("-i", "none.png"), "none.png cannot be read: No such file or directory"),
     "not an image": (("-i", "notes.txt"), "notes.txt is no image that can be read"),
-    "image size": (("-i", "odd.png"), "the image's width 60 is not a multiple of 8, 56 and 64"),
+    "image size": (
+        ("-i", "odd.png"),
+        "the image's width 60 is not a multiple of 8, 56 and 64 are: give --width and --height",
+    ),
     "mask alone": (("--mask", "mask.png"), "a mask says which part of an image is drawn anew"),
     "mask size": (
         ("-i", "photo.png", "--mask", "small.png"),

@@ -252,6 +252,30 @@ def test_what_cannot_be_drawn(studio, wrong, says):
     assert says in got.json()["error"]["message"]
 
 
+def test_sizes_of_images_that_cannot_be(studio):
+    """They are the image's mistake, and what helps has the name that the request has for it."""
+    png = io.BytesIO()
+    Image.new("RGB", (60, 64)).save(png, "PNG")
+    form = {"data": {"prompt": "x"}, "files": {"image": ("a.png", png.getvalue())}}
+    job = {"operation": "image_transform", "prompt": "x"}
+    job["input_image"] = base64.b64encode(png.getvalue()).decode()
+    for path, body, field, remedy in (
+        ("/v1/images/edits", form, "image", "give size"),
+        ("/v1/jobs", {"json": job}, "input_image", "give width and height"),
+    ):
+        error = studio.http.post(path, **body).json()["error"]
+        assert error["param"] == field
+        size = "the image's width 60 is not a multiple of 8, 56 and 64 are: "
+        assert error["message"] == size + remedy
+
+
+def test_a_negative_prompt_without_guidance(studio):
+    """It is named, as the request calls it."""
+    body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 1}
+    got = studio.http.post("/v1/images/generations", json=body).json()
+    assert got["error"]["param"] == "negative_prompt"
+
+
 def test_alike_images_are_drawn_together(drawing, model):
     """What waits for the same steps is drawn in one batch; each gets what it gets alone."""
     studio = drawing(most=4)

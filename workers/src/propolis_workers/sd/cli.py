@@ -201,7 +201,7 @@ def _load(
     rehearsal = StableDiffusion.rehearsed(path, dtype)
     for lora, strength in loras:
         rehearsal.apply_lora(lora, strength)
-    rehearsal.model.planned(params)
+    rehearsal.model.planned(params, sides="--width and --height")
     runtime = Runtime.start(config)
     device = runtime.device(config.device)
     sum_up(ctx, device, quiet=quiet)

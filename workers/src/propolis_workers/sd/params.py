@@ -40,6 +40,7 @@ SIGMAS: Final = {
 """Kinds of noise levels, and the settings of a scheduler that give them."""
 
 SPACINGS: Final = ("leading", "trailing", "linspace")
+_SIDES: Final = "width and height"
 _IMG2IMG_STRENGTH: Final = 0.8
 _SEEDS: Final = 1 << 64
 _TYPES: Final[Mapping[str, tuple[str, tuple[type, ...], Callable[[Any], object] | None]]] = {
@@ -169,7 +170,9 @@ def alike(one: GenerateParams, other: GenerateParams) -> bool:
     return same and one.task == other.task == "txt2img"
 
 
-def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) -> GenerateParams:
+def resolved(
+    params: GenerateParams, *, factor: int, size: int, scheduler: str, sides: str = _SIDES
+) -> GenerateParams:
     """
     The same with nothing left open.
 
@@ -178,6 +181,7 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
         factor: pixels of the image to one of the latents; sizes are multiples of it.
         size: width and height in pixels that the model is made for.
         scheduler: the one that is used.
+        sides: what who asks calls width and height, to be told where the image's do not fit.
 
     Raises:
         UsageError: something cannot be; says what was given and what can.
@@ -202,7 +206,7 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
     if params.strength is not None and params.image is None:
         msg = "strength is about the image to start from: give one, or leave strength out"
         raise UsageError(msg)
-    width, height = _sizes(params, factor, size)
+    width, height = _sizes(params, factor, size, sides)
     strength = {"txt2img": None, "img2img": _IMG2IMG_STRENGTH, "inpaint": 1.0}[params.task]
     return replace(
         params,
@@ -214,7 +218,7 @@ def resolved(params: GenerateParams, *, factor: int, size: int, scheduler: str) 
     )
 
 
-def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
+def _sizes(params: GenerateParams, factor: int, size: int, sides: str) -> tuple[int, int]:
     """Width and height, which image and mask must have and the model be able to draw."""
     image, mask = params.image, params.mask
     _check_array("image", image, "(height, width, 3)")
@@ -239,7 +243,7 @@ def _sizes(params: GenerateParams, factor: int, size: int) -> tuple[int, int]:
         near = f"{low} and {low + factor} are" if low > 0 else f"{factor} is"
         whose = "the image's " if image is not None and getattr(params, name) is None else ""
         msg = f"{whose}{name} {pixels} is not a multiple of {factor}, {near}: "
-        msg += "give --width and --height" if whose else "give one of these"
+        msg += f"give {sides}" if whose else "give one of these"
         raise UsageError(msg)
     return width, height
 

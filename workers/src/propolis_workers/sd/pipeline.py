@@ -345,9 +345,15 @@ class StableDiffusion:
         """How much is drawn, for messages; sizes are resolved."""
         return f"{params.batch} of {params.width}x{params.height} pixels"
 
-    def planned(self, params: GenerateParams) -> tuple[GenerateParams, Plan, str | None]:
+    def planned(
+        self, params: GenerateParams, **names: str
+    ) -> tuple[GenerateParams, Plan, str | None]:
         """
         The parameters with nothing left open, the steps, and the scheduler that is missing.
+
+        Args:
+            params: as given.
+            names: ``sides`` of :func:`resolved`.
 
         Raises:
             UsageError: a parameter cannot be; says what was given and what can.
@@ -359,7 +365,7 @@ class StableDiffusion:
         scheduler = make_scheduler(params.scheduler, config, params.overrides)
         factor = self.components.vae.config.scale
         size = (self.components.unet.config.sample_size or 64) * factor
-        params = resolved(params, factor=factor, size=size, scheduler=scheduler.name)
+        params = resolved(params, factor=factor, size=size, scheduler=scheduler.name, **names)
         strength = 1.0 if params.strength is None else params.strength
         return params, scheduler.plan(params.steps, strength), scheduler.replaced
 

@@ -121,10 +121,12 @@ class ImageService:
         """
         with self.engine.room(1):
             loras = [(str(self.lora(name)), strength) for name, strength in drawing.loras]
+            names = (drawing.fields.get(side, side) for side in ("width", "height"))
+            sides = " and ".join(dict.fromkeys(names))
             try:
-                params = await self.beside(until, self._sealed, drawing.params)
+                params = await self.beside(until, self._sealed, drawing.params, sides)
             except UsageError as exc:
-                raise _named(_of_field(exc, drawing.params), drawing.fields) from exc
+                raise _of_field(exc, drawing) from exc
             except ProblemError as exc:
                 raise _named(exc, drawing.fields) from None
         return {"params": params, "loras": loras, "preview": drawing.preview}
@@ -166,7 +168,7 @@ class ImageService:
         own = (path for path in found if path.resolve().is_relative_to(folder))
         return sorted(path.relative_to(folder).as_posix() for path in own)
 
-    def _sealed(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _sealed(self, given: dict[str, Any], sides: str) -> dict[str, Any]:
         for side in ("width", "height"):
             pixels = given.get(side)
             if pixels is not None and not self.smallest <= pixels <= self.largest:
@@ -175,7 +177,7 @@ class ImageService:
         for name in ("image", "mask"):
             if given.get(name) is not None:
                 given = {**given, name: _base64(name, given[name])}
-        params, _, _ = self._twin.planned(params_of(given))
+        params, _, _ = self._twin.planned(params_of(given), sides=sides)
         if max(params.width or 0, params.height or 0) > self.largest:
             most = f"up to {self.largest} pixels a side: make it smaller"
             msg = f"the image is {params.width}x{params.height}; supported: {most}"
@@ -183,14 +185,15 @@ class ImageService:
         return {**given, "seed": params.seed}
 
 
-def _of_field(exc: UsageError, given: Mapping[str, Any]) -> ProblemError:
-    """The same, of the field that its message begins with."""
-    message = str(exc)
-    field = message.removeprefix("the ").partition(" ")[0]
+def _of_field(exc: UsageError, drawing: Drawing) -> ProblemError:
+    """The same, of the field that its message begins with, in the words of whoever asked."""
+    given, message = drawing.params, str(exc)
+    words = re.fullmatch(r"(?:the |an? )?(\w*).*", message, re.DOTALL)
+    field = words[1] if words else ""
     problem = ProblemError(400, message, param=field if field in given else None)
     if problem.param:
         problem.errors = [wrong_field(field, "value", message, given[field])]
-    return problem
+    return _named(problem, drawing.fields)
 
 
 def _named(problem: ProblemError, names: Mapping[str, str]) -> ProblemError:
