@@ -353,6 +353,14 @@ def test_begun_before_it_is_asked(monkeypatch):
         ChatTemplate("{{ messages[0].content }}")
 
 
+def test_a_prompt_that_is_too_long():
+    """That is said of the messages, and not of a template that asks for too much."""
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(UsageError, match=r"^the prompt is too long: its messages have 5000000 "):
+        template.render([user("x" * 5_000_000)])
+    assert len(template.render([user("x" * 4_000_000)])) == 4_000_000
+
+
 @pytest.mark.parametrize("alive", [False, True], ids=["killed before", "killed amid"])
 def test_a_process_that_somebody_kills(monkeypatch, alive):
     """The next text comes from another process; who asked meanwhile gets an error in words."""

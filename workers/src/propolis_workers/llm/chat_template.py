@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _CHILD: Final = Path(__file__).with_name("_template_child.py")
 _MAX_SOURCE: Final = 128 * 1024
+_MAX_PROMPT: Final = 4 << 20  # characters, as many as the process writes
 _ROLES: Final = ("system", "user", "assistant")
 SECONDS: Final = 2.0
 """Of processor time that a rendering may take; longer conversations may take more."""
@@ -214,10 +215,16 @@ class ChatTemplate:
 
         Raises:
             ArgumentTypeError: The messages are not of the types described.
-            UsageError: A role is not one of those, or a variable is no JSON value.
+            UsageError: A role is not one of those, a variable is no JSON value, or the messages
+                are too long.
             ModelError: The template fails, refuses the messages, or asks for too much.
         """
         self._check(messages)
+        length = sum(len(str(message["content"])) for message in messages)
+        if length > _MAX_PROMPT:  # which is no mistake of the template's
+            msg = f"the prompt is too long: its messages have {length} characters; supported: "
+            msg += f"{_MAX_PROMPT}: shorten them"
+            raise UsageError(msg)
         taken = self._tokens.keys() & extra.keys()
         if taken:
             msg = f"{', '.join(sorted(taken))} cannot be given to render: the model decides"
