@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 
@@ -61,6 +63,22 @@ def test_a_folder_that_cannot_be_written(cli):
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: /proc cannot be written: ")
     assert done.err.endswith("; choose another folder by --in\n")
+
+
+def test_a_disk_that_gets_full(cli, tmp_path, monkeypatch):
+    """Nothing is left of what was written before, so that the next try finds nothing in its way."""
+    write = Path.write_text
+
+    def fill(path, text):
+        if path.name == "plugin.py":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    done = cli("new-plugin", "hive", "--in", str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {tmp_path} cannot be written: No space left on device; ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "1st", "class", "a b", "ü", "../x"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shutil
 from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from propolis.wording import plugin_name
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 FILES = {
@@ -59,6 +61,7 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
     Raises:
         UsageError: the name cannot be a module's or is one's or a plugin's already, the folder
             exists, or the kind cannot be a new one.
+        OSError: it cannot be written; nothing of it is left.
     """
     package = plugin_name(name)
     if keyword.iskeyword(package):
@@ -95,8 +98,17 @@ def create(name: str, parent: Path, kind: str | None = None) -> list[Path]:
         if kind
         else "serves `add` for f32 tensors on the CPU",
     }
+    folder.mkdir()
+    try:
+        return _write(folder, {**FILES, **(FOR_DEVICE if kind else FOR_CPU)}, words)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # what the next try would find in its way
+        raise
+
+
+def _write(folder: Path, files: Mapping[str, str | None], words: Mapping[str, str]) -> list[Path]:
     written = []
-    for target, source in {**FILES, **(FOR_DEVICE if kind else FOR_CPU)}.items():
+    for target, source in files.items():
         path = folder / Template(target).substitute(words)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "" if source is None else (resources.files(__package__) / source).read_text()
