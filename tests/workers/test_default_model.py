@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from propolis import default_runtime
+from propolis.cli import main
 from propolis.config import Config
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import ModelError
@@ -119,3 +120,13 @@ def test_unaligned_weights(tiny, tiny_folder, tmp_path, shift):
     expected = LLM.load(tiny_folder).engine().logits_of(ids)
     actual = LLM.load(folder).engine().logits_of(ids)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("command", [("generate", "the"), ("chat",)])
+def test_a_model_without_a_name(capsys, command):
+    """On the command line it is not taken for none, which is the default model."""
+    with pytest.raises(SystemExit) as end:
+        main(["llm", *command, "-m", ""])
+    said = capsys.readouterr()
+    assert (2, "") == (end.value.code, said.out)
+    assert "error: -m or --model is empty: name one, or leave it out\n" == said.err

@@ -54,6 +54,24 @@ def utf8(_ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     return value
 
 
+def filled(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A click callback: refuses an empty text, which would be taken for none."""
+    if value is not None and not value.strip():
+        msg = f"{' or '.join(param.opts)} is empty: name one, or leave it out"
+        raise UsageError(msg)
+    return value
+
+
+model_option = click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    callback=filled,
+    help="A GGUF file, a safetensors folder, or a name.",
+)
+"""Of commands that run a language model."""
+
+
 def printable(text: str) -> str:
     r"""
     A text that others wrote, for a terminal: what steers one, or hides, is shown as an escape.
@@ -157,7 +175,9 @@ def sum_up(ctx: click.Context, device: Device, *, quiet: bool = False) -> None:
 __all__ = [
     "decoded",
     "ended_by_signals",
+    "filled",
     "loading_bar",
+    "model_option",
     "printable",
     "standard_input",
     "steps_bar",

@@ -23,6 +23,7 @@ from propolis.dispatch import DispatchTable
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.terminal import loading_bar
+from propolis_workers.terminal import model_option
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import sum_up
 from propolis_workers.terminal import utf8
@@ -56,9 +57,7 @@ dtype_option = click.option(
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option(
-            "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
-        ),
+        model_option,
         click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0."),
         click.option(
             "--fallback",

@@ -15,6 +15,7 @@ from propolis.cli import print_table
 from propolis.errors import UsageError
 from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
+from propolis_workers.terminal import model_option
 
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ _COLUMNS = ("max abs", "max rel", "NMSE", "of limit")
 
 @click.command()
 @click.argument("prompt", default=PROMPT)
-@click.option(
-    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
-)
+@model_option
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
 @dtype_option

@@ -8,12 +8,11 @@ import click
 
 from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
+from propolis_workers.terminal import model_option
 
 
 @click.command("llm")
-@click.option(
-    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
-)
+@model_option
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
 @dtype_option

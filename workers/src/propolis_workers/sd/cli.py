@@ -22,6 +22,7 @@ from propolis.dispatch import DispatchTable
 from propolis.errors import UsageError
 from propolis.files import expanded
 from propolis_workers.terminal import ended_by_signals
+from propolis_workers.terminal import filled
 from propolis_workers.terminal import loading_bar
 from propolis_workers.terminal import standard_input
 from propolis_workers.terminal import steps_bar
@@ -52,7 +53,9 @@ def sd() -> None:
 @click.argument("prompt", required=False, callback=utf8)
 @click.option("-o", "--output", metavar="PNG", help="The file; out.png, or the next free name.")
 @click.option("--from", "origin", metavar="PNG", help="Draw again what is in this file.")
-@click.option("-m", "--model", metavar="PATH", help="A folder in the layout of diffusers.")
+@click.option(
+    "-m", "--model", callback=filled, metavar="PATH", help="A folder in the layout of diffusers."
+)
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option(
     "--fallback",

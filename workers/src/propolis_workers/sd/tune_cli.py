@@ -9,11 +9,14 @@ import click
 from propolis.cli import settings
 from propolis.files import expanded
 from propolis_workers.sd.cli import require_packages
+from propolis_workers.terminal import filled
 from propolis_workers.terminal import loading_bar
 
 
 @click.command("sd")
-@click.option("-m", "--model", metavar="PATH", help="A folder in the layout of diffusers.")
+@click.option(
+    "-m", "--model", callback=filled, metavar="PATH", help="A folder in the layout of diffusers."
+)
 @click.option("--device", metavar="ID", help="Where to run: cpu, rocm:0.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads; 0 for all cores.")
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of weights; f32.")

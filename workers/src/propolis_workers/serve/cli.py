@@ -18,6 +18,8 @@ from propolis.cli import settings
 from propolis.errors import UsageError
 from propolis.files import expanded
 from propolis_workers.serve import TOKENS
+from propolis_workers.terminal import filled
+from propolis_workers.terminal import model_option
 
 
 if TYPE_CHECKING:
@@ -36,12 +38,11 @@ _FILES = 65536
 
 
 @click.command()
-@click.option(
-    "-m", "--model", metavar="MODEL", help="A GGUF file, a safetensors folder, or a name."
-)
+@model_option
 @click.option(
     "--images",
     "--model-path",
+    callback=filled,
     metavar="PATH",
     help="Draw with this model: a folder in the layout of diffusers.",
 )
