@@ -75,6 +75,8 @@ def test_strict(cli, site):
     done = cli("--strict", "plugins", "--json")
     assert (done.code, done.out) == (3, "")
     assert done.err.startswith("error: plugin bad (fake-bad 1.0): importing it raised ZeroDiv")
+    remedy = "; disable_plugins = bad leaves it out, and without strict it is a warning\n"
+    assert done.err.endswith(remedy)
 
 
 # -- devices and ops -----------------------------------------------------------
@@ -223,6 +225,10 @@ def test_explain_what_is_not_there(cli, arguments, message):
     [
         (["--log-level", "loud", "plugins"], "error: log_level = 'loud': Input should be 'debug'"),
         (["--plugins", "nope", "plugins"], "error: plugins names nope, not installed; installed:"),
+        (
+            ["--op", "add", "plugins"],
+            "error: ops = 'add': 'add' is not OP=PLUGIN[,PLUGIN...] (from",
+        ),
         (["--disable-plugins", "cpu_ref", "plugins"], "error: disable_plugins names cpu_ref:"),
     ],
 )

@@ -53,6 +53,19 @@ def test_wrong_settings_are_a_finding(monkeypatch):
     assert "devices" not in found
 
 
+def test_more_threads_than_cores_are_a_warning(monkeypatch):
+    """They only slow each other down."""
+    monkeypatch.setattr("propolis.doctor.usable_cores", lambda: 2)
+    said = "3 threads on 2 cores wait for each other"
+    assert status(findings(threads=3), "settings") == (
+        "warning",
+        said,
+        "threads = 0 takes one per core",
+    )
+    for threads in (0, 2):
+        assert status(findings(threads=threads), "settings")[0] == "ok"
+
+
 def test_unknown_variables_are_a_warning(monkeypatch):
     """With near matches in the remedy, where there are any."""
     monkeypatch.setenv("PROPOLIS_THREDS", "1")

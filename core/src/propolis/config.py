@@ -315,12 +315,9 @@ def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[st
             where = str(path)
         if error["type"] == "extra_forbidden":
             hint = did_you_mean(setting, Config.model_fields)
-            lines.append(
-                "; ".join(filter(None, (f"unknown setting {setting!r} from {where}", hint)))
-            )
+            text = f"unknown setting {setting!r} from {where}{hint and f'; {hint}'}"
         else:
-            lines.append(
-                f"{name} = {error['input']!r}: {error['msg']} (from {where}; "
-                f"see docs/configuration.md)"
-            )
+            why = error["msg"].removeprefix("Value error, ")  # pydantic's word for what we raise
+            text = f"{name} = {error['input']!r}: {why} (from {where}; see docs/configuration.md)"
+        lines.append(text)
     return "; ".join(lines)

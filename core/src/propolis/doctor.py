@@ -24,6 +24,7 @@ import importlib_metadata
 
 from propolis._version import __version__
 from propolis.errors import PropolisError
+from propolis.host import usable_cores
 from propolis.plugins.discovery import discover
 from propolis.plugins.discovery import duplicates
 from propolis.plugins.discovery import identity
@@ -85,7 +86,7 @@ def examine(load_config: Callable[[], Config], *, import_plugins: bool = True) -
     except PropolisError as exc:
         yield Finding(1, "settings", CheckResult("error", str(exc), "correct the setting"))
         return
-    yield Finding(1, "settings", _settings())
+    yield Finding(1, "settings", _settings(config))
     candidates = discover()
     yield Finding(1, "plugins.installed", _installed(candidates))
     yield Finding(1, "plugins.names", _names(candidates))
@@ -119,10 +120,13 @@ def _distributions() -> Iterator[Finding]:
         yield Finding(1, f"distribution.{name}", result)
 
 
-def _settings() -> CheckResult:
+def _settings(config: Config) -> CheckResult:
     from propolis.config import unknown_variables  # noqa: PLC0415  (loaded with the settings)
 
     unknown = list(unknown_variables(os.environ))
+    if not unknown and config.threads > (cores := usable_cores()):
+        said = f"{config.threads} threads on {cores} cores wait for each other"
+        return CheckResult("warning", said, "threads = 0 takes one per core")
     if not unknown:
         return CheckResult("ok", "settings are valid")
     names = ", ".join(name for name, _ in unknown)

@@ -77,7 +77,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    if not sys.stdout.isatty():
-        console.width = 10_000
-    console.print(table)
+    piped = not sys.stdout.isatty()
+    Console(soft_wrap=piped, width=10_000 if piped else None).print(table)

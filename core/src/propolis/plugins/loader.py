@@ -320,7 +320,8 @@ class PluginHost:
             return
         rejected = report.status == "rejected"
         if rejected and self.strict:
-            msg = f"plugin {it}: {report.reason}"
+            msg = f"plugin {it}: {report.reason}; disable_plugins = {it.name} leaves it out, and "
+            msg += "without strict it is a warning"
             raise PluginError(msg) from report.exception
         # A plugin that says no is as it should be: this machine lacks what it needs.
         if rejected and report.stage == "probe" and report.answered:
