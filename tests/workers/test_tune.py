@@ -62,6 +62,17 @@ def test_what_cannot_be_kept_is_not_measured(tiny_gguf, tmp_path, monkeypatch, c
     assert " of " not in said.err.partition("error: ")[0]
 
 
+def test_sizes_that_cannot_be_drawn(tmp_path, monkeypatch, capsys):
+    """They are found before a model is loaded, and nothing is said to be measured."""
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "sd", "-W", "63"))
+    said = capsys.readouterr()
+    assert (2, "") == (done.value.code, said.out)
+    assert said.err.startswith("error: width 63 is not a multiple of ")
+
+
 @pytest.mark.usefixtures("quick_mul")
 def test_tune_llm(tiny_gguf, tmp_path, monkeypatch, run):
     """What is found is told, shown, explained and taken; until it is forgotten."""
@@ -69,7 +80,7 @@ def test_tune_llm(tiny_gguf, tmp_path, monkeypatch, run):
     monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
     model = ("-m", str(tiny_gguf), "--prompt", "8", "--sequences", "2")
     said = run("tune", "llm", *model)
-    assert "silu_mul of" in said
+    assert "silu_mul of sizes up to " in said
     assert "another is faster for " in said
     assert "cpu_ref, " in run("tune", "show")
     assert '"plugin": "cpu_ref"' in run("tune", "show", "--json")

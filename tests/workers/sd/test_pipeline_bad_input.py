@@ -50,9 +50,9 @@ def changed(complete, tmp_path):
     ("changes", "error", "message"),
     [
         ({"width": 100}, UsageError, "width 100 is not a multiple of 8, 96 and 104 are: give one"),
-        ({"height": 4}, UsageError, "height 4 is not a multiple of 8, 8 is: give"),
-        ({"height": 0}, UsageError, "height 0 is not a multiple of 8, 8 is"),
-        ({"width": -8}, UsageError, "width -8 is not a multiple of 8, 8 is"),
+        ({"height": 4}, UsageError, "height 4 is less than 8, the least: give a multiple of 8$"),
+        ({"height": 0}, UsageError, "height 0 is less than 8, the least"),
+        ({"width": -8}, UsageError, "width -8 is less than 8, the least"),
         ({"steps": 0}, UsageError, "steps is 0; scheduler euler takes 1 to 1000"),
         ({"steps": 1001}, UsageError, "steps is 1001; scheduler euler takes 1 to 1000"),
         ({"batch": 0}, UsageError, "batch is 0; at least 1"),

@@ -37,7 +37,7 @@ def measuring(runtime: Runtime, device: Device) -> Iterator[None]:
         nonlocal measured
         measured += 1
         said = "who goes first is the fastest" if choice is None else str(choice)
-        click.echo(f"{call.spec.name} of {calls}: {said}", err=True)
+        click.echo(f"{call.spec.name} of sizes up to {calls}: {said}", err=True)
 
     tuner, table = Tuner(device, tell), DispatchTable.of(device)
     table.tuned = Tuned()  # who leads is who leads without what was measured before

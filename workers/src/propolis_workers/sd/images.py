@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -282,7 +283,9 @@ def _opened(path: str | Path, data: bytes | None = None) -> Iterator[PillowImage
         msg = f"{path} is no image that can be read; supported: {', '.join(known)}"
         raise FileFormatError(msg) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        msg = f"{path} is too large an image: {error}; make it smaller"
+        given = re.search(r"\d+ pixels", str(error))
+        msg = f"{path} is too large an image: {given[0] if given else error}; supported: "
+        msg += f"{Image.MAX_IMAGE_PIXELS}: make it smaller"
         raise FileFormatError(msg) from None
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         msg = f"{path} cannot be read: {error.strerror}; check the path"

@@ -239,11 +239,14 @@ def _sizes(params: GenerateParams, factor: int, size: int, sides: str) -> tuple[
     for name, pixels in (("width", width), ("height", height)):
         if pixels >= factor and pixels % factor == 0:
             continue
-        low = pixels // factor * factor
-        near = f"{low} and {low + factor} are" if low > 0 else f"{factor} is"
         whose = "the image's " if image is not None and getattr(params, name) is None else ""
-        msg = f"{whose}{name} {pixels} is not a multiple of {factor}, {near}: "
-        msg += f"give {sides}" if whose else "give one of these"
+        if pixels < factor:
+            wrong, remedy = f"is less than {factor}, the least", f"give a multiple of {factor}"
+        else:
+            low = pixels // factor * factor
+            wrong = f"is not a multiple of {factor}, {low} and {low + factor} are"
+            remedy = "give one of these"
+        msg = f"{whose}{name} {pixels} {wrong}: {f'give {sides}' if whose else remedy}"
         raise UsageError(msg)
     return width, height
 

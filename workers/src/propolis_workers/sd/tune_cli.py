@@ -43,13 +43,16 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     wanted = {"prompt": "a beehive in a meadow", "steps": 1, "seed": 0, **options}
     recipe = Recipe(model=config.sd_model).changed(wanted).sealed()
     path = expanded(recipe.model) if recipe.model else packaged_model()
+    params, dtype = recipe.params(), parse_dtype(recipe.dtype)
+    rehearsal = StableDiffusion.rehearsed(path, dtype)
+    rehearsal.model.planned(params)  # what is wrong is found before anything is loaded
     runtime = Runtime.start(config)
     with loading_bar(quiet=False) as progress:
         model = StableDiffusion.load(
-            path, dtype=parse_dtype(recipe.dtype), runtime=runtime, progress=progress
+            path, runtime=runtime, dtype=dtype, progress=progress, rehearsal=rehearsal
         )
     with measuring(runtime, model.device):
-        model.generate(recipe.params())
+        model.generate(params)
 
 
 __all__ = ["tune"]
