@@ -233,9 +233,9 @@ def test_chat_of_nothing(propolis):
 
 
 def test_chat_overflow(propolis, llm):
-    """What does not fit is an error on standard error, and the talk goes on."""
+    """What does not fit is an error on standard error and in the exit code; the talk goes on."""
     run = propolis("chat", "-n", "6", stdin=f"{'x' * 200}\nthe\n")
-    assert (0, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
+    assert (2, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
     lines = [line for line in run.err.splitlines() if line.startswith("error: ")]
     assert 1 == len(lines)
     assert lines[0].endswith("; the chat goes on without it")
@@ -244,8 +244,16 @@ def test_chat_overflow(propolis, llm):
 def test_chat_bytes(propolis, llm):
     """So is a line that is no UTF-8."""
     run = propolis("chat", "-n", "6", stdin=b"\xff\nthe\n")
-    assert (0, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
+    assert (2, answered(llm, max_tokens=6) + "\n") == (run.code, run.out)
     assert "error: standard input is not UTF-8" in run.err
+
+
+def test_chat_refused_and_typed(propolis):
+    """Who types has seen the error, and ends the chat well."""
+    run = propolis("chat", "-n", "6", stdin="/nonsense\nthe\n", typed=True)
+    assert 0 == run.code
+    assert "error: no command /nonsense; there are /help, " in run.err
+    assert 2 == propolis("chat", "-n", "6", stdin="/nonsense\nthe\n").code
 
 
 def test_script_interrupted(propolis, monkeypatch):

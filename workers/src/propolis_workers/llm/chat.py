@@ -29,7 +29,12 @@ COMMANDS: Final = {
 
 
 class Chat:
-    """One conversation with who types, or with a script."""
+    """
+    One conversation with who types, or with a script.
+
+    Attributes:
+        refused: lines that were no command, or could not be answered.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Chat:
         self._show = show
         self._options = options
         self._last: Turn | None = None
+        self.refused = 0
 
     def run(self) -> Turn | None:
         """
@@ -68,7 +74,7 @@ class Chat:
             try:
                 line = self._lines.next()
             except UsageError as exc:
-                click.echo(f"error: {exc}", err=True)
+                self._refuse(str(exc))
                 continue
             except KeyboardInterrupt:
                 if not self._lines.typed:
@@ -95,7 +101,7 @@ class Chat:
                 click.echo(f"{command:8}{meaning}", err=True)
             click.echo("Ctrl-C  stop an answer; what was said of it is kept", err=True)
         else:
-            click.echo(f"error: no command {name}; there are {', '.join(COMMANDS)}", err=True)
+            self._refuse(f"no command {name}; there are {', '.join(COMMANDS)}")
 
     def _answer(self, said: str) -> None:
         turn = None
@@ -104,7 +110,7 @@ class Chat:
             self._say_what_is_dropped(turn)
             self._show(turn)
         except UsageError as exc:
-            click.echo(f"error: {exc}; the chat goes on without it", err=True)
+            self._refuse(f"{exc}; the chat goes on without it")
             return
         except KeyboardInterrupt:
             if not self._lines.typed:
@@ -121,6 +127,10 @@ class Chat:
                 f"note: the answer ends here: the context of {self._conversation.capacity} tokens "
             )
             click.echo(f"{text}is full; --context gives more", err=True)
+
+    def _refuse(self, why: str) -> None:
+        self.refused += 1
+        click.echo(f"error: {why}", err=True)
 
     def _say_what_is_dropped(self, turn: Turn) -> None:
         texts = [shown(one["content"]) for one in turn.dropped if one["role"] == "user"]

@@ -158,7 +158,8 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     """
     Talk with a model; /help lists commands, /exit or Ctrl-D ends, Ctrl-C ends an answer.
 
-    Only what is new of the conversation is computed each time.
+    Only what is new of the conversation is computed each time.  Where lines come through a pipe and
+    one of them cannot be answered, the others are, and the exit code is 2.
     """
     from propolis_workers.llm.chat import Chat  # noqa: PLC0415  (not for --help)
     from propolis_workers.llm.conversation import DEFAULT_CONTEXT  # noqa: PLC0415
@@ -171,10 +172,13 @@ def chat(ctx: click.Context, /, system: str | None, **options: Any) -> None:
     model, runtime = load(ctx, options, quiet=False, tokens=tokens)
     conversation = Conversation(model, system=system, context=answer.pop("context"))
     lines = Lines(runtime.config.chat_history)
-    last = Chat(conversation, lines, _print_pieces, **answer).run()
+    talk = Chat(conversation, lines, _print_pieces, **answer)
+    last = talk.run()
     click.echo(err=True)
     if last is not None:
         _print_rates(last)
+    if talk.refused and not lines.typed:  # who types has seen it
+        ctx.exit(UsageError.exit_code)
 
 
 @contextmanager
