@@ -56,10 +56,11 @@ def read_weight(source: Weights, name: str, shape: tuple[int, ...]) -> tuple[np.
     if info is None:
         near = near_matches(name, source.tensors, most=1)
         hint = f" (the nearest is {near[0]})" if near else ""
-        msg = f"tensor {name} is missing{hint}: the file is not a complete model"
+        msg = f"tensor {name} is missing{hint}: the file is not a complete model; get it again"
         raise ModelError(msg)
     if info.shape != shape:
-        msg = f"tensor {name} has shape {info.shape}, the model's settings say {shape}"
+        msg = f"tensor {name} has shape {info.shape}, the model's settings say {shape}: the file "
+        msg += "is damaged, of two models, or of a kind not supported; get it again"
         raise ModelError(msg)
     if not (info.dtype.is_float or info.dtype.is_block):
         msg = f"tensor {name} is {info.dtype}; weights are floats or in a GGUF block format"

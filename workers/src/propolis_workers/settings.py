@@ -77,7 +77,8 @@ class FileSettings:
         value = self.values.get(key)
         value = default if value is None else value
         if value is None:
-            msg = f"{self.source}: {key} is missing: the file is not a complete {self._model}"
+            msg = f"{self.source}: {key} is missing: the file is not a complete {self._model}; "
+            msg += "get it again"
             raise ModelError(msg)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.wrong(key, "of the wrong type")

@@ -140,7 +140,8 @@ class GGUFSettings(ModelSettings):
         head_dim = self.own_count("attention.key_length", width // max(heads, 1))
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
-            msg = f"{self.source}: tensor token_embd.weight (vocabulary x width) is missing"
+            msg = f"{self.source}: tensor token_embd.weight (vocabulary x width) is missing; "
+            msg += "get the file again"
             raise ModelError(msg)
         context = self.own_count("context_length")
         epsilon = f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon"

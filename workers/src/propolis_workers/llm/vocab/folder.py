@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# What may lie beside tokenizer.json.
 _MOST = 1 << 22  # the largest vocabularies have 2**18 tokens
+_ANEW = ": the files are damaged, of two models, or of a kind not supported; get them again"
+# What may lie beside tokenizer.json.
 _EXTRAS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
@@ -47,7 +48,7 @@ def folder_parts(folder: Path) -> Parts:
     if not path.is_file():
         found = [name for name in _EXTRAS if (folder / name).is_file()]
         msg = f"{folder} has no tokenizer.json; looked for it, {', '.join(_EXTRAS)}; "
-        msg += f"found: {', '.join(found) or 'none of them'}"
+        msg += f"found: {', '.join(found) or 'none of them'}: get the whole model again"
         raise ModelError(msg)
     decoder = decoder_of(path, read_json(path))
     library = shielded(str(path), lambda: Library.from_str(path.read_text(encoding="utf-8")))
@@ -68,12 +69,13 @@ def folder_parts(folder: Path) -> Parts:
         text = names.get(f"{name}_token") or config.get(f"{name}_token")
         text = text.get("content") if isinstance(text, dict) else text
         if text is not None and (not isinstance(text, str) or text not in vocab):
-            msg = f"{folder}: the {name}_token {text!r} is not in the vocabulary"
+            msg = f"{folder}: the {name}_token {text!r} is not in the vocabulary{_ANEW}"
             raise FileFormatError(msg)
         listed = _listed(generation.get(f"{name}_token_id"))
         wrong = [x for x in listed if type(x) is not int or x not in texts]
         if wrong:
             msg = f"{folder / _EXTRAS[2]}: {name}_token_id {wrong[0]!r} is not in the vocabulary"
+            msg += _ANEW
             raise FileFormatError(msg)
         # Where that file does not say, transformers asks the model's, which often has another's.
         said = _listed(model.get(f"{name}_token_id"))
