@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from propolis import DType
     from propolis import Tensor
+    from propolis_workers.weights import TensorInfo
     from propolis_workers.weights import Weights
 
 
@@ -52,6 +53,12 @@ def read_weight(source: Weights, name: str, shape: tuple[int, ...]) -> tuple[np.
     Raises:
         ModelError: it is missing, has another shape or is not made of floats.
     """
+    dtype = expected(source, name, shape).dtype
+    return source.data(name), dtype
+
+
+def expected(source: Weights, name: str, shape: tuple[int, ...]) -> TensorInfo:
+    """As :func:`read_weight`, of a tensor that is not read."""
     info = source.tensors.get(name)
     if info is None:
         near = near_matches(name, source.tensors, most=1)
@@ -65,7 +72,7 @@ def read_weight(source: Weights, name: str, shape: tuple[int, ...]) -> tuple[np.
     if not (info.dtype.is_float or info.dtype.is_block):
         msg = f"tensor {name} is {info.dtype}; weights are floats or in a GGUF block format"
         raise ModelError(msg)
-    return source.data(name), info.dtype
+    return info
 
 
-__all__ = ["Embedding", "Linear", "read_weight"]
+__all__ = ["Embedding", "Linear", "expected", "read_weight"]

@@ -322,7 +322,7 @@ class Layers:
             return MergedLinear(layers, list(names.values()))
         # Joined on the host: each byte goes to the device once.
         parts = [self._raw(name, (width, width_in)) for name, width in names.items()]
-        raw = np.concatenate([part for part, _ in parts])
+        raw = self._joined([part for part, _ in parts])
         shape = (sum(names.values()), width_in)
         weight = Tensor.from_blocks(raw, parts[0][1], shape, self.device)
         return MergedLinear([Linear(self._prepared(weight))], list(names.values()))
@@ -451,7 +451,7 @@ class Layers:
 
     def _first(self, name: str, suffix: str = ".weight") -> str:
         """The file's name of a weight, or of the first of several."""
-        return self._name(name).replace("{}", "0") + suffix
+        return self._full(name, suffix, 0)
 
     @staticmethod
     def _pattern(name: str) -> str:
@@ -469,8 +469,11 @@ class Layers:
             found = ", ".join(sorted({str(other) for _, other in parts}))
             msg = f"tensors {self._name(name)} are of several dtypes: {found}; supported: one"
             raise ModelError(msg)
-        raw = np.concatenate([part for part, _ in parts])
+        raw = self._joined([part for part, _ in parts])
         return Tensor.from_blocks(raw, dtype, (count, *shape), self.device)
+
+    def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(parts)
 
     def _tensor(self, name: str, shape: tuple[int, ...], suffix: str = ".weight") -> Tensor:
         raw, dtype = self._raw(name, shape, suffix)
@@ -480,10 +483,13 @@ class Layers:
         self, name: str, shape: tuple[int, ...], suffix: str = ".weight", number: int = 0
     ) -> tuple[np.ndarray, DType]:
         """The bytes of a tensor, which must have that shape, and its dtype."""
-        name = self._name(name).replace("{}", str(number)) + suffix
-        raw, dtype = read_weight(self._source, name, shape)
+        raw, dtype = read_weight(self._source, self._full(name, suffix, number), shape)
         self._progress(raw.nbytes)
         return raw, dtype
+
+    def _full(self, name: str, suffix: str, number: int) -> str:
+        """The file's name of a weight, or of one of several."""
+        return self._name(name).replace("{}", str(number)) + suffix
 
 
 def has_kernel(device: Device, op: OpSpec, *kinds: DType) -> bool:

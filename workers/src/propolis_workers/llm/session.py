@@ -34,6 +34,7 @@ from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import architectures
 from propolis_workers.llm.models import build
+from propolis_workers.llm.models import expect_weights
 from propolis_workers.llm.models import names_in
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
@@ -153,6 +154,7 @@ class LLM:
         if before_weights is not None:
             before_weights(Prompts(path, tokenizer), config)
         _expect_room(path.name, source, config, device, tokens)
+        expect_weights(source, config)
         model = build(source, config, device, _counter(source, progress))
         source.release()
         seconds = time.perf_counter() - start

@@ -18,6 +18,7 @@ from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.reading import FolderSettings
 from propolis_workers.llm.reading import GGUFSettings
 from propolis_workers.llm.rearranged import Rearranged
+from propolis_workers.llm.sought import LayersSought
 from propolis_workers.weights import GGUFFile
 
 
@@ -104,6 +105,18 @@ def build(
     return network(config, Layers(held, names, device, progress, dtype=config.dtype))
 
 
+def expect_weights(source: GGUFFile | SafetensorsFolder, config: ModelConfig) -> None:
+    """
+    Check that a model's weights are there, before any is read.
+
+    Raises:
+        ModelError: one is missing or of another shape.
+    """
+    network = architectures()[config.architecture].network
+    held = weights_of(source, config)
+    network(config, LayersSought(held, names_in(source, config), config.dtype))
+
+
 def weights_of(source: GGUFFile | SafetensorsFolder, config: ModelConfig) -> Weights:
     """The weights of a model as its architecture has them, under the names of :func:`names_in`."""
     held: Weights = source
@@ -145,4 +158,11 @@ def _unknown(source: str, name: str, column: int) -> UnsupportedModelError:
     return UnsupportedModelError(msg)
 
 
-__all__ = ["architectures", "build", "names_in", "read_config", "weights_of"]
+__all__ = [
+    "architectures",
+    "build",
+    "expect_weights",
+    "names_in",
+    "read_config",
+    "weights_of",
+]
