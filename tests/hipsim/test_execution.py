@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_every_thread_knows_where_it_is(sim, warp):
     """Each thread of a 3-D grid of 3-D blocks runs exactly once, at its own place."""
@@ -67,16 +69,17 @@ def test_half_a_warp_may_exchange(sim, warp):
     assert sim.lines(code, warp=warp) == ["hipSuccess", "True"]
 
 
-def test_dynamic_shared_memory(sim):
-    """A block has as much dynamic shared memory as the launch says."""
+@pytest.mark.parametrize("size", [1000, 65536])
+def test_dynamic_shared_memory(sim, size):
+    """A block has as much dynamic shared memory as the launch says, up to all there is."""
     code = """
     m = Module()
     x = np.arange(250, dtype=np.float32)
     dx, dy = upload(x), alloc(x.nbytes)
-    print(m.dynamic_reverse(1, 250, ctypes.c_void_p(dx), ctypes.c_void_p(dy), shared=1000))
+    print(m.dynamic_reverse(1, 250, ctypes.c_void_p(dx), ctypes.c_void_p(dy), shared=SIZE))
     print((download(dy, 250) == x[::-1]).all())
     """
-    assert sim.lines(code) == ["hipSuccess", "True"]
+    assert sim.lines(code.replace("SIZE", str(size))) == ["hipSuccess", "True"]
 
 
 def test_atomics(sim):

@@ -79,18 +79,19 @@ void fiber_body() {
 }
 
 Worker::Worker() : fibers_(fiber_body) {
-  void* memory = mmap(nullptr, kMaxSharedBytes + 2 * kPage, PROT_READ | PROT_WRITE,
+  // Two pages that nothing may touch around what a block may have, and the canary before that.
+  void* memory = mmap(nullptr, kMaxSharedBytes + 3 * kPage, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("hipsim: no memory for shared memory");
     std::abort();
   }
-  shared_end_ = static_cast<char*>(memory) + kPage + kMaxSharedBytes;
+  shared_end_ = static_cast<char*>(memory) + 2 * kPage + kMaxSharedBytes;
   mprotect(memory, kPage, PROT_NONE);
   mprotect(shared_end_, kPage, PROT_NONE);
 }
 
-Worker::~Worker() { munmap(shared_end_ - kMaxSharedBytes - kPage, kMaxSharedBytes + 2 * kPage); }
+Worker::~Worker() { munmap(shared_end_ - kMaxSharedBytes - 2 * kPage, kMaxSharedBytes + 3 * kPage); }
 
 unsigned Worker::lanes_of(unsigned warp) const {
   const unsigned left = threads_ - warp * warp_size_;
