@@ -84,6 +84,15 @@ PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Bytes& w) {
     w.less = large ? 0.0f : less;
 }
 
+// The same, of bytes as they are: what is loaded, before it is computed with.
+struct Stored {
+    u32 low, high;
+    f32 less, scale, shift;
+};
+PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Stored& w) {
+    w.low = low, w.high = high, w.less = less;
+}
+
 // Signed bytes, made unsigned by 128 more.
 template <class W>
 PROPOLIS_FN void set_signed(u32 low, u32 high, W& w) {

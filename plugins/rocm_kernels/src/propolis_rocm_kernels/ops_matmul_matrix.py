@@ -42,7 +42,7 @@ TILES: Final = tuple(_AMD | _LARGE)
 
 _SIZE: Final = 2  # bytes of an element
 _PACK: Final = PACK_BYTES // _SIZE
-_LDS: Final = 64 << 10
+LDS: Final = 64 << 10
 """Shared memory of a block on AMD's GPUs."""
 
 MATRIX: Final = (dtypes.f16, dtypes.bf16)
@@ -117,7 +117,7 @@ def rates(
         most: shared memory of a block, in bytes.
         more: tiles, beside those of plain products, where there is more than on AMD's GPUs.
     """
-    known = {**_LARGE, **(more or {})} if most > _LDS else _AMD
+    known = {**_LARGE, **(more or {})} if most > LDS else _AMD
     return {t: rate for t, rate in known.items() if bytes_of(t) * stages_for(t, most) <= most}
 
 
@@ -135,7 +135,7 @@ def stages_for(tile: tuple[int, int, int], most: int) -> int:
     >>> stages_for((128, 256, 64), 232448)
     4
     """
-    if most <= _LDS:
+    if most <= LDS:
         return 2
     return 4 if tile[1] > 128 else 3  # so many of one block fit, and of two smaller ones
 

@@ -1,0 +1,42 @@
+// Products of up to 128 rows of activations, rounded to bf16, with weights in any block format, and the
+// sums of their parts.
+#include "propolis_block_tiles.h"
+
+#define KERNEL(KIND, rows, name)                                                                  \
+    KIND quantized_matmul_tiles_rows##rows##_##name(f32* out, const bf16* x, const u8* w, i64 m,  \
+                                                    i64 n, i64 depth, i64 x_row, i64 row,         \
+                                                    i64 chunks, i64 first)
+#define FRAGMENTS(KIND, rows, name, Format)                                                       \
+    KERNEL(KIND, rows, name) {                                                                    \
+        product_of_blocks<Format, rows>(out, x, w, m, n, depth, x_row, row, chunks, first);       \
+    }
+#define ABSENT(KIND, rows, name, Format)                                                          \
+    KERNEL(KIND, rows, name) {                                                                    \
+        (void)out, (void)x, (void)w, (void)m, (void)n, (void)depth, (void)x_row, (void)row;       \
+        (void)chunks, (void)first;                                                                \
+        __builtin_trap();                                                                         \
+    }
+#if PROPOLIS_FRAGMENTS
+#define SMALL FRAGMENTS
+#else
+#define SMALL ABSENT
+#endif
+// More sums than AMD's GPUs have registers, and LDS, for.
+#if defined(PROPOLIS_MMA)
+#define LARGE FRAGMENTS
+#else
+#define LARGE ABSENT
+#endif
+#define EACH(name, Format)                                \
+    SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 16, name, Format) \
+    SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 32, name, Format) \
+    SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 64, name, Format) \
+    LARGE(PROPOLIS_KERNEL, 128, name, Format)
+PROPOLIS_EACH_FORMAT(EACH)
+
+#define JOIN(count)                                                                                    \
+    PROPOLIS_KERNEL quantized_matmul_tiles_join##count(f32* out, const f32* parts, i64 size, i64 all) { \
+        join_parts<count>(out, parts, size, all);                                                      \
+    }
+JOIN(1)
+JOIN(4)
