@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -44,6 +45,8 @@ def interrupted(tmp_path):
             text=True,
             check=False,
             env={**os.environ, "PYTHONPATH": path},
+            # Whoever runs the tests may be ignoring it, as a shell's & does.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return run
