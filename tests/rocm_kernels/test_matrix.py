@@ -189,8 +189,9 @@ def judge_tiles(x, w, out):
 def test_products_in_tiles(rocm, monkeypatch, taken_tiles, blocks, parts, rows, columns):
     """Products of both in bf16, whatever of a tile there is, by one part of the depth or more."""
     depth, m = 768 if blocks.block_size == 256 else 800, math.prod(rows)  # or ends within a chunk
-    if m > (most := tiles.most_rows(blocks, rocm.hardware.shared_bytes)):
-        pytest.skip(f"there is shared memory for {most} rows")
+    room = rocm.hardware.shared_bytes
+    if m > 64 and (room < tiles._shared(128, blocks, room) or "gfx" in rocm.properties.arch):
+        pytest.skip(f"there is no kernel, or shared memory, for {m} rows of {blocks}")
     w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, columns, depth, seed=1), rocm), blocks)
     out = rocm.empty((*rows, columns), dtypes.f32)
     chunks = -(-tiles._chunks(depth) // parts)
@@ -209,7 +210,12 @@ SMALL = [d for d in sorted(dtypes.BLOCKS, key=str) if d.block_size == 32]
 @pytest.mark.parametrize("blocks", SMALL, ids=str)
 @pytest.mark.parametrize("depth", [32, 96, 160, 288])
 def test_tiles_of_short_rows(rocm, blocks, depth):
-    """Rows may be shorter than what is copied of them at a time, in the last tile and before."""
+    """
+    Rows may be shorter than what is copied of them at a time, in the last tile and before.
+
+    An allocation of its own ends near memory that cannot be read: nothing behind it is touched.
+    """
+    rocm = Runtime.start(Config(plugins=KERNELS, direct_allocations=True)).device(rocm.id)
     w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 140, depth), rocm), blocks)
     judge_tiles(normal(dtypes.f32, 11, depth, seed=1), w, rocm.empty((11, 140), dtypes.f32))
 

@@ -32,7 +32,7 @@ def main() -> None:
         channel.write(json.dumps(fields) + "\n")
 
     from propolis_conformance.judge import RANDOM  # noqa: PLC0415  (after sys.path is set)
-    from propolis_conformance.keep import NotKeptError  # noqa: PLC0415
+    from propolis_conformance.keep import NotKeptError  # noqa: PLC0415  (likewise)
     from propolis_conformance.subject import Subject  # noqa: PLC0415
 
     try:

@@ -17,7 +17,7 @@ def main() -> None:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's & ignores it
     if ours:
         signal.signal(signal.SIGINT, _interrupted)
-    from propolis.cli import main as run  # noqa: PLC0415
+    from propolis.cli import main as run  # noqa: PLC0415  (what may be interrupted)
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

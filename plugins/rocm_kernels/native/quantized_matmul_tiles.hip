@@ -21,8 +21,8 @@
 #else
 #define SMALL ABSENT
 #endif
-// More sums than AMD's GPUs have registers, and LDS, for.
-#if defined(PROPOLIS_MMA)
+// More sums than AMD's GPUs have registers, and LDS, for; the simulator's tests have it.
+#if !defined(PROPOLIS_AMD)
 #define LARGE FRAGMENTS
 #else
 #define LARGE ABSENT

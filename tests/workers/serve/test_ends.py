@@ -204,7 +204,7 @@ class Engine:
     def kill(self):
         pass
 async def app(scope, receive, send):
-    raise NotImplementedError
+    raise NotImplementedError  # nobody asks
 sys.exit(run(app, [Engine()], listen("127.0.0.1", 0), float(sys.argv[1])))
 """
 

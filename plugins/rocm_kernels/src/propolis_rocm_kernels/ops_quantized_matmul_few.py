@@ -59,16 +59,21 @@ def _memory(x: Tensor, _: Tensor) -> int:
     return space_bytes(x.numel * dtypes.bf16.block_bytes)
 
 
-def _takes(x: Tensor, w: Tensor, /) -> str | None:
+def declined(x: Tensor, w: Tensor, least: int, most: int) -> str | None:
+    """Why kernels that unpack weights on their way do not take a product, of rows from and to."""
     arch = x.device.properties.arch
     if not has_instructions(arch, dtypes.bf16):
         return f"{arch} has no matrix instructions that take all numbers of {dtypes.bf16}"
     if not w.shape[-1]:
         return "sums of nothing are for others"
     rows = math.prod(x.shape[:-1])
-    if not LEAST_ROWS <= rows <= MOST_ROWS:
-        return f"{rows} rows are for other kernels (it takes {LEAST_ROWS} to {MOST_ROWS})"
+    if not least <= rows <= most:
+        return f"{rows} rows are for other kernels (it takes {least} to {most})"
     return None
+
+
+def _takes(x: Tensor, w: Tensor, /) -> str | None:
+    return declined(x, w, LEAST_ROWS, MOST_ROWS)
 
 
 OPS: Final = [

@@ -23,7 +23,6 @@ from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._product import launch
 from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels.ops_matmul_matrix import LDS
-from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 from propolis_rocm_kernels.ops_quantized import rounded_rows
 
 
@@ -181,19 +180,14 @@ def _memory(x: Tensor, w: Tensor) -> int:
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:
     device = cast("RocmDevice", x.device)
-    arch = device.properties.arch
-    if not has_instructions(arch, dtypes.bf16):
-        return f"{arch} has no matrix instructions that take all numbers of {dtypes.bf16}"
+    most = most_rows(w.dtype, device.hardware.shared_bytes)
+    if (reason := few.declined(x, w, LEAST_ROWS, most)) is not None:
+        return reason
     n, depth = w.shape
-    if not depth:
-        return "sums of nothing are for others"
-    rows, most = math.prod(x.shape[:-1]), most_rows(w.dtype, device.hardware.shared_bytes)
-    if not LEAST_ROWS <= rows <= most:
-        return f"{rows} rows are for other kernels (it takes {LEAST_ROWS} to {most})"
     if max(depth, w.strides[0]) > _FARTHEST:
         return f"rows of w are {w.strides[0]} weights apart, counted to {_FARTHEST}"
     blocks, units = tiles(_WIDTH, 1, n) * _chunks(depth), device.compute_units
-    if rows <= few.MOST_ROWS and blocks < units:
+    if math.prod(x.shape[:-1]) <= few.MOST_ROWS and blocks < units:
         return f"a weight of {n} x {depth} makes {blocks} blocks, for {units} compute units"
     return None
 

@@ -36,9 +36,8 @@ class LayersSought(Layers):
         return weight
 
     def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
-        return np.zeros(
-            sum(part.nbytes for part in parts), np.uint8
-        )  # pages of zeros, which take no memory
+        # Pages of zeros, which take no memory.
+        return np.zeros(sum(part.nbytes for part in parts), np.uint8)
 
     def _raw(
         self, name: str, shape: tuple[int, ...], suffix: str = ".weight", number: int = 0
