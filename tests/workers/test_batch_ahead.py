@@ -56,6 +56,46 @@ def test_a_step_ahead(llm, queue):
     assert queued.count(True) >= len(queued) - 4
 
 
+def test_steps_ahead_go_on_where_answers_end(llm, queue):
+    """The rows of who has ended are nobody's, whichever they are: the others' steps stay ahead."""
+    wanted = [
+        request([number + 1, 2, 3], length)
+        for number, length in enumerate((20, 6, 20, 9, 20, 20, 20, 20))
+    ]
+    engine = BatchEngine(llm, context=96, most=8)
+    for key, one in enumerate(wanted):
+        engine.add(key, one)
+    while engine._ahead is None:
+        engine.step()
+    finished, counts = {}, []
+    while engine.busy:
+        drawn = engine.step()
+        finished |= {one.key: one.finish.ids for one in drawn if one.finish is not None}
+        counts.append((len(drawn), engine._ahead is not None))
+    assert finished == {key: alone(llm, one) for key, one in enumerate(wanted)}
+    assert {8, 7, 6} == {count for count, _ in counts}
+    assert [ahead for _, ahead in counts[:-1]] == [True] * (len(counts) - 1)
+    assert engine.blocks.taken == 0
+
+
+def test_steps_ahead_while_others_wait(llm, queue):
+    """Where nobody else may come in they go on; who waited comes in once somebody has ended."""
+    wanted = [request([number + 1, 2, 3], 12 + 5 * number) for number in range(4)]
+    engine = BatchEngine(llm, context=96, most=2)
+    for key, one in enumerate(wanted):
+        engine.add(key, one)
+    finished, ahead, waited = {}, 0, 0
+    while engine.busy:
+        drawn = engine.step()
+        finished |= {one.key: one.finish.ids for one in drawn if one.finish is not None}
+        if engine.scheduler.waiting:
+            waited += 1
+            ahead += engine._ahead is not None
+    assert finished == {key: alone(llm, one) for key, one in enumerate(wanted)}
+    assert waited > 12
+    assert ahead >= waited - 8
+
+
 def test_who_comes_meanwhile(llm, queue):
     """A request that comes while a step is queued ahead waits for that step alone."""
     engine = BatchEngine(llm, context=96, most=2)

@@ -22,7 +22,8 @@ class Ahead:
     A step that was queued before its tokens were known: of the likeliest ones.
 
     Attributes:
-        sequences: whose, one token each, by row.
+        sequences: whose, one token each.
+        at: the row of each; those between are of sequences that have ended.
         positions: of these tokens.
         rows: what it gives.
         found: the likeliest token of each row and its logit, once the step is done.
@@ -30,6 +31,7 @@ class Ahead:
     """
 
     sequences: list[Sequence]
+    at: list[int]
     positions: list[int]
     rows: Rows
     found: Callable[[], list[tuple[int, float]]]
@@ -37,10 +39,10 @@ class Ahead:
 
     def holds(self) -> dict[Part, list[int]]:
         """The rows of those that go on as it was thought; others have ended meanwhile."""
-        each = zip(self.sequences, self.positions, self.tokens, strict=True)
+        each = zip(self.sequences, self.at, self.positions, self.tokens, strict=True)
         return {
             Part(own, 1): [row]
-            for row, (own, position, token) in enumerate(each)
+            for own, row, position, token in each
             if own.blocks and own.computed == position and own.tokens[position:] == [token]
         }
 

@@ -25,6 +25,7 @@ from propolis_workers.llm.batch.ahead import Ahead
 from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.blocks import blocks_of_windows
 from propolis_workers.llm.batch.lookup import guess
+from propolis_workers.llm.batch.paged_cache import NOBODYS
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Placed
 from propolis_workers.llm.batch.scheduler import Part
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 # Tokens of a block: what is shared and kept is whole blocks.
 BLOCK: Final = 16
+# A row of a step that is nobody's any more.
+_ENDED: Final = Placed([0], 0, [NOBODYS], local=[NOBODYS])
 # Of more candidates than these the host reads whole rows of logits.
 _AMONG: Final = 256
 
@@ -378,16 +381,16 @@ class BatchEngine:
         Where the device has a queue, the step of these tokens is queued before they are waited for:
         so the device is not idle while the host reads them and tells of them.
         """
-        size = 1 << (len(every) - 1).bit_length()
-        known = self.steps.decodes.get(size)
-        whole = known is not None and known.rows is rows and every == list(range(len(due)))
-        if found is None and whole:
-            found = rows.best_later(every)
+        known = self.steps.captured(len(every))
+        if known is None or known.rows is not rows:
+            return rows.best(every) if found is None else [found()[row] for row in every]
+        if found is None:
+            found = rows.best_later(range(max(every) + 1))
         if found is None:
             return rows.best(every)
         following = None
-        if whole and known is not None and self._goes_on(due):
-            following = self._queued_ahead([part.sequence for part in due], known)
+        if self._goes_on(due):
+            following = self._queued_ahead([part.sequence for part in due], every, known)
         every_row = found()
         best = [every_row[row] for row in every]
         if following is not None:
@@ -401,23 +404,28 @@ class BatchEngine:
         room = all(len(part.sequence.tokens) + 1 < self.capacity for part in due)
         return room and any(self._answers[self._keys[part.sequence]][1].left > 1 for part in due)
 
-    def _queued_ahead(self, sequences: list[Sequence], known: Captured) -> Ahead | None:
-        """Queue the step after the last one, of the tokens that it is about to find."""
+    def _queued_ahead(
+        self, sequences: list[Sequence], at: list[int], known: Captured
+    ) -> Ahead | None:
+        """Queue the step after the last one, of the tokens that it finds in rows ``at``."""
         step, graph, rows = known
         if self._speculate or not graph.is_one_launch() or not self.scheduler.goes_on(sequences):
             return None
         try:
-            step.set([_placed(own, [0]) for own in sequences])
+            parts = [_ENDED] * (max(at) + 1)
+            for row, own in zip(at, sequences, strict=True):
+                parts[row] = _placed(own, [0])
+            step.set(parts)
             ops.cast.into(step.ids, rows.at, step.ids.dtype)
             graph.replay()
-            found = rows.best_later(range(len(sequences)))
+            found = rows.best_later(range(len(parts)))
         except DeviceLostError:
             raise
         except PropolisError:  # whoever asks for this step next is told
             return None
         if found is None:
             return None
-        return Ahead(sequences, [own.computed for own in sequences], rows, found)
+        return Ahead(sequences, at, [own.computed for own in sequences], rows, found)
 
     def _guess(self, sequence: Sequence) -> tuple[int, ...]:
         """What may follow, no more than there is room for."""

@@ -18,6 +18,7 @@ from propolis_workers.llm.network.attending import attend
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -186,25 +187,55 @@ class _Places:
         self._slots, self.slots = slots
         self._table, self.table = table
 
-    def set(self, parts: Sequence[tuple[np.ndarray, Sequence[int], int, int]]) -> None:
+    def set(
+        self,
+        rows: _Rows,
+        blocks: Iterable[tuple[Sequence[int], int]],
+        full: NDArray[np.int64] | None = None,
+    ) -> None:
         """
         Say where they are.
 
         Args:
-            parts: for each sequence the positions of its new tokens, its blocks, how many places
-                are before these, and how many of the first blocks are not written to.
+            rows: of the step.
+            blocks: of each sequence, and how many places are before these.
+            full: how many of the first blocks of each row's sequence are not written to.
         """
-        size, row = self._size, 0
-        slots = self._slots[0]
-        slots.fill(NOBODYS)
         self._table.fill(NOBODYS)
-        for number, (at, blocks, behind, full) in enumerate(parts):
-            own = np.asarray(blocks, np.int32)
-            self._table[number, behind : behind + len(own)] = own
-            place = at // size
-            block = np.where(place < full, NOBODYS, own[place - behind])
-            slots[row : row + len(at)] = block * size + at % size
-            row += len(at)
+        for own, (held, behind) in zip(self._table, blocks, strict=False):
+            own[behind : behind + len(held)] = held
+        found = self.found(rows.sequences, rows.positions)
+        if full is not None:
+            there = rows.positions // self._size
+            found = np.where(
+                there < full, NOBODYS * self._size + rows.positions % self._size, found
+            )
+        slots = self._slots[0]
+        slots[: len(found)] = found
+        slots[len(found) :] = NOBODYS
+
+    def found(
+        self, sequences: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where tokens of sequences are, by their positions."""
+        place, within = np.divmod(positions, self._size)
+        return self._table[sequences, place].astype(np.int64) * self._size + within
+
+
+class _Rows(NamedTuple):
+    """The sequence of each row of a step, and its position there."""
+
+    sequences: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Sequence[Placed]) -> _Rows:
+        """One after the other."""
+        counts = np.fromiter((len(part.tokens) for part in parts), np.int64, len(parts))
+        firsts = np.fromiter((part.first for part in parts), np.int64, len(parts))
+        sequences = np.repeat(np.arange(len(parts)), counts)
+        within = np.arange(len(sequences)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(sequences, firsts[sequences] + within)
 
 
 class Step:
@@ -273,34 +304,31 @@ class Step:
         Args:
             parts: of each sequence; of fewer than the step was made for, the others have nothing.
         """
-        size = self._cache.size
+        rows = _Rows.of(parts)
+        count = len(rows.sequences)
         ids, positions = self._ids[0], self._positions[0]
-        lengths = self._lengths.array
-        ids.fill(0)
-        positions.fill(0)
-        lengths.fill(1)
-        for slots_before, _ in self._earlier:
-            slots_before.fill(np.iinfo(np.int32).max)
-        starts, row, places = [0], 0, []
-        for number, part in enumerate(parts):
-            end = row + len(part.tokens)
-            at = np.arange(part.first, part.first + len(part.tokens), dtype=np.int32)
-            places.append(at)
-            ids[row:end], positions[row:end] = part.tokens, at
-            for back, (slots_before, _) in enumerate(self._earlier, 1):
-                own, there = np.asarray(part.blocks, np.int32), np.maximum(at - back, 0)
-                found = own[there // size] * size + there % size
-                slots_before[row:end] = np.where(at >= back, found, slots_before[row:end])
-            lengths[number] = part.first + len(part.tokens)
-            starts.append(end)
-            row = end
-        each = list(zip(places, parts, strict=True))
-        self._all.set([(at, part.blocks, 0, part.full) for at, part in each])
+        ids[:count] = [token for part in parts for token in part.tokens]
+        positions[:count] = rows.positions
+        ids[count:] = positions[count:] = 0
+        lengths, ends = (
+            self._lengths.array,
+            np.searchsorted(rows.sequences, range(1, len(parts) + 1)),
+        )
+        lengths[: len(parts)] = rows.positions[ends - 1] + 1
+        lengths[len(parts) :] = 1
+        full = np.fromiter((part.full for part in parts), np.int64, len(parts))
+        self._all.set(rows, ((part.blocks, 0) for part in parts), full[rows.sequences])
         if self._windows is not None:
-            self._windows.set([(at, part.local, part.behind, 0) for at, part in each])
+            self._windows.set(rows, ((part.local, part.behind) for part in parts))
+        for back, (slots, _) in enumerate(self._earlier, 1):
+            there = rows.positions - back
+            found = self._all.found(rows.sequences, np.maximum(there, 0))
+            slots.fill(np.iinfo(np.int32).max)
+            slots[:count] = np.where(there >= 0, found, slots[:count])
         if self._starts is not None:
-            self._starts.array[: len(starts)] = starts
-            self._starts.array[len(starts) :] = row
+            self._starts.array[0] = 0
+            self._starts.array[1 : len(ends) + 1] = ends
+            self._starts.array[len(ends) + 1 :] = count
         self._numbers.send()
 
     def want(self, rows: Sequence[int]) -> None:

@@ -193,9 +193,9 @@ class Scheduler:
         """
         Whether the next step is theirs alone, of one token each; then they have the blocks for it.
 
-        It is not where somebody waits, or where blocks would be taken from others.
+        It is not where somebody waits who may come in, or where blocks would be taken from others.
         """
-        if self.waiting or self.running != sequences:
+        if (self.waiting and len(self.running) < self._most) or self.running != sequences:
             return False
         size, windows = self._blocks.size, self._blocks.windows
         needed = [-(-(one.computed + 1) // size) for one in sequences]

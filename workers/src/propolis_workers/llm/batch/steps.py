@@ -71,6 +71,10 @@ def rung(rows: int) -> int:
     return -(-rows // unit) * unit
 
 
+def _size(sequences: int) -> int:
+    return 1 << (sequences - 1).bit_length()
+
+
 def _room_for_short(llm: LLM, device: Device, most: int) -> bool:
     free = device.guarded(device.memory.available)
     needed = KEPT * captured_bytes(llm.model.config, SHORT, most)
@@ -122,10 +126,14 @@ class Steps:
         # A queue is filled while the device computes: there nothing was gained.
         self.shorts = not has_queue(cache.device) and _room_for_short(llm, cache.device, most)
 
+    def captured(self, sequences: int) -> Captured | None:
+        """The step that computes one token of each of so many; None before they came."""
+        return self.decodes.get(_size(sequences))
+
     def decode(self, parts: list[Placed]) -> Rows:
         """Of a step in which each sequence has one token."""
-        size = 1 << (len(parts) - 1).bit_length()
-        known = self.decodes.get(size)
+        size = _size(len(parts))
+        known = self.captured(len(parts))
         if known is not None:
             known.step.set(parts)
             known.graph.replay()
@@ -149,7 +157,7 @@ class Steps:
         if rows in self._sizes:
             return self._piece(parts, rows, ends)
         if rows <= SHORT and self.shorts:
-            size = 1 << (len(parts) - 1).bit_length()
+            size = _size(len(parts))
             if len(ends) <= size:
                 return self._short(parts, rows, ends, size)
         return self._computed(self._told(parts, rows, ends))
