@@ -69,10 +69,10 @@ def split(monkeypatch):
     def said(rocm, tile, parts):
         most = rocm.hardware.shared_bytes
 
-        def split_for(outs, windows, depth, units, most_of_it):
+        def split_for(outs, windows, depth, units, most_of_it, *, more):
             whole = math.ceil(depth / tile[2])
             steps = math.ceil(whole / min(parts, whole))
-            return matrix._Split(tile, stages_for(tile, most), math.ceil(whole / steps), steps)
+            return matrix.Split(tile, stages_for(tile, most), math.ceil(whole / steps), steps)
 
         matrix._plans.cache_clear()
         monkeypatch.setattr(matrix, "split_for", split_for)

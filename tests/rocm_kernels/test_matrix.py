@@ -18,6 +18,7 @@ from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import OutOfMemoryError
 from propolis_rocm_hip import space
+from propolis_rocm_kernels import ops_matmul
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized as quantized
 from propolis_rocm_kernels import ops_quantized_matmul_few as few
@@ -77,13 +78,29 @@ def test_every_place_of_a_fragment(rocm, taken, dtype, transposed):
     assert taken == [f"{name}64x64x64_{dtype.name}"] * 2
 
 
+@pytest.fixture
+def split(monkeypatch):
+    """Has products done in the tiles and parts that a test asks for."""
+
+    def said(tile, parts):
+        def split_for(m, n, depth, units, most, *, batches=1, whole=False, **_):
+            del m, n, units
+            deep = max(1, math.ceil(depth / tile[2]))
+            steps = deep if whole or batches > 1 else math.ceil(deep / min(parts, deep))
+            return matrix.Split(tile, matrix.stages_for(tile, most), math.ceil(deep / steps), steps)
+
+        monkeypatch.setattr(matrix, "split_for", split_for)
+
+    return said
+
+
 @pytest.mark.parametrize("dtype", matrix.MATRIX, ids=str)
 @pytest.mark.parametrize("tile", ["small", "large"])
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 8, 8), (64, 64, 64), (130, 136, 72), (65, 264, 200)])
-def test_edges(rocm, taken, monkeypatch, dtype, tile, m, n, k):
+def test_edges(rocm, taken, split, dtype, tile, m, n, k):
     """Tiles and stages that are not full, either way round, with a bias and in batches."""
     wanted = (64, 64, 64) if tile == "small" else tuple(map(int, large(rocm).split("x")))
-    monkeypatch.setattr(matrix, "tile_for", lambda *_: wanted)
+    split(wanted, 1)
     x, w, bias = normal(dtype, 2, m, k), normal(dtype, n, k, seed=1), normal(dtype, n, seed=2)
     a, b, c = (v.astype(np.float64) for v in (x, w, bias))
     given = [Tensor.from_numpy(v, rocm) for v in (x, w, bias)]
@@ -95,6 +112,65 @@ def test_edges(rocm, taken, monkeypatch, dtype, tile, m, n, k):
     assert [name.split("_")[0] for name in taken] == [
         f"{way}{'x'.join(map(str, wanted))}" for way in ("along", "across")
     ]
+
+
+@pytest.mark.parametrize("dtype", matrix.MATRIX, ids=str)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (33, 137, 136), (70, 136, 264)])
+def test_shared_depth(rocm, taken, split, dtype, parts, m, n, k):
+    """Sums of parts, of which the last may be short, are joined with the bias, once rounded."""
+    x, w, bias = normal(dtype, m, k), normal(dtype, n, k, seed=1), normal(dtype, n, seed=2)
+    a, b, c = (v.astype(np.float64) for v in (x, w, bias))
+    given = [Tensor.from_numpy(v, rocm) for v in (x, w, bias)]
+    terms = np.abs(a) @ np.abs(b.T)
+    for tile in (t for t in matrix.rates(rocm.hardware.shared_bytes) if k > t[2]):
+        taken.clear()
+        split(tile, parts)
+        judge_sums(ops.linear(*given).numpy(), a @ b.T + c, terms + np.abs(c), dtype)
+        across = Tensor.from_numpy(w.T.copy(), rocm)
+        judge_sums(ops.matmul(given[0], across).numpy(), a @ b.T, terms, dtype)
+        sides = "x".join(map(str, tile))
+        join = f"join{1 if n % 4 else 4}_{dtype.name}"
+        way = "along" if n % 8 else "across"
+        if n % 8:  # others multiply what does not lie at whole packs
+            assert taken == [f"along{sides}_{dtype.name}", join]
+        else:
+            assert taken == [f"along{sides}_{dtype.name}", join, f"{way}{sides}_{dtype.name}", join]
+
+
+def test_where_the_depth_is_shared():
+    """Where tiles are fewer than compute units it is; not where they are enough, or by batches."""
+    wide = 4096, 14336, 60, 1 << 16
+    assert 1 < matrix.split_for(128, *wide).parts
+    assert 1 == matrix.split_for(128, *wide, whole=True).parts
+    assert 1 == matrix.split_for(128, *wide, batches=2).parts
+    assert 1 == matrix.split_for(4096, *wide).parts
+    assert 1 == matrix.split_for(128, 4096, 8, 60, 1 << 16).parts
+
+
+def test_memory_of_shared_depth(rocm, taken, split, monkeypatch):
+    """As much as is said is borrowed; where it is lacking no depth is shared, and sums hold."""
+
+    def full(*_):
+        raise OutOfMemoryError("0 bytes are free")
+
+    asked = []
+    reserve = matrix.Parts.reserve
+    monkeypatch.setattr(
+        matrix.Parts, "reserve", lambda s, d, n: asked.append(n) or reserve(s, d, n)
+    )
+    split((64, 64, 64), 4)
+    x, w = normal(dtypes.f16, 300, 200), normal(dtypes.f16, 250, 200, seed=1)
+    a, b = (v.astype(np.float64) for v in (x, w))
+    given = [Tensor.from_numpy(v, rocm) for v in (x, w)]
+    judge_sums(ops.linear(*given).numpy(), a @ b.T, np.abs(a) @ np.abs(b.T), dtypes.f16)
+    assert asked == [4 * 300 * 250 * 4]
+    assert asked[0] <= ops_matmul._memory_of_linear(*given) <= 1 << 21
+    assert ops_matmul._memory_of_matmul(*given[:1], given[1].transpose(0, 1)) <= 1 << 21
+    taken.clear()
+    monkeypatch.setattr(matrix.Parts, "_storage", full)
+    judge_sums(ops.linear(*given).numpy(), a @ b.T, np.abs(a) @ np.abs(b.T), dtypes.f16)
+    assert taken == ["along64x64x64_f16"]
 
 
 def test_what_does_not_fit_is_left_to_others(rocm, taken):
@@ -131,9 +207,13 @@ def rounded(values, dtype):
     [((130,), 40, 64), ((2, 70), 300, 96), ((129,), 129, 512)],
     ids=str,
 )
-def test_products_of_many_rows_with_blocks(rocm, taken, monkeypatch, dtype, rows, columns, depth):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_products_of_many_rows_with_blocks(
+    rocm, taken, monkeypatch, split, dtype, rows, columns, depth, parts
+):
     """Products of both in 16 bits, the weight in tiles of 128 rows; f32 comes out as f32."""
     monkeypatch.setattr(space, "TILE_BYTES", 2 * 128 * depth)
+    split((64, 64, 64), parts)
     narrow = dtypes.bf16 if dtype is dtypes.f32 else dtype
     x = normal(dtype, *rows, depth)
     blocks = dtypes.q4_k if depth % 256 == 0 else dtypes.q4_1
@@ -142,8 +222,10 @@ def test_products_of_many_rows_with_blocks(rocm, taken, monkeypatch, dtype, rows
     out = ops.qmatmul(Tensor.from_numpy(x, rocm), w)
     judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtype)
     way = "wide" if dtype is dtypes.f32 else "along"
-    assert {name.split("64x")[0].split("128x")[0] for name in taken} == {way}
-    assert len(taken) == -(-columns // 128)
+    shared = parts > 1 and depth > 64
+    joined = {f"join{1 if columns % 4 else 4}_{dtype.name}"} if shared else set()
+    assert {name.split("64x")[0] for name in taken} == {way} | joined
+    assert len(taken) == -(-columns // 128) * (1 + shared)
 
 
 def test_rows_that_lie_apart(rocm, taken):

@@ -335,11 +335,5 @@ template <int COUNT>
 PROPOLIS_FN void join_parts(f32* out, const f32* parts, i64 size, i64 count) {
     const i64 at = ((i64)block_x() * BLOCK + thread_x()) * COUNT;
     if (at >= size) return;
-    Pack<f32, COUNT> sums = {};
-    for (i64 part = 0; part < count; ++part) {
-        const Pack<f32, COUNT> own = load_pack<COUNT>(parts + part * size + at);
-#pragma unroll
-        for (int k = 0; k < COUNT; ++k) sums.at[k] += own.at[k];
-    }
-    store_pack<COUNT>(out + at, sums);
+    store_pack<COUNT>(out + at, sum_of_parts<COUNT>(parts + at, size, count));
 }

@@ -182,16 +182,11 @@ PROPOLIS_FN void join_parts(T* out, const f32* parts, const T* bias, i64 bias_st
     const i64 at = ((i64)block_x() * BLOCK + thread_x()) * COUNT;
     if (at >= size) return;
     const i32 row = (i32)(at / all), column = (i32)(at - (i64)row * all);
-    f32 sums[COUNT] = {};
-    for (i32 part = 0; part < count; ++part) {
-        const Pack<f32, COUNT> own = load_pack<COUNT>(parts + part * size + at);
-#pragma unroll
-        for (int k = 0; k < COUNT; ++k) sums[k] += own.at[k];
-    }
+    const Pack<f32, COUNT> sums = sum_of_parts<COUNT>(parts + at, size, count);
     const f32 more = bias ? wide(bias[row * bias_step]) : 0.0f;
     Pack<T, COUNT> pack;
 #pragma unroll
-    for (int k = 0; k < COUNT; ++k) pack.at[k] = narrow<T>(sums[k] + more);
+    for (int k = 0; k < COUNT; ++k) pack.at[k] = narrow<T>(sums.at[k] + more);
     store_pack<COUNT>(out + place_of(outs, windows, plane, row, column), pack);
 }
 

@@ -6,6 +6,7 @@
 
 #include "propolis_copy.h"
 #include "propolis_matrix.h"
+#include "propolis_partials.h"
 #include "propolis_product.h"
 
 #if PROPOLIS_FRAGMENTS
@@ -236,29 +237,39 @@ PROPOLIS_FN TilePlace tile_place(i64 which, i64 down, i64 along) {
 }
 
 // All rows of both operands begin at multiples of 16 bytes, and are multiples of eight elements; of
-// b `across`, rows of depth.  Those of the output are `out_row` apart.
+// b `across`, rows of depth.  Those of the output are `out_row` apart.  `parts` are sums in f32 by (part, m, n),
+// where blocks share the depth of a product, so many `steps` each; else null.
 template <int M, int N, int K, bool across, class T, class Out>
-PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 b_apart, i64 out_row,
-                                      const Strided2& batches, int stages) {
+PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, f32* parts, const T* b, i64 b_apart,
+                                      i64 out_row, const Strided2& batches, i32 steps, int stages) {
     PROPOLIS_DYNAMIC_SHARED(T, shared);
     const i64 down = (p.m + M - 1) / M;
     const i64 along = (p.n + N - 1) / N;
     const i64 tile = p.first + block_x();
-    const i64 batch = tile / (down * along);
-    const TilePlace place = tile_place(tile - batch * (down * along), down, along);
+    const i64 which = tile / (down * along);  // batch, or part
+    const TilePlace place = tile_place(tile - which * (down * along), down, along);
     const i64 i0 = place.i * M, j0 = place.j * N;
-    const Offsets<2> at = locate(batches, batch);
-    Panel<T, M, K, false> left(p.a + at.at[0], i0, p.m, p.depth, p.a_row);
-    Panel<T, N, K, across> right(b + at.at[1], j0, p.n, p.depth, b_apart);
-    const i32 steps = (i32)((p.depth + K - 1) / K);
+    const Offsets<2> at = locate(batches, parts ? 0 : which);
+    const i64 start = parts ? which * steps * K : 0;
+    const i64 rest = p.depth - start;
+    Panel<T, M, K, false> left(p.a + at.at[0] + start, i0, p.m, rest, p.a_row);
+    Panel<T, N, K, across> right(b + at.at[1] + start * (across ? b_apart : 1), j0, p.n, rest, b_apart);
+    const i32 there = (i32)((rest + K - 1) / K);
     WarpTile<M, N> own;
-    multiply_panels<M, N, K, across>(own, left, right, shared, steps, stages, p.a, b);
-    Out* out = p.out + batch * p.m * out_row;
-    const bool paired =
-        Sums::RUNS == 2 && p.n % 2 == 0 && out_row % 2 == 0 && aligned<2>(p.out);
+    multiply_panels<M, N, K, across>(own, left, right, shared, there < steps ? there : steps, stages, p.a, b);
+    Out* out = p.out + which * p.m * out_row;
+    const bool even = Sums::RUNS == 2 && p.n % 2 == 0;
+    const bool paired = even && out_row % 2 == 0 && aligned<2>(p.out);
     own.each([&](i64 row, i64 column, const f32* sums) {
         row += i0, column += j0;
         if (row >= p.m) return;
+        if (parts) {
+            Pack<f32, Sums::RUNS> pack;
+#pragma unroll
+            for (int k = 0; k < Sums::RUNS; ++k) pack.at[k] = sums[k];
+            store_run(parts + (which * p.m + row) * p.n + column, pack, p.n - column, even);
+            return;
+        }
         Pack<Out, Sums::RUNS> pack;
 #pragma unroll
         for (int k = 0; k < Sums::RUNS; ++k) {
@@ -273,3 +284,20 @@ PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, const T* b, i64 
 }
 
 #endif
+
+// The sums of all parts, COUNT neighbours of a row a thread.
+template <int COUNT, class Out>
+PROPOLIS_FN void join_products(Out* out, const f32* parts, const Out* bias, i64 bias_row, i64 bias_step, i64 m,
+                               i64 n, i64 out_row, i64 count, i64 first) {
+    const i64 at = ((first + block_x()) * BLOCK + thread_x()) * COUNT;
+    if (at >= m * n) return;
+    const i64 row = at / n, column = at - row * n;
+    const Pack<f32, COUNT> sums = sum_of_parts<COUNT>(parts + at, m * n, count);
+    Pack<Out, COUNT> pack;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        const f32 more = bias ? (f32)wide(bias[row * bias_row + (column + k) * bias_step]) : 0.0f;
+        pack.at[k] = narrow<Out>(sums.at[k] + more);
+    }
+    store_pack<COUNT>(out + row * out_row + column, pack);
+}

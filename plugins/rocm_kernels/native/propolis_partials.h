@@ -41,3 +41,15 @@ PROPOLIS_FN bool last_to_come(u32* counter, u32 blocks) {
     device_fence();
     return last;
 }
+
+// Sums of COUNT neighbours over parts that are `size` sums apart, in order.
+template <int COUNT>
+PROPOLIS_FN Pack<f32, COUNT> sum_of_parts(const f32* parts, i64 size, i64 count) {
+    Pack<f32, COUNT> sums = {};
+    for (i64 part = 0; part < count; ++part) {
+        const Pack<f32, COUNT> own = load_pack<COUNT>(parts + part * size);
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) sums.at[k] += own.at[k];
+    }
+    return sums;
+}

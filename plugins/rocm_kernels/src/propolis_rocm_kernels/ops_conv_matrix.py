@@ -28,11 +28,12 @@ from propolis_rocm_kernels._product import launch
 from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels._signature import Structure
 from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
+from propolis_rocm_kernels.ops_matmul_matrix import SUM_BYTES
 from propolis_rocm_kernels.ops_matmul_matrix import TILES
+from propolis_rocm_kernels.ops_matmul_matrix import Split
 from propolis_rocm_kernels.ops_matmul_matrix import bytes_of
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
-from propolis_rocm_kernels.ops_matmul_matrix import rates
-from propolis_rocm_kernels.ops_matmul_matrix import stages_for
+from propolis_rocm_kernels.ops_matmul_matrix import split_for
 
 
 if TYPE_CHECKING:
@@ -72,15 +73,14 @@ _WEIGHTS: Final = Structure(
     "ConvWeights",
     {"strides": "4q", **dict.fromkeys(("outs", "channels", "rows", "columns"), "i")},
 )
-_MORE: Final = {(128, 192, 64): 1.15}
+_MORE: Final = (((128, 192, 64), 1.15),)
 """Tiles of devices with more shared memory than AMD's, beside those of plain products."""
 
 _SIZE: Final = 2  # bytes of an element
-_SUM: Final = 4  # and of a sum
 _KERNELS: Final = {
     (d, tile): MODULE.kernel(f"{'x'.join(map(str, tile))}_{d.name}", ("PPPPP", _SHAPE, "qq"))
     for d in MATRIX
-    for tile in (*TILES, *_MORE)
+    for tile in (*TILES, *dict(_MORE))
 }
 _JOINS: Final = {
     (d, count): MODULE.kernel(f"join{count}_{d.name}", "PPP" + 6 * "q")
@@ -90,62 +90,12 @@ _JOINS: Final = {
 _TURN_IMAGES: Final = MODULE.kernel("images", ("PP", _IMAGES, "q"))
 _TURN_WEIGHTS: Final = MODULE.kernel("weights", ("PP", _WEIGHTS))
 
-_FILLING: Final = 192
-"""Depth that a tile could have had in the time that it takes to begin and to end."""
-
-_JOINING: Final = 0.05
-"""
-Time of a sum that is written and read again, where that of a tile 64 deep takes 1; and of a launch,
-in such sums: measured on an H200.
-"""
-_LAUNCHING: Final = 40_000
-
 _FARTHEST: Final = (1 << 31) - (1 << 20)
 _MOST_PADDING: Final = 8
 _ROOM: Final = 100 << 20
 """Bytes of images that are turned at a time; more are done in pieces."""
 
 _ALIGNED: Final = 256  # bytes, that each part of the memory begins at a multiple of
-
-
-class _Split(NamedTuple):
-    """Tiles of a product, and parts of its depth, of so many steps."""
-
-    tile: tuple[int, int, int]
-    stages: int
-    parts: int
-    steps: int
-
-
-@lru_cache(maxsize=4096)
-def split_for(outs: int, windows: int, depth: int, units: int, most: int) -> _Split:
-    """
-    The tiles and parts that take the least time: rounds of all compute units, each of one tile.
-
-    Args:
-        outs: output channels.
-        windows: of all images.
-        depth: channels times taps.
-        units: compute units of the device.
-        most: shared memory of a block, in bytes.
-
-    >>> split_for(320, 8192, 2880, 132, 232448)[::2]
-    ((128, 192, 64), 1)
-    >>> split_for(1280, 128, 23040, 132, 232448)[::2]
-    ((128, 128, 64), 13)
-    """
-    found: dict[_Split, float] = {}
-    for tile, rate in rates(most, _MORE).items():
-        sums, blocks = tile[0] * tile[1], tiles(tile[:2], outs, windows)
-        whole = math.ceil(depth / tile[2])
-        for wanted in range(1, min(whole, max(1, 4 * units // blocks)) + 1):
-            steps = math.ceil(whole / wanted)
-            split = _Split(tile, stages_for(tile, most), math.ceil(whole / steps), steps)
-            rounds = math.ceil(blocks * split.parts / units)
-            found[split] = rounds * sums / rate * (steps * tile[2] + _FILLING) / 64
-            if split.parts > 1:
-                found[split] += split.parts * outs * windows * _JOINING + _LAUNCHING
-    return min(found, key=found.__getitem__)
 
 
 class Turned(Spare):
@@ -168,7 +118,7 @@ class _Plan(NamedTuple):
         fours: whether four neighbouring outputs may be joined at once.
     """
 
-    split: _Split
+    split: Split
     begins: tuple[int, int]
     sizes: tuple[int, int, int]
     turning: tuple[int, tuple[int, ...]]
@@ -249,7 +199,7 @@ def _plan(
     before = first - start if size[0] else 0, c.padding[1]
     places, windows = math.prod(size), rows * c.out[1]
     depth = channels * math.prod(c.kernel)
-    split = split_for(c.outs, images * windows, depth, units, most)
+    split = split_for(c.outs, images * windows, depth, units, most, more=_MORE)
     begin = image * c.x[0] + first * c.x[2]
     inside = images * -(-places // _TURNED)
     around = images * -(-(math.prod(padded) - places) // _TURNED)
@@ -260,7 +210,7 @@ def _plan(
     )
     plane = c.out[0] * c.out[1]
     shape = plane, c.outs, windows, images * windows, c.out[1], channels, split.steps
-    sums = split.parts * c.outs * images * windows * _SUM if split.parts > 1 else 0
+    sums = split.parts * c.outs * images * windows * SUM_BYTES if split.parts > 1 else 0
     return _Plan(
         split,
         (begin, image * c.outs * plane + row * c.out[1]),

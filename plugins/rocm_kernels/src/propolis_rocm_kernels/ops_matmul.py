@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -27,6 +28,7 @@ from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
 from propolis_rocm_kernels.ops_matmul_matrix import SIDES
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
+from propolis_rocm_kernels.ops_matmul_matrix import parts_bytes
 
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def _by_tiles_of(side: int) -> Iterator[OpImpl]:
             fn,
             MATRIX,
             in_place=False,
+            workspace=partial(_WORKSPACE[fn.__name__], side=side),
             variant=f"tile{side}",
             priority=Priority.GENERIC - 1,
             supports=supports,
@@ -102,6 +105,27 @@ def _linear_in_tiles(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str
     """None, or why not."""
     del w, bias
     return _refused(x, math.prod(x.shape[:-1]))
+
+
+def _memory_of_matmul(a: Tensor, b: Tensor, /, *, side: int | None = None) -> int:
+    return _memory(a, math.prod(a.shape[:-1]), b.shape[-1], side)
+
+
+def _memory_of_linear(
+    x: Tensor, w: Tensor, /, bias: Tensor | None = None, *, side: int | None = None
+) -> int:
+    del bias
+    return _memory(x, math.prod(x.shape[:-1]), w.shape[0], side)
+
+
+_WORKSPACE: Final = {"matmul": _memory_of_matmul, "linear": _memory_of_linear}
+
+
+def _memory(a: Tensor, m: int, n: int, side: int | None) -> int:
+    """Of sums of parts, which only a product of one matrix with another has."""
+    if a.dtype not in MATRIX or rows_for(m):
+        return 0
+    return parts_bytes(a.device, m, n, a.shape[-1], side)
 
 
 def _refused(a: Tensor, rows: int) -> str | None:
@@ -163,7 +187,7 @@ def _product(
             values = (*places, *strides)
             launch_rows(_KERNELS[dtype].rows[most], device, most, given, n, depth, values)
         else:
-            _launch_tiles(device, dtype, given, places, strides, side)
+            _launch_tiles(device, dtype, given, places, strides, side=side)
 
 
 def _launch_tiles(
@@ -172,10 +196,10 @@ def _launch_tiles(
     given: Plan,
     places: tuple[int, int, int, int],
     strides: Shape,
-    side: int | None = None,
+    **rest: Any,
 ) -> None:
     """On matrix instructions where these fit; ``strides`` begin with m, n and depth."""
-    if dtype not in MATRIX or not launch_matrix(device, dtype, given, places, strides, side=side):
+    if dtype not in MATRIX or not launch_matrix(device, dtype, given, places, strides, **rest):
         values = (*places, *strides)
         launch_tiles(_KERNELS[dtype].tiles, device, given, strides[1], values)
 
@@ -205,11 +229,15 @@ def over_channels(
         *(x_step if positions > 1 else 0, x.strides[1] if depth > 1 else 1),
         *(0 if bias is None else bias.strides[0], 0),
     )
-    _launch_tiles(out.device, out.dtype, given, places, strides)
+    _launch_tiles(out.device, out.dtype, given, places, strides, whole=True)
 
 
 OPS: Final = [
-    implementation("matmul", matmul, _MULTIPLIED, in_place=False),
-    implementation("linear", linear, _MULTIPLIED, in_place=False),
+    *(
+        implementation(
+            fn.__name__, fn, _MULTIPLIED, in_place=False, workspace=_WORKSPACE[fn.__name__]
+        )
+        for fn in (matmul, linear)
+    ),
     *(impl for side in SIDES for impl in _by_tiles_of(side)),
 ]

@@ -7,8 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
+from typing import NamedTuple
 
 from propolis import dtypes
+from propolis.errors import OutOfMemoryError
+from propolis_rocm_hip.space import Spare
+from propolis_rocm_hip.space import space_bytes
+from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import GAP
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._kernels import Module
@@ -17,8 +22,6 @@ from propolis_rocm_kernels._product import tiles
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from propolis import OpImpl
     from propolis.dtypes import DType
     from propolis.layout import Shape
@@ -40,7 +43,12 @@ _LARGE: Final = {
 TILES: Final = tuple(_AMD | _LARGE)
 """All that there are kernels for."""
 
+Rated = tuple[tuple[tuple[int, int, int], float], ...]
+"""Tiles, and how well each uses a compute unit."""
+
 _SIZE: Final = 2  # bytes of an element
+SUM_BYTES: Final = 4
+"""Of a sum that is joined with others."""
 _PACK: Final = PACK_BYTES // _SIZE
 LDS: Final = 64 << 10
 """Shared memory of a block on AMD's GPUs."""
@@ -48,7 +56,17 @@ LDS: Final = 64 << 10
 MATRIX: Final = (dtypes.f16, dtypes.bf16)
 """What there are instructions for."""
 
-_ARGUMENTS: Final = "PPPP" + 10 * "q" + "2"
+_FILLING: Final = 192
+"""Depth that a tile could have had in the time that it takes to begin and to end."""
+
+_JOINING: Final = 0.05
+"""
+Time of a sum that is written and read again, where that of a tile 64 deep takes 1; and of a launch,
+in such sums: measured on an H200.
+"""
+_LAUNCHING: Final = 40_000
+
+_ARGUMENTS: Final = "PPPPP" + 11 * "q" + "2"
 _WAYS: Final = {"along": MATRIX, "across": MATRIX, "wide": (dtypes.bf16,)}
 """How the second operand lies; of ``wide``, along, and the product is f32."""
 
@@ -57,6 +75,11 @@ _KERNELS: Final = {
     for way, kinds in _WAYS.items()
     for d in kinds
     for tile in TILES
+}
+_JOINS: Final = {
+    (d, count): MODULE.kernel(f"join{count}_{d.name}", "PPP" + 7 * "q")
+    for d in (*MATRIX, dtypes.f32)
+    for count in (1, 4)
 }
 
 
@@ -78,38 +101,67 @@ SIDES: Final = tuple(tile[0] for tile in _AMD)
 """Rows of a tile that there are kernels for."""
 
 
+class Split(NamedTuple):
+    """Tiles of a product, and parts of its depth, of so many steps."""
+
+    tile: tuple[int, int, int]
+    stages: int
+    parts: int
+    steps: int
+
+
 @lru_cache(maxsize=4096)
-def tile_for(
-    m: int, n: int, batches: int, units: int, most: int, side: int | None = None
-) -> tuple[int, int, int]:
+def split_for(
+    m: int,
+    n: int,
+    depth: int,
+    units: int,
+    most: int,
+    *,
+    batches: int = 1,
+    whole: bool = False,
+    side: int | None = None,
+    more: Rated = (),
+) -> Split:
     """
-    The tiles that take the least time: rounds of all compute units, of so many sums each.
+    The tiles and parts that take the least time: rounds of all compute units, each of one tile.
 
     Args:
         m: rows of a.
         n: and of b.
-        batches: products.
+        depth: terms of a sum.
         units: compute units of the device.
         most: shared memory of a block, in bytes.
+        batches: products; of several, the depth is not shared.
+        whole: nor is it here.
         side: only tiles of so many rows.
+        more: tiles, beside those of plain products, where there is more memory than on AMD's GPUs.
 
-    >>> tile_for(1024, 1024, 1, 132, 232448), tile_for(2048, 2048, 1, 132, 232448)
-    ((64, 64, 64), (128, 256, 64))
-    >>> tile_for(2048, 2048, 1, 60, 65536), tile_for(2048, 2048, 1, 60, 101376, side=128)
-    ((128, 128, 32), (128, 128, 32))
+    >>> split_for(1024, 1024, 1024, 132, 232448)[::2]
+    ((64, 64, 64), 1)
+    >>> split_for(512, 4096, 14336, 132, 232448)[::2]
+    ((128, 256, 64), 2)
+    >>> split_for(2048, 2048, 2048, 60, 101376, side=128)[::2]
+    ((128, 128, 32), 1)
     """
-    known = {tile: rate for tile, rate in rates(most).items() if side in (None, tile[0])}
+    found: dict[Split, float] = {}
+    for tile, rate in rates(most, more).items():
+        if side not in (None, tile[0]):
+            continue
+        blocks, deep = tiles(tile[:2], m, n) * batches, max(1, math.ceil(depth / tile[2]))
+        shared_by = 1 if whole or batches > 1 else min(deep, max(1, 4 * units // max(1, blocks)))
+        for wanted in range(1, shared_by + 1):
+            steps = math.ceil(deep / wanted)
+            split = Split(tile, stages_for(tile, most), math.ceil(deep / steps), steps)
+            rounds = math.ceil(blocks * split.parts / units)
+            time = rounds * tile[0] * tile[1] / rate * (steps * tile[2] + _FILLING) / 64
+            if split.parts > 1:
+                time += split.parts * m * n * _JOINING + _LAUNCHING
+            found[split] = time
+    return min(found, key=found.__getitem__)
 
-    def time(tile: tuple[int, int, int]) -> float:
-        rounds = math.ceil(tiles(tile[:2], m, n) * batches / units)
-        return rounds * tile[0] * tile[1] / known[tile]
 
-    return min(known, key=time)
-
-
-def rates(
-    most: int, more: Mapping[tuple[int, int, int], float] | None = None
-) -> dict[tuple[int, int, int], float]:
+def rates(most: int, more: Rated = ()) -> dict[tuple[int, int, int], float]:
     """
     The tiles that a block has shared memory for, and how well each uses a compute unit.
 
@@ -117,7 +169,7 @@ def rates(
         most: shared memory of a block, in bytes.
         more: tiles, beside those of plain products, where there is more than on AMD's GPUs.
     """
-    known = {**_LARGE, **(more or {})} if most > LDS else _AMD
+    known = {**_LARGE, **dict(more)} if most > LDS else _AMD
     return {t: rate for t, rate in known.items() if bytes_of(t) * stages_for(t, most) <= most}
 
 
@@ -140,6 +192,12 @@ def stages_for(tile: tuple[int, int, int], most: int) -> int:
     return 4 if tile[1] > 128 else 3  # so many of one block fit, and of two smaller ones
 
 
+class Parts(Spare):
+    """Where sums of parts of the depth lie until they are joined."""
+
+    holds = "sums of parts of products"
+
+
 def launch_matrix(
     device: Any,
     dtype: DType,
@@ -150,9 +208,13 @@ def launch_matrix(
     wide: bool = False,
     out_row: int = 0,
     side: int | None = None,
+    whole: bool = False,
 ) -> bool:
     """
     Queue a product, if matrix instructions can take it as it lies in memory.
+
+    Where tiles are few, blocks share the depth, and their sums are joined in order; not where
+    memory for them is lacking.
 
     Args:
         device: a ``RocmDevice``.
@@ -162,7 +224,8 @@ def launch_matrix(
         strides: m, n and depth; of a, b and the bias between rows and between elements.
         wide: the product and the bias are f32 instead, of operands in bf16.
         out_row: between rows of the product, where these are longer than n.
-        side: rows of a tile, where they are not for :func:`tile_for` to choose.
+        side: rows of a tile, where they are not for :func:`split_for` to choose.
+        whole: no blocks share the depth.
 
     Returns:
         Whether it did.
@@ -179,19 +242,59 @@ def launch_matrix(
         or any(stride % _PACK for stride in (given.step, given.b_step, apart))
     ):
         return False
-    most = device.hardware.shared_bytes
-    tile = tile_for(m, n, given.batches.numel, device.compute_units, most, side)
-    stages, stage = stages_for(tile, most), bytes_of(tile)
-    way = "wide" if wide else "across" if across else "along"
-    launch(
-        _KERNELS[dtype, way, tile],
-        device,
-        tiles(tile[:2], m, n) * given.batches.numel,
-        (*places, m, n, depth, a_row, apart, *of_bias, out_row or n),
-        (stages, given.batches.packed),
-        shared=stages * stage,
-    )
+    batches, out_row = given.batches.numel, out_row or n
+    split = _split(device, m, n, depth, batches=batches, side=side, whole=whole)
+    with device.context.lock:
+        parts = 0
+        if split.parts > 1:
+            try:
+                parts = device.keep(Parts).reserve(device, _bytes_of_parts(split, m, n))
+            except OutOfMemoryError:
+                split = _split(device, m, n, depth, side=side, whole=True)
+        out, *operands, bias = places
+        launch(
+            _KERNELS[dtype, "wide" if wide else "across" if across else "along", split.tile],
+            device,
+            tiles(split.tile[:2], m, n) * (split.parts if parts else batches),
+            (
+                out,
+                parts,
+                *operands,
+                bias,
+                m,
+                n,
+                depth,
+                a_row,
+                apart,
+                *of_bias,
+                out_row,
+                split.steps,
+            ),
+            (split.stages, given.batches.packed),
+            shared=split.stages * bytes_of(split.tile),
+        )
+        if parts:
+            to = dtypes.f32 if wide else dtype
+            fours = not (n % 4 or out_row % 4 or out % (4 * to.block_bytes))
+            count = 4 if fours else 1
+            values = out, parts, bias, *of_bias, m, n, out_row, split.parts
+            launch(_JOINS[to, count], device, -(-m * n // (BLOCK * count)), values, ())
     return True
+
+
+def _split(device: Any, m: int, n: int, depth: int, **rest: Any) -> Split:
+    return split_for(m, n, depth, device.compute_units, device.hardware.shared_bytes, **rest)
+
+
+def _bytes_of_parts(split: Split, m: int, n: int) -> int:
+    return split.parts * m * n * SUM_BYTES if split.parts > 1 else 0
+
+
+def parts_bytes(device: Any, m: int, n: int, depth: int, side: int | None = None) -> int:
+    """What :func:`launch_matrix` allocates at most, for so many rows of both and terms of a sum."""
+    if not m * n:
+        return 0
+    return space_bytes(_bytes_of_parts(_split(device, m, n, depth, side=side), m, n))
 
 
 OPS: Final[list[OpImpl]] = []

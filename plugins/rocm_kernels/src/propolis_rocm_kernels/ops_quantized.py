@@ -33,6 +33,7 @@ from propolis_rocm_kernels.ops_cast import cast
 from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 from propolis_rocm_kernels.ops_matmul_matrix import launch_matrix
+from propolis_rocm_kernels.ops_matmul_matrix import parts_bytes
 
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def _memory(x: Tensor, w: Tensor) -> int:
         return 0
     size = _narrow(x.dtype).block_bytes
     rounded = x.numel * size if x.dtype is dtypes.f32 else 0
-    return space_bytes(tile_rows(n, depth, size) * depth * size) + space_bytes(rounded)
+    tile = tile_rows(n, depth, size)
+    rows = x.numel // depth
+    parts = max(parts_bytes(x.device, rows, count, depth) for count in (tile, n % tile or tile))
+    return space_bytes(tile * depth * size) + space_bytes(rounded) + parts
 
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:

@@ -11,7 +11,6 @@ from typing import cast
 
 from propolis import Priority
 from propolis import dtypes
-from propolis_rocm_hip.space import Spare
 from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_kernels import ops_quantized_matmul_few as few
 from propolis_rocm_kernels._constants import BLOCK
@@ -23,6 +22,8 @@ from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._product import launch
 from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels.ops_matmul_matrix import LDS
+from propolis_rocm_kernels.ops_matmul_matrix import SUM_BYTES
+from propolis_rocm_kernels.ops_matmul_matrix import Parts
 from propolis_rocm_kernels.ops_quantized import rounded_rows
 
 
@@ -56,12 +57,6 @@ _KERNELS: Final = {
     for w in sorted(dtypes.BLOCKS, key=str)
 }
 _JOINS: Final = {count: MODULE.kernel(f"join{count}", "PPqq") for count in (1, 4)}
-
-
-class Parts(Spare):
-    """Where sums of parts lie until they are joined."""
-
-    holds = "sums of parts of products"
 
 
 class Tiling(NamedTuple):
@@ -168,7 +163,7 @@ def _tiling(m: int, w: Tensor, device: RocmDevice) -> Tiling:
 
 def _bytes_of_parts(m: int, w: Tensor, device: RocmDevice) -> int:
     parts = _tiling(m, w, device).parts
-    return m * w.shape[0] * parts * dtypes.f32.block_bytes if parts > 1 else 0
+    return m * w.shape[0] * parts * SUM_BYTES if parts > 1 else 0
 
 
 def _memory(x: Tensor, w: Tensor) -> int:
