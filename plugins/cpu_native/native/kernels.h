@@ -87,6 +87,10 @@ void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped
               int threads);
 // Of each row the largest, or its place; the first of several, a NaN before all.
 void largest_of_rows(Kind kind, void* out, bool places, const Stepped& x, i64 rows, i64 width, int threads);
+// Of each row the k largest, the largest first, and their places; of several the first, a NaN before all.
+void first_of_rows(Kind kind, void* values, void* places, const Stepped& x, i64 rows, i64 width, i64 k, int threads);
+// exp(x) / sum(exp(x)) of each row.
+void softmax(Kind kind, void* out, const Stepped& x, i64 rows, i64 width, int threads);
 
 // An array of up to four dimensions, in elements.
 struct View {

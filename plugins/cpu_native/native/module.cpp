@@ -76,6 +76,34 @@ FUNCTION(largest_of_rows_) {
     });
 }
 
+// first_of_rows(values, places, x, its step, kind, rows, width, k, threads)
+FUNCTION(first_of_rows_) {
+    Arguments a(args, count);
+    void *values = a.flat(true), *places = a.flat(true);
+    const Stepped x = a.rows();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole(), k = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        first_of_rows(kind, values, places, x, rows, width, k, threads);
+        return Error();
+    });
+}
+
+// softmax(out, x, its step, kind, rows, width, threads)
+FUNCTION(softmax_) {
+    Arguments a(args, count);
+    void* out = a.flat(true);
+    const Stepped x = a.rows();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        softmax(kind, out, x, rows, width, threads);
+        return Error();
+    });
+}
+
 Error is_outside(const char* op, const char* where, i64 limit, i64 found) {
     return std::string(op) + ": position " + std::to_string(found) + " is outside [0, " +
            std::to_string(limit) + "), " + where;
@@ -408,6 +436,8 @@ PyMethodDef METHODS[] = {
     METHOD("layer_norm", layer_norm_),
     METHOD("pairwise", pairwise_),
     METHOD("largest_of_rows", largest_of_rows_),
+    METHOD("first_of_rows", first_of_rows_),
+    METHOD("softmax", softmax_),
     METHOD("rope", rope_),
     METHOD("rope_kv_append", rope_kv_append_),
     METHOD("kv_append", kv_append_),

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from propolis import Tensor
 
 
-def _rows(x: Tensor) -> str | None:
+def in_rows(x: Tensor) -> str | None:
+    """None, or why not: rows lie anyhow."""
     return None if row_step(x) is not None else "rows do not lie one distance apart"
 
 
-def _along_rows(x: Tensor, /, dim: int = -1) -> str | None:
+def along_rows(x: Tensor, /, dim: int = -1) -> str | None:
     """None, or why not: another dimension than the last."""
     if dim not in {-1, len(x.shape) - 1}:
         return "the last dimension alone"
-    return _rows(x)
+    return in_rows(x)
 
 
 def _over_rows(
@@ -36,7 +37,7 @@ def _over_rows(
     only = {dims} if isinstance(dims, int) else set(range(len(x.shape)) if dims is None else dims)
     if not x.shape or only not in ({-1}, {len(x.shape) - 1}):
         return "the last dimension alone"
-    return _rows(x)
+    return in_rows(x)
 
 
 def _run(out: Tensor, x: Tensor, *, places: bool) -> None:
@@ -59,6 +60,6 @@ def max(  # noqa: A001  the op's name
 
 
 OPS: Final = [
-    strided_implementation("argmax", argmax, supports=_along_rows),
+    strided_implementation("argmax", argmax, supports=along_rows),
     strided_implementation("max", max, supports=_over_rows),
 ]
