@@ -6,7 +6,8 @@ Each stream has a prompt of its own and decodes so many tokens; all begin at onc
 file, before ours and after.  One sequence is timed on the engine of one conversation too.
 
     python benches/gpu_streams.py [--shapes 1b,8b] [--streams 1,8,32,128] [--device rocm:0]
-        [--kv-type f16] [--stored F16 [--dtype f16]] [--peer llama-batched-bench] [--json FILE]
+        [--kv-type f16] [--stored F16 [--dtype f16]] [--temperature 0.8 --top-k 40]
+        [--peer llama-batched-bench] [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,9 @@ from propolis_workers.llm.sampling import SamplingParams
 ROUNDS = 5
 
 
-def ours(llm: LLM, streams: int, prompt: int, decoded: int, budget: int) -> dict[str, float]:
+def ours(
+    llm: LLM, streams: int, prompt: int, decoded: int, budget: int, params: SamplingParams
+) -> dict[str, float]:
     """
     Let streams run to their ends, to compile and capture, and at last by the clock.
 
@@ -48,12 +52,13 @@ def ours(llm: LLM, streams: int, prompt: int, decoded: int, budget: int) -> dict
         llm, context=context, most=streams, tokens=streams * (context + 16), budget=budget
     )
     rng = np.random.default_rng(streams)
-    greedy = SamplingParams(temperature=0.0)
     figures: dict[str, float] = {}
     for _ in range(ROUNDS):
         for key in range(streams):
             ids = rng.integers(256, llm.model.config.vocab_size - 2, prompt).tolist()
-            engine.add(key, Request(prompt=ids, params=greedy, max_tokens=decoded))
+            engine.add(
+                key, Request(prompt=ids, params=replace(params, seed=key), max_tokens=decoded)
+            )
         begun: set[object] = set()
         tokens = since = 0
         start = time.perf_counter()
@@ -123,7 +128,10 @@ def measure(shape: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
         llm = LLM.load(path, device=device, kv_type=asked.kv_type, dtype=asked.dtype)
         for streams in asked.streams:
             row: dict[str, Any] = {"model": shape, "streams": streams}
-            row["ours"] = ours(llm, streams, asked.prompt, asked.decoded, asked.budget)
+            params = SamplingParams(
+                temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p
+            )
+            row["ours"] = ours(llm, streams, asked.prompt, asked.decoded, asked.budget, params)
             rows.append(row)
             print(json.dumps(row), flush=True)
             gc.collect()
@@ -175,6 +183,9 @@ def main() -> None:
     parser.add_argument("--kv-type", default="auto", help="what keys and values are kept in")
     parser.add_argument("--stored", default="Q4_K", choices=("Q4_K", "F16", "BF16"))
     parser.add_argument("--dtype", default="auto", help="what activations are in")
+    parser.add_argument("--temperature", type=float, default=0.0, help="the peer draws nothing")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--peer", metavar="PROGRAM")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

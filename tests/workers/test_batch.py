@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from propolis_workers.llm import SamplingParams
 from propolis_workers.llm.batch.engine import BLOCK
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.rows import Rows
 
 
 GREEDY = SamplingParams()
@@ -328,11 +331,12 @@ class Damaged:
         found = zip(wanted, self._rows.best(wanted), strict=True)
         return [(token, np.nan if row in self._bad else logit) for row, (token, logit) in found]
 
-    def top(self, wanted, count):
+    def top(self, wanted, count, temperatures):
         """As of Rows."""
-        found = zip(wanted, self._rows.top(wanted, count), strict=True)
+        found = zip(wanted, self._rows.top(wanted, count, temperatures), strict=True)
         return [
-            (logits * np.nan if row in self._bad else logits, ids) for row, (logits, ids) in found
+            one._replace(logits=one.logits * np.nan) if row in self._bad else one
+            for row, one in found
         ]
 
     def all(self, wanted):
@@ -371,8 +375,6 @@ def test_an_answer_that_fails_fails_alone(llm, monkeypatch, how):
 
 def test_greedy_answers_copy_no_logits(llm, monkeypatch):
     """Where every token is the likeliest, the host reads that and no vocabulary."""
-    from propolis_workers.llm.rows import Rows
-
     wanted = [request([n, 5, 6], 6) for n in range(1, 4)]
     expected = [alone(llm, one) for one in wanted]
     monkeypatch.setattr(Rows, "all", lambda *_: pytest.fail("logits were copied"))
@@ -383,8 +385,6 @@ def test_greedy_answers_copy_no_logits(llm, monkeypatch):
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_p": 0.7, "min_p": 0.1}])
 def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
     """Where tokens are drawn from the likeliest, the host reads these, and draws as from all."""
-    from propolis_workers.llm.rows import Rows
-
     how = {"temperature": 0.9, "seed": 3, **more}
     wanted = [request([n, 5, 6], 12, **how, top_k=10 * n) for n in range(1, 4)]
     wanted.append(request([9, 9], 12))
@@ -394,15 +394,48 @@ def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
     assert all(map(same, got, expected))
 
 
+def test_few_rows_are_copied_where_the_likeliest_nearly_always_do(llm, monkeypatch):
+    """Who draws from all tokens seldom reads all of them; who tells of them always does."""
+    wanted = [request([1, 2, number], 24, temperature=1.0, seed=number) for number in range(6)]
+    wanted.append(request([9, 9], 24))
+    wanted.append(request([9, 8], 24, temperature=0.8, top_p=0.9, seed=1))
+    expected = [alone(llm, one) for one in wanted]
+    copied, every = [], Rows.all
+    monkeypatch.setattr(
+        Rows, "all", lambda self, rows: copied.append(len(rows)) or every(self, rows)
+    )
+    assert all(map(same, answers(BatchEngine(llm, context=96), wanted), expected))
+    assert sum(copied) < 24
+    del copied[:]
+    told = replace(request([5, 5], 24, temperature=1.0, seed=3), logprobs=2)
+    answers(BatchEngine(llm, context=96), [*wanted, told])
+    assert 24 <= sum(copied) < 48
+
+
+def test_masses_of_rows():
+    """How much all tokens of a row weigh at its temperature; None where nobody asks for it."""
+    logits = np.random.default_rng(0).normal(0, 3, (1, 4, 700)).astype(np.float32)
+    temperatures = [1.0, 0.4, 0.0, 1.7]
+    found = Rows(Tensor.from_numpy(logits), 600).top([0, 1, 2, 3], 256, temperatures)
+    for row, temperature, one in zip(logits[0, :, :600], temperatures, found, strict=True):
+        order = np.argsort(-row, kind="stable")[:256]
+        assert (one.ids == order).all()
+        assert (one.logits == row[order]).all()
+        assert (one.row()[:600] == row).all()
+        if not temperature:
+            assert one.mass is None
+            continue
+        weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+        assert one.mass == pytest.approx(weights.sum(), rel=1e-5)
+
+
 def test_a_nan_is_found_among_unlikely_tokens():
     """A NaN that is not among the likeliest is an error as it is where all are read."""
-    from propolis_workers.llm.rows import Rows
-
     logits = np.zeros((1, 2, 50), np.float32)
     logits[0, 1, 40] = np.nan
-    fine, bad = Rows(Tensor.from_numpy(logits), 50).top([0, 1], 5)
-    assert not np.isnan(fine[0]).any()
-    assert np.isnan(bad[0]).all()
+    fine, bad = Rows(Tensor.from_numpy(logits), 50).top([0, 1], 5, [1.0, 1.0])
+    assert not np.isnan(fine.logits).any()
+    assert np.isnan(bad.logits).all()
 
 
 def repeating(count: int) -> list[Request]:

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from propolis import Tensor
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm import Finish
 from propolis_workers.llm import Generation
 from propolis_workers.llm import SamplingParams
 from propolis_workers.llm import answer as answer_module
+from propolis_workers.llm.rows import Likely
+from propolis_workers.llm.rows import Rows
 from propolis_workers.llm.tokenizer import Tokenizer
 
 
@@ -45,6 +48,11 @@ class Scripted:
         """The same, where nobody asks for more."""
         logits = self.decode(token)[:vocabulary]
         return int(logits.argmax()), float(logits.max())
+
+    def decode_likely(self, token, vocabulary, count, temperature) -> Likely:
+        """The same, where the likeliest do."""
+        rows = Rows(Tensor.from_numpy(self.decode(token)[None, None]), vocabulary)
+        return rows.top([0], count, [temperature])[0]
 
 
 @pytest.fixture(scope="module")

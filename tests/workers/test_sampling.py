@@ -140,7 +140,8 @@ def test_among_the_likeliest(seed):
     ("params", "among"),
     [
         ({}, 1),
-        ({"temperature": 1.0}, 0),
+        ({"temperature": 1.0}, 256),
+        ({"temperature": 1.0, "top_k": 300}, 0),
         ({"temperature": 1.0, "top_k": 7}, 7),
         ({"temperature": 1.0, "top_k": 7, "repetition_penalty": 1.1}, 0),
         ({"temperature": 1.0, "top_k": 7, "presence_penalty": 1.0}, 0),
@@ -228,6 +229,56 @@ def test_a_draw_of_few_is_that_of_all():
         params = SamplingParams(temperature=0.9, top_k=40, seed=seed)
         among = Sampler(params).sample_among(logits[order[:64]], order[:64])
         assert among == Sampler(params).sample(logits, [])
+
+
+def given_head(sampler, logits, mass=None):
+    """A draw as who has found the likeliest makes it, and whether all had to be looked at."""
+    order = np.argsort(-logits, kind="stable")[: sampler.among]
+    if sampler.weighs and mass is None:
+        weights = np.exp((logits.astype(np.float64) - logits.max()) / sampler.weighs)
+        mass = float(weights.sum())
+    token = sampler.sample_among(logits[order], order, mass)
+    return (sampler.sample(logits, ()), True) if token is None else (token, False)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_from_the_head_or_from_all(seed):
+    """Of a vocabulary beyond the head: the same tokens, whatever the cuts; few need all logits."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, rng.choice([0.1, 2, 6]), 3000).astype(np.float32).round(seed % 3 + 1)
+    params = SamplingParams(
+        temperature=float(rng.uniform(0.1, 2)),
+        top_p=float(rng.choice([1.0, 1.0, 0.9, 0.4])),
+        min_p=float(rng.choice([0.0, 0.0, 0.05, 0.3])),
+        seed=seed,
+    )
+    one, other = Sampler(params), Sampler(params)
+    for _ in range(20):
+        assert one.sample(logits, ()) == given_head(other, logits)[0]
+
+
+def test_the_head_takes_its_share():
+    """Tokens of the head and others are drawn as often as they should be: chi-squared."""
+    logits = np.zeros(800, np.float32)
+    logits[::4] = 1.5
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=5))
+    drawn = [given_head(sampler, logits) for _ in range(40_000)]
+    found = np.bincount([token for token, _ in drawn], minlength=800)
+    expected = np.exp(logits.astype(np.float64))
+    expected *= len(drawn) / expected.sum()
+    chi = float(((found - expected) ** 2 / expected).sum())
+    assert abs(chi - 799) < 5 * math.sqrt(2 * 799)
+    others = np.exp(1.5) * 200 + 56
+    share = sum(whole for _, whole in drawn) / len(drawn)
+    assert share == pytest.approx(1 - others / (np.exp(1.5) * 200 + 600), abs=0.01)
+
+
+@pytest.mark.parametrize("mass", [math.nan, math.inf])
+def test_a_mass_that_is_no_number(mass):
+    """Where a device could not weigh all tokens, all are looked at."""
+    logits = np.random.default_rng(0).normal(0, 3, 900).astype(np.float32)
+    one, other = (Sampler(SamplingParams(temperature=1.0, seed=2)) for _ in range(2))
+    assert given_head(one, logits, mass) == (other.sample(logits, ()), True)
 
 
 def test_tiny_temperature_is_greedy():

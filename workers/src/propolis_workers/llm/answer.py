@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.grammar import Constraint
+    from propolis_workers.llm.rows import Likely
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.tokenizer import Tokenizer
 
@@ -143,8 +144,13 @@ class Answer:
 
     @property
     def among(self) -> int:
-        """How many of the likeliest tokens are enough to draw from; 0 where it may be any."""
+        """How many of the likeliest tokens nearly always do; 0 where all may matter."""
         return 0 if self._constraint is not None else self._sampler.among
+
+    @property
+    def weighs(self) -> float:
+        """The temperature at which all tokens are weighed too; 0 where they need not be."""
+        return self._sampler.weighs
 
     @property
     def left(self) -> int:
@@ -172,19 +178,19 @@ class Answer:
         with self._blaming():
             return self._sampler.sample(logits, self.tokens)
 
-    def draw_among(self, logits: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
+    def draw_among(self, likely: Likely) -> int:
         """
         The next token, where somebody else found the likeliest.
 
         Args:
-            logits: of at least :attr:`among` tokens, likeliest first.
-            ids: of the same tokens.
+            likely: at least :attr:`among` of them, weighed at :attr:`weighs`.
 
         Raises:
             ModelError: as for :meth:`draw`.
         """
         with self._blaming():
-            return self._sampler.sample_among(logits, ids)
+            token = self._sampler.sample_among(likely.logits, likely.ids, likely.mass)
+        return self.draw(likely.row()) if token is None else token
 
     def take(self, token: int, logit: float) -> int:
         """

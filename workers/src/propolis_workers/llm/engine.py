@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from propolis.dispatch.capture import Graph
     from propolis_workers.llm.network.decoder import Decoder
+    from propolis_workers.llm.rows import Likely
 
 SHORTER = "give a smaller --context, or ask for fewer tokens"
 
@@ -210,6 +211,22 @@ class Engine:
         if following is not None:
             self._ahead = _Ahead(best[0], self.position, vocabulary, following)
         return best
+
+    def decode_likely(self, token: int, vocabulary: int, count: int, temperature: float) -> Likely:
+        """
+        Append one token, and leave the logits where they are until they are asked for.
+
+        Args:
+            token: what is appended.
+            vocabulary: how many of the logits are of tokens; what is beyond pads the embedding.
+            count: of how many of the likeliest tokens the logits are wanted.
+            temperature: at which all are weighed; 0 where that is not wanted.
+
+        Raises:
+            ModelError: the sequence is full.
+        """
+        (likely,) = self._decoded(token, vocabulary).top([0], count, [temperature])
+        return likely
 
     def _queued_ahead(self, vocabulary: int) -> Callable[[], list[tuple[int, float]]] | None:
         """Queue the step of the token that the last one is about to find; None where it cannot."""

@@ -108,6 +108,9 @@ class Generation:
                 break
             if answer.greedy:
                 token = answer.take(*engine.decode_likeliest(token, self._tokenizer.vocab_size))
+            elif answer.among:
+                wanted = self._tokenizer.vocab_size, answer.among, answer.weighs
+                token = answer.draw_among(engine.decode_likely(token, *wanted))
             else:
                 token = answer.draw(engine.decode(token))
         if self._ended is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
+from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis.later import numpy_later
@@ -18,9 +21,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from propolis import Tensor
-
     Logits = NDArray[np.floating]
+
+
+class Likely(NamedTuple):
+    """
+    The likeliest tokens of a row.
+
+    Attributes:
+        logits: of these, likeliest first.
+        ids: which they are.
+        mass: how much all tokens weigh at a temperature, where the likeliest weighs 1; None where
+            these are all, or it does not matter.
+        row: gives the logits of all.
+    """
+
+    logits: Logits
+    ids: NDArray[np.int64]
+    mass: float | None
+    row: Callable[[], Logits]
 
 
 class Rows:
@@ -55,17 +74,55 @@ class Rows:
         ops.gather.into(found.narrow(0, 1, 1).unsqueeze(2), known, at.unsqueeze(2), 2)
 
     def all(self, wanted: Sequence[int]) -> NDArray[np.floating]:
-        """(wanted, at least the vocabulary): copies all to the host."""
+        """(wanted, at least the vocabulary): copies these to the host; all, where they are many."""
+        if 4 * len(wanted) < self._logits.shape[1]:
+            return np.concatenate([self._logits.narrow(1, row, 1).numpy()[0] for row in wanted])
         return self._logits.numpy()[0, list(wanted)]
 
-    def top(self, wanted: Sequence[int], count: int) -> list[tuple[Logits, NDArray[np.int64]]]:
-        """Of each wanted row the likeliest tokens' logits, likeliest first, and their ids."""
+    def top(self, wanted: Sequence[int], count: int, temperatures: Sequence[float]) -> list[Likely]:
+        """
+        Of each wanted row the likeliest tokens, no more than there are.
+
+        Args:
+            wanted: which rows.
+            count: how many tokens of each.
+            temperatures: at which all tokens of each are weighed; 0 where they need not be.
+        """
         count = min(count, self._known.shape[2])
         logits, ids = (found.numpy()[0] for found in ops.topk(self._known, count, 2))
         peaks = self._likeliest.numpy()[1]
         # A NaN anywhere makes the peak one, but need not be among the likeliest.
         logits = np.where(np.isnan(peaks)[:, None], np.float32(math.nan), logits)
-        return [(logits[row], ids[row]) for row in wanted]
+        weighed = count < self._known.shape[2] and any(temperatures)
+        masses = self._masses(dict(zip(wanted, temperatures, strict=True))) if weighed else None
+        return [
+            Likely(
+                logits[row],
+                ids[row],
+                float(masses[row]) if masses is not None and temperature else None,
+                partial(self._row, row),
+            )
+            for row, temperature in zip(wanted, temperatures, strict=True)
+        ]
+
+    def _masses(self, temperatures: dict[int, float]) -> NDArray[np.floating]:
+        """Of each row the weights of all tokens, of which the likeliest has 1."""
+        known = self._known
+        if known.dtype is not dtypes.f32:
+            known = ops.cast(known, dtypes.f32)
+        each = np.ones((1, known.shape[1], 1), np.float32)
+        for row, temperature in temperatures.items():
+            each[0, row] = temperature or 1.0
+        if (each != 1).any():
+            known = ops.div(known, Tensor.from_numpy(each, known.device))
+        shares = ops.gather(ops.softmax(known, 2), self.at.unsqueeze(2), 2)
+        with np.errstate(divide="ignore"):
+            found: Logits = 1.0 / shares.numpy()[0, :, 0].astype(np.float64)
+        return found
+
+    def _row(self, row: int) -> Logits:
+        (logits,) = self.all([row])
+        return np.asarray(logits)
 
     def best(self, wanted: Sequence[int]) -> list[tuple[int, float]]:
         """The likeliest token of each wanted row, and its logit: copies nothing else."""

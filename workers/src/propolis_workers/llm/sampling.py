@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# How many of the likeliest tokens are sorted before all of them are: they nearly always
-# hold the mass that top_p asks for, and sorting a vocabulary takes milliseconds.
-_FIRST_SORTED = 1024
-_STRIDE = 0x9E3779B97F4A7C15
+HEAD: Final = 256
+"""How many of the likeliest tokens are looked at before all others are."""
+_HALF = (1 << 32) - 1
+# Into how many shares tokens are put by their logits, and how unlikely the last is, as a logarithm.
+_BINS, _FARTHEST = 4096, 32.0
+# What no token's id is, whose chance says whether one of those not looked at is drawn.
+_OTHERS = np.array([np.iinfo(np.int64).max])
+# The temperature that logits in f32 are divided by.
+_LOWEST = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,7 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(params.seed))
         self._drawn: Counter[int] = Counter()
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._key: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -119,13 +126,24 @@ class Sampler:
 
     @property
     def among(self) -> int:
-        """How many of the likeliest tokens are enough to draw from; 0 where it may be any."""
+        """How many of the likeliest tokens nearly always do; 0 where all may matter."""
         params = self._params
         if self.greedy:
             return 1
         penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
         changed = penalised or self._counts or bool(params.logit_bias)
-        return 0 if changed or params.temperature == 0.0 else params.top_k
+        if changed or params.temperature == 0.0 or params.top_k > HEAD:
+            return 0
+        return params.top_k or HEAD
+
+    @property
+    def weighs(self) -> float:
+        """
+        The temperature at which the weights of all tokens are summed, beside those looked at.
+
+        0 where it does not matter how much the others weigh.
+        """
+        return 0.0 if self._params.top_k or self.among < HEAD else self._params.temperature
 
     def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         """
@@ -150,7 +168,12 @@ class Sampler:
             self._drawn[token] += 1
         return token
 
-    def sample_among(self, logits: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
+    def sample_among(
+        self,
+        logits: NDArray[np.floating[Any]],
+        ids: NDArray[np.integer[Any]],
+        mass: float | None = None,
+    ) -> int | None:
         """
         Choose the next token as :meth:`sample` does, where others have found the likeliest.
 
@@ -158,17 +181,49 @@ class Sampler:
             logits: those of at least :attr:`among` likeliest tokens, likeliest first, which must
                 not be 0; of equal ones the lower id first.
             ids: of the same tokens.
+            mass: how much all tokens weigh at the temperature, where the likeliest weighs 1; None
+                where those given are all.
+
+        Returns:
+            The token; None where it may be one of the others: then :meth:`sample` chooses it.
 
         Raises:
             NoTokenError: as for :meth:`sample`.
         """
         expect_likely(math.nan if np.isnan(logits).any() else float(logits[0]))
-        params, logits = self._params, logits[: self.among]
+        params = self._params
         if params.temperature == 0.0:
             return int(ids[0])
-        weights = self._weights(_finite(logits))
-        weights = self._cut(weights, weights.sum())
-        return int(ids[self._drawn_from(weights, ids[: weights.size])])
+        if params.top_k:
+            logits, ids, mass = logits[: params.top_k], ids[: params.top_k], None
+        return self._among(_finite(logits), ids, mass)
+
+    def _among(
+        self,
+        logits: NDArray[np.floating[Any]],
+        ids: NDArray[np.integer[Any]],
+        mass: float | None,
+    ) -> int | None:
+        """
+        As :meth:`sample_among`, of logits that are finite or -inf.
+
+        Where no cut leaves the others out, a first chance says whether it is one of them, by how
+        much they weigh together.
+        """
+        params, weights = self._params, self._weights(logits)
+        whole = mass is None
+        total = float(weights.sum()) if mass is None else mass
+        if not math.isfinite(total):
+            return None
+        kept = self._cut(weights, total)
+        if whole or kept.size < weights.size:
+            return int(ids[self._drawn_from(kept, ids[: kept.size])])
+        if params.top_p < 1.0 or params.min_p > 0.0:
+            return None
+        (chance,) = _uniform(self._chances(), _OTHERS)
+        if chance * total < weights.sum():
+            return int(ids[self._drawn_from(weights, ids)])
+        return None
 
     def _sampled(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         # argmax stops at a NaN, and takes the lowest index on ties.
@@ -183,12 +238,23 @@ class Sampler:
         expect_likely(float(peak))
         if params.temperature == 0.0:
             return best
-        order, weights = self._candidates(_finite(logits))
+        logits = _finite(logits)
+        if not params.top_k:
+            head = _likeliest(logits, min(HEAD, logits.size))
+            light = self._light(logits)
+            mass = None if head.size == logits.size else float(light.sum(dtype=np.float64))
+            found = self._among(logits[head], head, mass)
+            if found is not None:
+                return found
+            if params.top_p == 1.0 and params.min_p == 0.0:
+                light[head] = 0.0
+                return self._drawn_from(light, np.arange(light.size))
+        order, weights = self._candidates(logits)
         if order is None:
             return self._drawn_from(weights, np.arange(weights.size))
         return int(order[self._drawn_from(weights, order)])
 
-    def _drawn_from(self, weights: NDArray[np.float64], ids: NDArray[np.integer[Any]]) -> int:
+    def _drawn_from(self, weights: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
         """
         Draw a place by the weights.
 
@@ -197,11 +263,25 @@ class Sampler:
         logits differ in their last bits with the batch that they are computed in, and of a
         vocabulary that sum by thousands of tokens: a seed would not draw the same again.
         """
-        chances = _uniform(int(self._random.integers(1 << 64, dtype=np.uint64)), ids)
+        chances = _uniform(self._chances(), ids)
+        self._key = None
         soonest = weights / chances  # no later than -log(1 - chance) says: few need that
         first = int(np.argmax(soonest))
         near = np.flatnonzero(soonest >= weights[first] / -np.log1p(-chances[first]))
         return int(near[np.argmax(weights[near] / -np.log1p(-chances[near]))])
+
+    def _chances(self) -> int:
+        """The key of the next token's chances: the same until it is drawn."""
+        if self._key is None:
+            self._key = int(self._random.integers(1 << 64, dtype=np.uint64))
+        return self._key
+
+    def _light(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """As :meth:`_weights` of all tokens; in f32 where temperatures allow, as devices do."""
+        temperature = self._params.temperature
+        narrow = np.float32 if temperature > _LOWEST else np.float64
+        below = np.asarray(logits - logits.max(), narrow)
+        return np.asarray(np.exp(np.divide(below, temperature, out=below), out=below))
 
     def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""
@@ -245,16 +325,17 @@ class Sampler:
         if count == logits.size and params.top_p == 1.0:
             weights[weights < params.min_p] = 0.0
             return None, weights
-        if count == logits.size:
-            order, ordered = _likeliest(logits, weights, min(_FIRST_SORTED, count))
-            mass = weights.sum()
-            if ordered.sum() < params.top_p * mass:
-                order, ordered = _likeliest(logits, weights, count)
+        if count < logits.size:
+            order = _likeliest(logits, count)
+            mass = weights[order].sum()
         else:
-            order, ordered = _likeliest(logits, weights, count)
-            mass = ordered.sum()
-        ordered = self._cut(ordered, mass)
-        return order[: ordered.size], ordered
+            mass = weights.sum()
+            order = _nucleus(logits, weights, params.top_p * mass)
+        # Whichever is the first to hold the mass: behind it none is likelier than those before.
+        reached = np.searchsorted(np.cumsum(weights[order]), params.top_p * mass, side="left")
+        order = order[: reached + 1] if params.top_p < 1.0 else order
+        order = order[weights[order] >= params.min_p]
+        return order, weights[order]
 
     def _weights(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """How likely each is; the likeliest is 1, so that min_p is a bound on them."""
@@ -277,13 +358,16 @@ def _uniform(key: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """
     A number between 0 and 1 of each id, by a key: the same whatever other ids there are.
 
-    Mixed as by SplitMix64 (Steele, Lea, Flood 2014), whose state counts on by ``_STRIDE``.
+    Mixed twice as MurmurHash3 (Appleby 2011) ends, once with each half of the key.
     """
-    bits = ids.astype(np.uint64) * np.uint64(_STRIDE) + np.uint64(key)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # never 0 or 1
+    bits = ids.astype(np.uint32)
+    for half in (key & _HALF, key >> 32):
+        bits += np.uint32(half)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            bits ^= bits >> np.uint32(shift)
+            bits *= np.uint32(factor)
+        bits ^= bits >> np.uint32(16)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-32  # never 0 or 1
 
 
 def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
@@ -293,10 +377,8 @@ def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     return np.where(logits == math.inf, np.float32(0), np.float32(-math.inf))
 
 
-def _likeliest(
-    logits: NDArray[np.floating[Any]], weights: NDArray[np.float64], count: int
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the `count` likeliest ids, likeliest first, and their weights."""
+def _likeliest(logits: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
+    """Return the `count` likeliest ids, likeliest first."""
     if count < logits.size:
         bound = np.partition(logits, logits.size - count)[logits.size - count]
         above = np.flatnonzero(logits > bound)
@@ -304,8 +386,24 @@ def _likeliest(
         chosen = np.sort(np.concatenate([above, equal]))
     else:
         chosen = np.arange(logits.size)
-    order = chosen[np.argsort(-logits[chosen], kind="stable")]
-    return order, weights[order]
+    return np.asarray(chosen[np.argsort(-logits[chosen], kind="stable")])
+
+
+def _nucleus(
+    logits: NDArray[np.floating[Any]], weights: NDArray[np.float64], mass: float
+) -> NDArray[np.intp]:
+    """
+    Return ids that hold the mass, of which only the least likely are in order, likeliest first.
+
+    Sorting a vocabulary takes ten times as long as counting what lies in bins of logits.
+    """
+    below = -np.log(np.maximum(weights, np.exp(-_FARTHEST)))
+    bins = np.minimum(below * (_BINS / _FARTHEST), _BINS - 1).astype(np.intp)
+    held = np.cumsum(np.bincount(bins, weights, _BINS))
+    last = min(int(np.searchsorted(held, mass, side="left")), _BINS - 1)
+    edge = np.flatnonzero(bins == last)
+    edge = edge[np.argsort(-logits[edge], kind="stable")]
+    return np.concatenate([np.flatnonzero(bins < last), edge])
 
 
 def _check_real(

@@ -42,12 +42,12 @@ from propolis_workers.suspects import suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.steps import Captured
+    from propolis_workers.llm.rows import Likely
     from propolis_workers.llm.rows import Rows
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 BLOCK: Final = 16
 # A row of a step that is nobody's any more.
 _ENDED: Final = Placed([0], 0, [NOBODYS], local=[NOBODYS])
-# Of more candidates than these the host reads whole rows of logits.
-_AMONG: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,26 +121,26 @@ class Drawn:
 
 class Draw(NamedTuple):
     """
-    What a token is drawn from: logits, or where it is greedy, the likeliest.
+    What a token is drawn from: the likeliest, where it is greedy, the likeliest ones, or all.
 
     Attributes:
-        logits: (at least the vocabulary,), or those of ``ids``; None where nobody needs them.
+        logits: (at least the vocabulary,); None where not all are needed.
         token: the likeliest.
         logit: its own.
-        ids: the likeliest tokens, where others cannot be drawn.
+        likely: the likeliest tokens, where others are hardly ever drawn.
     """
 
     logits: NDArray[np.floating] | None
     token: int = -1
     logit: float = 0.0
-    ids: NDArray[np.int64] | None = None
+    likely: Likely | None = None
 
     def of(self, answer: Answer) -> int:
         """The next token of an answer."""
+        if self.likely is not None:
+            return answer.draw_among(self.likely)
         if self.logits is None:
             return answer.take(self.token, self.logit)
-        if self.ids is not None:
-            return answer.draw_among(self.logits, self.ids)
         return answer.draw(self.logits)
 
 
@@ -339,34 +337,34 @@ class BatchEngine:
                 self._cache.copy(copied)
             rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
-        due = [part for part in plan.parts if part in wanted]
-        every = [row for part in due for row in wanted[part]]
-        draws = self._draws(due, rows, every, found)
+        due = {part: wanted[part] for part in plan.parts if part in wanted}
+        draws = self._draws(due, rows, found)
         drawn = []
-        for part in due:
-            drawn += self._follow(part, [next(draws) for _ in wanted[part]])
+        for part, own in due.items():
+            drawn += self._follow(part, [draws[row] for row in own])
         return drawn
 
     def _draws(
         self,
-        due: list[Part],
+        due: dict[Part, list[int]],
         rows: Rows,
-        every: list[int],
         found: Callable[[], list[tuple[int, float]]] | None,
-    ) -> Iterator[Draw]:
+    ) -> dict[int, Draw]:
         """What each row's token is drawn from: the least that the host has to read."""
-        answers = [self._answers[self._keys[part.sequence]] for part in due]
-        if all(answer.greedy and top is None for _, answer, top in answers):
-            for token, logit in self._likeliest(due, rows, every, found) if every else ():
-                yield Draw(None, token, logit)
-            return
-        among = [answer.among for _, answer, top in answers if top is None]
-        if len(among) == len(answers) and min(among) > 0 and max(among) <= _AMONG:
-            for logits, ids in rows.top(every, max(among)) if every else ():
-                yield Draw(logits, ids=ids)
-            return
-        for logits in rows.all(every):
-            yield Draw(logits)
+        whose = {row: self._answers[self._keys[part.sequence]] for part in due for row in due[part]}
+        if all(answer.greedy and top is None for _, answer, top in whose.values()):
+            best = self._likeliest(list(due), rows, list(whose), found) if whose else ()
+            return {row: Draw(None, *one) for row, one in zip(whose, best, strict=True)}
+        few = {row: own for row, (_, own, top) in whose.items() if top is None and own.among}
+        draws = {}
+        if few:
+            count = max(own.among for own in few.values())
+            likely = rows.top(list(few), count, [own.weighs for own in few.values()])
+            draws = {row: Draw(None, likely=one) for row, one in zip(few, likely, strict=True)}
+        rest = [row for row in whose if row not in few]
+        if rest:
+            draws |= {row: Draw(own) for row, own in zip(rest, rows.all(rest), strict=True)}
+        return draws
 
     def _likeliest(
         self,
