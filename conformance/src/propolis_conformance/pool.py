@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -26,6 +29,7 @@ from propolis_conformance.shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
     from collections.abc import Mapping
     from collections.abc import Sequence
 
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 # Most units take far less than their share of the time, so one may take more; and each
 # is judged at least for a moment.
 _GENEROUS, _LEAST = 32.0, 0.5
+# Seconds that threads have to end in, once their children are dead.
+_LEAVING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,88 @@ def scale_of(request: Request, facts: Mapping[str, Any]) -> float:
     return request.scale or scale
 
 
+class _StoppedError(Exception):
+    """No child may start any more."""
+
+
+class Children:
+    """Those of one run, whichever thread has them."""
+
+    def __init__(self) -> None:
+        self._all: list[Child] = []
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def add(self, child: Child) -> None:
+        """
+        One more.
+
+        Raises:
+            _StoppedError: it comes too late, and is dead.
+        """
+        with self._lock:
+            self._all.append(child)
+            if not self._stopped:
+                return
+        child.close()
+        raise _StoppedError
+
+    def expect_more(self) -> None:
+        """
+        Go on, unless all have been stopped.
+
+        Raises:
+            _StoppedError: they have.
+        """
+        if self._stopped:
+            raise _StoppedError
+
+    def work(self, works: Sequence[Callable[[], None]]) -> None:
+        """Do all, each in a thread of its own; the first exception of one ends the others."""
+        ends: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def end(work: Callable[[], None]) -> None:
+            try:
+                work()
+                ends.put(None)
+            except BaseException as exc:  # noqa: BLE001  (raised where it is read)
+                ends.put(exc)
+
+        # Daemons: a child that the system cannot kill, as on a GPU that hangs, keeps nobody.
+        self._threads = [threading.Thread(target=end, args=(w,), daemon=True) for w in works]
+        for thread in self._threads:
+            thread.start()
+        for _ in works:
+            if (exc := ends.get()) is not None:
+                raise exc
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Whatever ends the block early, such as Ctrl-C, ends them; a second Ctrl-C waits."""
+        try:
+            yield
+        except BaseException:
+            main = threading.current_thread() is threading.main_thread()
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+            try:
+                self._stop()
+            finally:
+                if main:
+                    signal.signal(signal.SIGINT, before)
+            raise
+
+    def _stop(self) -> None:
+        """Kill them all, whatever they do: a thread that waits for one goes on, and ends."""
+        with self._lock:
+            self._stopped = True
+            for child in self._all:
+                child.kill()
+        until = time.monotonic() + _LEAVING
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
 class Child(ChildProcess):
     """
     A child that judges a plugin.
@@ -102,9 +190,10 @@ class Child(ChildProcess):
         facts: about the plugin and the device.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, children: Children | None = None) -> None:
         super().__init__("propolis_conformance.child", request.timeout)
-        self._request = request
+        self._request, self._children = request, children or Children()
+        self._children.add(self)
         try:
             self.send(plugin=request.plugin, device=request.device, quick=request.quick)
             hello = self.receive(max(request.timeout, START))
@@ -166,7 +255,7 @@ class Child(ChildProcess):
         def ends(smaller: Case, save: str | None = None) -> ChildEndedError | None:
             nonlocal child
             if child is None or not child.usable:
-                child = Child(self._request)
+                child = Child(self._request, self._children)
             try:
                 encoded = encode(smaller, unit.partition("[")[0])
                 child.send(unit=unit, case=encoded, save=save)
@@ -214,38 +303,40 @@ def run(
             or a case cannot be saved.
         PluginError: it cannot be loaded.
     """
-    first = Child(request)
-    try:
-        names = _chosen(first.units, ops, request)
-    except UsageError:
-        first.close()
-        raise
-    queue: SimpleQueue[str] = SimpleQueue()
-    for name in names:
-        queue.put(name)
-    found: dict[str, Result] = {}
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(names)))
-    until = time.monotonic() + request.budget
-
-    def work(child: Child | None) -> None:
+    children = Children()
+    with children.stopping():
+        first = Child(request, children)
         try:
-            while True:
-                try:
-                    name = queue.get_nowait()
-                except Empty:
-                    return
-                if child is None or not child.usable:
-                    child = Child(request)
-                share = (until - time.monotonic()) * count / (len(names) - len(found))
-                found[name] = child.judge(name, max(_LEAST, _GENEROUS * share))
-                progress(found[name])
-        finally:
-            if child is not None:
-                child.close()
+            names = _chosen(first.units, ops, request)
+        except UsageError:
+            first.close()
+            raise
+        queue: SimpleQueue[str] = SimpleQueue()
+        for name in names:
+            queue.put(name)
+        found: dict[str, Result] = {}
+        count = max(1, min(workers or len(os.sched_getaffinity(0)), len(names)))
+        until = time.monotonic() + request.budget
 
-    with ThreadPoolExecutor(count) as threads:
-        for done in [threads.submit(work, c) for c in (first, *(None,) * (count - 1))]:
-            done.result()
+        def work(child: Child | None) -> None:
+            try:
+                while True:
+                    try:
+                        name = queue.get_nowait()
+                    except Empty:
+                        return
+                    if child is None or not child.usable:
+                        child = Child(request, children)
+                    share = (until - time.monotonic()) * count / (len(names) - len(found))
+                    judged = child.judge(name, max(_LEAST, _GENEROUS * share))
+                    children.expect_more()
+                    found[name] = judged
+                    progress(judged)
+            finally:
+                if child is not None:
+                    child.close()
+
+        children.work([partial(work, c) for c in (first, *(None,) * (count - 1))])
     return [found[name] for name in names], first.facts
 
 

@@ -96,14 +96,18 @@ class ChildProcess:
         self.said = self._printed()
         self._said.close()
 
+    def kill(self) -> None:
+        """End the process, and those it started, now; whoever waits for its answer goes on."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def _reap(self, patience: float) -> int:
         """End the process group; how the process itself ended, which may take ``patience``."""
         until = time.monotonic() + patience
         while not self._ended() and time.monotonic() < until:
             time.sleep(0.005)
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         return self._process.wait()
 
     def send(self, **fields: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -115,8 +116,13 @@ def conformance(
     request = Request(plugin, device, seed, quick, timeout, saved, scale, seconds, shard)
     progress = _Progress()
     started = time.monotonic()
-    results, facts = run(request, ops, progress=progress)
-    progress.end()
+    try:
+        results, facts = run(request, ops, progress=progress)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # no second one while it leaves
+        raise
+    finally:
+        progress.end()
     results = expectations.apply(results, known)
     made = reports.build(results, facts, request, time.monotonic() - started, ops)
     for result in results:
