@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import openai
@@ -12,6 +14,7 @@ import pytest
 from propolis.errors import ModelError
 from propolis_workers.llm import LLM
 from propolis_workers.llm.embedding import Embedder
+from propolis_workers.serve.answers import BusyError
 
 
 POOLINGS = {"mean": 1, "last": 3}
@@ -68,6 +71,56 @@ def test_beside_answers(made):
     text = "".join(one["choices"][0]["delta"].get("content") or "" for one in told)
     assert text == alone
     assert again == first
+
+
+@pytest.mark.parametrize("count", [65, pytest.param(2048, marks=pytest.mark.slow)])
+def test_many(made, count):
+    """OpenAI's most are taken, each has its place, and others are answered meanwhile."""
+    server, _ = made
+    texts = [TEXTS[index % 3] for index in range(count)]
+    few = server.http.post("/v1/embeddings", json={"input": TEXTS}).json()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.http.post, "/v1/embeddings", json={"input": texts}, timeout=300)
+        said = server.chat(max_tokens=4)
+        assert count < 2048 or not asked.done()
+        assert said.json()["usage"]["completion_tokens"] > 0
+        many = asked.result()
+    assert many.status_code == 200, many.text
+    assert [one["index"] for one in many.json()["data"]] == list(range(count))
+    vectors = np.array([one["embedding"] for one in few["data"]])
+    got = np.array([one["embedding"] for one in many.json()["data"]])
+    assert np.abs(got - vectors[np.arange(count) % 3]).max() <= 2e-6
+
+
+def test_where_there_is_no_room(made, monkeypatch):
+    """The first text is refused; a later one waits, as what is there would be lost."""
+    server, _ = made
+    full, embedding = [], server.service.embedding
+
+    def sometimes(*arguments):
+        full.append(None)
+        if len(full) in (1, 3, 4):
+            msg = "too many wait"
+            raise BusyError(msg)
+        return embedding(*arguments)
+
+    monkeypatch.setattr(server.service, "embedding", sometimes)
+    ask = partial(server.http.post, "/v1/embeddings", json={"input": TEXTS})
+    assert ask().status_code == 429
+    assert len(ask().json()["data"]) == 3
+    assert len(full) == 6
+
+
+@pytest.mark.parametrize("one", ["a", [1]])
+def test_too_many(made, one):
+    """The limit is named, not what a list of fewer could be besides."""
+    server, _ = made
+    got = server.http.post("/v1/embeddings", json={"input": [one] * 2049})
+    said = "input has 2049 elements; supported: at most 2048 elements"
+    assert (got.status_code, got.json()["error"]["message"]) == (400, said)
+    got = server.http.post("/v1/completions", json={"prompt": [one] * 65})
+    said = "prompt has 65 elements; supported: at most 64 elements"
+    assert (got.status_code, got.json()["error"]["message"]) == (400, said)
 
 
 def test_what_is_wrong(made):

@@ -143,6 +143,14 @@ def _causes(found: list[Told]) -> list[Told]:
 
     Of a field that may be several things, each of these complains of all that it is not.
     """
+    # A list that is too long is one, whatever else the field may be.
+    long = {_field(one) for one in found if one["type"] == "too_long"}
+    found = [
+        one
+        for one in found
+        if one["type"] == "too_long"
+        or not any(f"{_field(one)}.".startswith(f"{field}.") for field in long)
+    ]
     fields = [_field(one) for one in found]
     wrong_types = {
         field.removesuffix(".type")

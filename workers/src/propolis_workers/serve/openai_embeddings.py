@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Annotated
@@ -13,7 +15,6 @@ import numpy as np
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from pydantic import ConfigDict
 from pydantic import Field
 
@@ -22,14 +23,20 @@ from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (FastAPI reads it)
+from propolis_workers.serve.engine import BusyError
 from propolis_workers.serve.going import unless_gone
-from propolis_workers.serve.openai_types import Prompts
+from propolis_workers.serve.openai_types import Inputs
 from propolis_workers.serve.openai_types import listed
 from propolis_workers.serve.problems import ProblemError
 
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from propolis_workers.serve.service import Service
+
+# Seconds until somebody asks again whether there is room.
+_PAUSE = 0.05
 
 
 class EmbeddingRequest(Body):
@@ -37,7 +44,7 @@ class EmbeddingRequest(Body):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    input: Prompts
+    input: Inputs
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -63,35 +70,43 @@ def routes(service: Service) -> APIRouter:
             msg = f"dimensions is {asked.dimensions}; supported: the model's, {config.width}"
             raise ProblemError(400, msg, param="dimensions")
         texts = listed(asked.input)
-        ids = await service.prepared(len(texts), until, _tokens, service, texts)
-        vectors: list[list[float]] = []
+        # One after the other, as they are computed: no text of one request waits twice, and
+        # however many there are, they take the room of one.
+        ids = await service.prepared(1, until, _tokens, service, texts)
+        told: list[str] = []
 
         async def collect() -> None:
-            # One after the other, as they are computed: no text of one request waits twice.
-            for one in ids:
-                async with aclosing(service.embedding(one, until)) as told:
-                    vectors.extend([said["embedding"] async for said in told])
+            for index, one in enumerate(ids):
+                answer = await _begun(service, one, until, patient=index > 0)
+                async with aclosing(answer) as said:
+                    vectors = [part["embedding"] async for part in said]
+                encoded = _encoded(vectors[-1], asked.encoding_format)
+                item = {"object": "embedding", "index": index, "embedding": encoded}
+                # Here, for all at once would keep everybody waiting.
+                told.append(json.dumps(item))
 
         if not await unless_gone(http, collect()):
             return Response(status_code=499)  # nobody reads it
         count = sum(map(len, ids))
-        return JSONResponse(
-            {
-                "object": "list",
-                "model": service.name,
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": _encoded(vector, asked.encoding_format),
-                    }
-                    for index, vector in enumerate(vectors)
-                ],
-                "usage": {"prompt_tokens": count, "total_tokens": count},
-            }
-        )
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        rest = json.dumps({"object": "list", "model": service.name, "usage": usage})
+        body = f'{{"data": [{", ".join(told)}], {rest[1:]}'
+        return Response(body, media_type="application/json")
 
     return router
+
+
+async def _begun(
+    service: Service, ids: list[int], until: float | None, *, patient: bool
+) -> AsyncGenerator[dict[str, Any]]:
+    """The embedding on its way; the patient wait for room: what they have would be lost."""
+    while True:
+        try:
+            return service.embedding(ids, until)
+        except BusyError:
+            if not patient or (until and asyncio.get_running_loop().time() > until):
+                raise
+            await asyncio.sleep(_PAUSE)
 
 
 def _tokens(service: Service, texts: list[Any]) -> list[list[int]]:

@@ -27,10 +27,14 @@ _Ids = Annotated[
     list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1, max_length=_LONG)
 ]
 _Many = Field(min_length=1, max_length=64, fail_fast=True)
+_Most = Field(min_length=1, max_length=2048, fail_fast=True)
 
 
 Prompts = _Text | Annotated[list[_Text], _Many] | _Ids | Annotated[list[_Ids], _Many]
 """A text, the ids of its tokens, or many of either."""
+
+Inputs = _Text | Annotated[list[_Text], _Most] | _Ids | Annotated[list[_Ids], _Most]
+"""As :data:`Prompts`, and as many as OpenAI takes for embeddings."""
 
 
 def listed(prompt: str | list[Any]) -> list[Any]:
@@ -212,4 +216,12 @@ class CompletionRequest(_Common):
     echo: bool = False
 
 
-__all__ = ["ChatRequest", "CompletionRequest", "Message", "Prompts", "StreamOptions", "listed"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "Inputs",
+    "Message",
+    "Prompts",
+    "StreamOptions",
+    "listed",
+]
