@@ -7,6 +7,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
 
+import numpy as np
+
 from propolis_workers.serve.engine import AnswerError
 
 
@@ -15,6 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Told = dict[str, Any]
+
+
+def seed_of(seed: int | None, choice: int = 0) -> int | None:
+    """
+    The seed of a choice: none is another choice's, of this request or of another seed's.
+
+    Args:
+        seed: of the request; -1 is none, as llama.cpp's clients send it.
+        choice: its number; the first has the request's own, where that is not negative.
+    """
+    if seed in (None, -1):
+        return None
+    if seed >= 0 and not choice:
+        return seed
+    key = (choice,) if seed >= 0 else (choice, 1)
+    own = np.random.SeedSequence(abs(seed), spawn_key=key)
+    return int(own.generate_state(1, np.uint64)[0])
 
 
 async def merged(answers: Sequence[AsyncGenerator[Told]]) -> AsyncGenerator[tuple[int, Told]]:

@@ -28,6 +28,7 @@ from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.schemas import listed_only
+from propolis_workers.serve.answering import seed_of
 from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
@@ -324,7 +325,7 @@ def _request(
             repeat_last_n=options.repeat_last_n,
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
-            seed=None if options.seed is None else abs(options.seed),
+            seed=seed_of(options.seed),
         ),
         grammar=grammar,
         shown=shown,

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -27,6 +26,7 @@ from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
 from propolis_workers.serve import openai_tools
 from propolis_workers.serve.answering import merged
+from propolis_workers.serve.answering import seed_of
 from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
@@ -317,16 +317,8 @@ def _sampling(
         presence_penalty=given(asked.presence_penalty, 0.0),
         frequency_penalty=given(asked.frequency_penalty, 0.0),
         logit_bias=bias,
-        seed=_seed(asked.seed, choice),
+        seed=seed_of(asked.seed, choice),
     )
-
-
-def _seed(seed: int | None, choice: int) -> int | None:
-    """The seed of a choice: none is another choice's, of this request or of the next seed's."""
-    if seed is None or not choice:
-        return None if seed is None else abs(seed)
-    own = np.random.SeedSequence(abs(seed), spawn_key=(choice,))
-    return int(own.generate_state(1, np.uint64)[0])
 
 
 def _grammar(asked: ChatRequest) -> str | None:
