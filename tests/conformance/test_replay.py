@@ -321,3 +321,10 @@ def test_who_runs_the_call_is_credited(adds, tmp_path):
     saved = replace(SavedCall.given(ops.add, (x, x), {}), into={0: "a"})
     runtime = Runtime.start(Config.load())
     assert replay(saved, runtime, runtime.cpu).by == "other (fake-other 1.0)"
+
+
+def test_a_timeout_that_is_none(cli, call):
+    """Is refused; NaN is in no range."""
+    done = cli("replay", str(call), "--timeout", "nan")
+    assert done.code == 2
+    assert "nan is not supported: give a finite number" in done.err

@@ -243,9 +243,32 @@ def propolis_ops(device):
 @pytest.mark.parametrize(("option", "code"), [((), 0), (("--strict",), 1)])
 def test_strict(install, capsys, option, code):
     """What is declined throughout is told; where all must be judged it fails."""
-    install(DECLINING)
+    install(DECLINING + "        yield OpImpl(op='add', fn=add, dtypes={dtypes.i32})\n")
     assert call("conformance", "wrong", "--quick", *option) == code
     assert "declined: add[f32]: its supports() took no case" in capsys.readouterr().out
+
+
+def test_nothing_judged(install, capsys):
+    """A run that judged no case is no success, and says so."""
+    install(DECLINING)
+    assert call("conformance", "wrong", "--quick") == 1
+    assert "no case was judged, so nothing is known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", "-1", "-1 is not in the range x>=0"),
+        ("--timeout", "nan", "nan is not supported: give a finite number"),
+        ("--seconds", "nan", "nan is not supported: give a finite number"),
+        ("--seconds", "inf", "inf is not supported: give a finite number"),
+        ("--scale", "nan", "nan is not supported: give a finite number"),
+    ],
+)
+def test_numbers_that_are_none(capsys, option, value, said):
+    """What no run can be judged by is refused, not a fault of the plugin's."""
+    assert call("conformance", "cpu_ref", "--op", "silu", option, value) == 2
+    assert said in capsys.readouterr().err
 
 
 DECOMPOSED = """
@@ -267,5 +290,5 @@ def propolis_ops(device):
 def test_a_decomposition_is_nobody_elses_work(install, capsys):
     """What is declined, and done by the op's parts instead, is not judged as the plugin's own."""
     install(DECOMPOSED)
-    assert call("conformance", "wrong", "--quick", "--op", "linear") == 0
+    assert call("conformance", "wrong", "--quick", "--op", "linear", "--op", "add") == 0
     assert "declined: linear[f32]: its supports() took no case" in capsys.readouterr().out

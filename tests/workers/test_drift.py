@@ -267,3 +267,15 @@ def test_the_packaged_model(monkeypatch, capsys):
         assert all(cell["checked"] >= 2 - (layer == "29") for cell in cells.values())
         named = {"qmatmul", "attention", "rope", "kv_append", "add_rms_norm", "silu_mul"}
         assert named | ({"rms_norm"} if layer == "0" else set()) == {*cells}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--sample", "nan", "give a finite number"), ("--seed", "-1", "is not in the range x>=0")],
+)
+def test_numbers_that_are_none(capsys, option, value, said):
+    """Are refused before anything runs."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["drift", "hi", option, value])
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err

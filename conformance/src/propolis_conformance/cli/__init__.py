@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -12,11 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class Finite(click.FloatRange):
+    """A number of some range; click's own takes NaN, which is in none, and infinity."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number that is meant."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not supported: give a finite number", param, ctx)
+        return found
+
+
 def timeout_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option ``--timeout``: seconds after which ``what`` hangs."""
     return click.option(
         "--timeout",
-        type=click.FloatRange(min=0.1),
+        type=Finite(min=0.1),
         default=60.0,
         show_default=True,
         metavar="SECONDS",
@@ -24,4 +38,4 @@ def timeout_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
-__all__ = ["timeout_option"]
+__all__ = ["Finite", "timeout_option"]

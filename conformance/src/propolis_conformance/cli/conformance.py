@@ -14,6 +14,7 @@ import click
 from propolis.cli._common import settings
 from propolis.errors import UsageError
 from propolis.files import write_answer
+from propolis_conformance.cli import Finite
 from propolis_conformance.cli import timeout_option
 
 
@@ -50,17 +51,23 @@ def _shard(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[in
     metavar="DIR",
     help="Save the smallest failing case of each op and dtype there, for `propolis replay`.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random numbers.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of all random numbers.",
+)
 @timeout_option("case")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     metavar="SECONDS",
     help="How long all may take, about; a minute with --quick, else ten.",
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(min=0, min_open=True, max=1),
+    type=Finite(min=0, min_open=True, max=1),
     metavar="SHARE",
     help="Of large sizes and random cases, for slow devices; what the device says, or 1.",
 )
@@ -93,7 +100,7 @@ def conformance(
     strict: bool,
 ) -> None:
     """
-    Judge every op and dtype of PLUGIN; exit code 1 when something fails.
+    Judge every op and dtype of PLUGIN; exit code 1 when something fails, or nothing is judged.
 
     Cases run in processes of their own: a crash is one failure, not the end.
     """
@@ -139,7 +146,10 @@ def conformance(
         click.echo(f"report: {file}")
     click.echo("{plugin} ({distribution} {version}) on {device}".format(**facts))
     click.echo(made.summary)
-    if made.counts["failed"] or (strict and made.shortfall):
+    if not made.cases:
+        msg = "no case was judged, so nothing is known: see what is declined or has no recipe"
+        click.echo(msg, err=True)
+    if made.counts["failed"] or not made.cases or (strict and made.shortfall):
         ctx.exit(1)
 
 

@@ -13,6 +13,7 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import print_table
 from propolis.errors import UsageError
+from propolis_conformance.cli import Finite
 from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
 from propolis_workers.terminal import model_option
@@ -43,12 +44,18 @@ _COLUMNS = ("max abs", "max rel", "NMSE", "of limit")
 )
 @click.option(
     "--sample",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     default=0.1,
     show_default=True,
     help="The share of calls to judge; each op's first in each layer and shape always is.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the choice of calls.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the choice of calls.",
+)
 @click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),

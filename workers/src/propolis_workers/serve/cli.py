@@ -17,6 +17,7 @@ import click
 from propolis.cli import settings
 from propolis.errors import UsageError
 from propolis.files import expanded
+from propolis_conformance.cli import Finite
 from propolis_workers.serve import TOKENS
 from propolis_workers.terminal import filled
 from propolis_workers.terminal import model_option
@@ -159,13 +160,13 @@ _FILES = 65536
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     metavar="SECONDS",
     help="The most that an answer may take; requests may ask for less.",
 )
 @click.option(
     "--stall",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=600,
     show_default=True,
     metavar="SECONDS",
@@ -180,7 +181,7 @@ _FILES = 65536
 @click.option("--log-prompts", is_flag=True, help="Log what is asked, too (with --log-level info).")
 @click.option(
     "--drain",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=30,
     show_default=True,
     metavar="SECONDS",
