@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from click.testing import CliRunner
 
@@ -24,7 +26,6 @@ from propolis.cli import cli
         ("127.0.0.1.evil.example", 421),
         ("10.0.0.1", 421),
         ("0.0.0.0", 421),  # noqa: S104  (a name, refused)
-        ("", 421),
         ("localhost:evil", 421),
     ],
 )
@@ -35,6 +36,25 @@ def test_who_the_server_is(server, host, status):
         assert got.status_code == status, path
         if status == 421:
             assert got.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_no_host(server):
+    """Probes of HTTP/1.0 send none: they learn whether the process lives, and no more."""
+    told = {}
+    for path in ("/health", "/info"):
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as sock:
+            sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            told[path] = b"".join(iter(lambda: sock.recv(4096), b"")).decode()
+    assert told["/health"].split()[1] == "200"
+    assert told["/info"].split()[1] == "421"
+    assert "there is no Host header; it is localhost" in told["/info"]
+    assert server.http.get("/health", headers={"Host": ""}).status_code == 200
+
+
+def test_health_by_head(server):
+    """Probes ask so, too."""
+    got = server.http.head("/health")
+    assert (got.status_code, got.content) == (200, b"")
 
 
 def test_names_it_was_given(serving):
@@ -92,3 +112,12 @@ def test_forms_of_other_pages(server, kind):
     assert got.status_code == 400
     body = body.encode()
     assert server.http.post("/v1/chat/completions", content=body).status_code == 400  # of no kind
+
+
+@pytest.mark.parametrize("option", ["--deadline", "--stall", "--drain"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_times_that_are_none(option, value):
+    """Are refused as other numbers are that are not in the range."""
+    result = CliRunner().invoke(cli, ["serve", option, value])
+    assert result.exit_code == 2
+    assert f"{value} is not supported: give a finite number" in result.output

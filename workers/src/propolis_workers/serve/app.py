@@ -122,6 +122,7 @@ def application(
     app.include_router(page.routes())
     mistakes.answer(app, service, images)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         states = [engine.status.state for engine in engines]

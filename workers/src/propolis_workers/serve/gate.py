@@ -142,10 +142,11 @@ class Gate:
             msg = f"the headers have more than {MOST_HEADERS} bytes"
             return ProblemError(431, msg, code="headers_too_large")
         host = headers.get(b"host", b"").decode("latin-1")
-        if self._hosts is not None and not _is_own(_name(host), self._hosts):
-            msg = (
-                f"this server is not {host[:100]!r}; it is localhost, or what --allowed-host names"
-            )
+        # Browsers always send one; probes of HTTP/1.0 do not.
+        known = path == "/health" if not host else _is_own(_name(host), self._hosts or frozenset())
+        if self._hosts is not None and not known:
+            what = f"this server is not {host[:100]!r}" if host else "there is no Host header"
+            msg = f"{what}; it is localhost, or what --allowed-host names"
             return ProblemError(421, msg, code="host_not_allowed")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if (
