@@ -61,3 +61,24 @@ def test_in_python(server):
     assert prompts.render(SAID, variables={"enable_thinking": False}) == "hi<quiet>"
     with pytest.raises(UsageError, match="JSON values"):
         prompts.render(SAID, variables={"documents": {1, 2}})
+
+
+def test_no_template(serving, tiny, tmp_path):
+    """Who asks over HTTP is told what can be asked instead, and not what commands take."""
+    path = tiny.gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": None})
+    server, messages = serving(model=path), [{"role": "user", "content": "hi"}]
+    for route, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/api/chat", {"messages": messages}),
+        ("/api/generate", {"prompt": "hi"}),
+    ):
+        got = server.http.post(route, json=body)
+        said = got.json()["error"]
+        text = said if isinstance(said, str) else said["message"]
+        assert got.status_code == 400
+        assert "m.gguf has no chat template: give raw text to /v1/completions" in text
+        for remedy in ("/api/generate", '"raw": true', "--chat-template FILE"):
+            assert remedy in text
+        assert "--raw" not in text
+    raw = {"prompt": "hi", "raw": True, "stream": False, "options": {"num_predict": 1}}
+    assert server.http.post("/api/generate", json=raw).status_code == 200

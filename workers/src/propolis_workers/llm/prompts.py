@@ -36,6 +36,9 @@ _OWN = {"messages", "tools", "add_generation_prompt"}
 DECIDED = frozenset({*_OWN, "bos_token", "eos_token"})
 """Variables of a chat template that nobody gives."""
 
+RAW = "give it raw text (--raw)"
+"""What whoever runs a command can do with a model that has no chat template."""
+
 
 def open_model(path: Path) -> tuple[GGUFFile | SafetensorsFolder, ModelConfig, Tokenizer]:
     """
@@ -241,7 +244,7 @@ class Prompts:
     def _template(self, *, tools: bool) -> ChatTemplate:
         source = self._sources[tools]
         if source is None:
-            msg = f"{self._path.name} has no chat template: give it raw text (--raw)"
+            msg = f"{self._path.name} has no chat template: {RAW}"
             raise ModelError(msg)
         if source not in self._templates:
             special = self.tokenizer.token_bytes
@@ -254,4 +257,4 @@ class Prompts:
         return self._templates[source]
 
 
-__all__ = ["DECIDED", "Message", "Prompts", "open_model", "open_tokenizer", "open_weights"]
+__all__ = ["DECIDED", "RAW", "Message", "Prompts", "open_model", "open_tokenizer", "open_weights"]

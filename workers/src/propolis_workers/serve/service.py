@@ -13,6 +13,7 @@ from typing import TypeVar
 from propolis.errors import ModelError
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.chat_template import ChatTemplate
+from propolis_workers.llm.prompts import RAW
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
 from propolis_workers.serve import messages
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+# What whoever asks over HTTP can do without a chat template.
+_RAW = (
+    'give raw text to /v1/completions, or to /api/generate with "raw": true, or start the '
+    "server with --chat-template FILE"
+)
 
 
 class Service:
@@ -132,11 +138,12 @@ class Service:
 
     @contextmanager
     def remedied(self) -> Iterator[None]:
-        """Name what bounds the context here, where a prompt is too long for it."""
+        """Name what bounds the context here, and what else can be asked; not the commands'."""
         try:
             yield
         except ModelError as exc:
-            raise ModelError(str(exc).replace("raise the context", f"raise {self.bound}")) from exc
+            said = str(exc).replace("raise the context", f"raise {self.bound}")
+            raise ModelError(said.replace(RAW, _RAW)) from exc
 
     def expect_prompt(self, ids: list[int]) -> None:
         """
