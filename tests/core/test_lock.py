@@ -98,14 +98,14 @@ def test_the_lock_of_another_device(cli, site, sources, tmp_path):
     ],
 )
 def test_files_that_cannot_be_compared(cli, tmp_path, content, message):
-    """Exit code 2, one line, and the command that writes a good one."""
+    """Exit code 2, one line, and the command that writes one, not over what is something else."""
     file = tmp_path / "lock.json"
     if content is not None:
         file.write_text(content)
     done = cli("lock", "--check", str(file))
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert message in done.err
-    assert "`propolis lock -o" in done.err
+    assert f"`propolis lock -o {file if content is None else 'FILE'}`" in done.err
 
 
 def test_a_file_that_cannot_be_written(cli, tmp_path):

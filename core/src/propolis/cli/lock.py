@@ -86,10 +86,10 @@ def _read(path: Path) -> dict[str, Any]:
         msg = f"{path} cannot be read: {exc.strerror}; `propolis lock -o {path}` writes it"
         raise UsageError(msg) from exc
     except (ValueError, RecursionError) as exc:
-        msg = f"{path} is not JSON: {exc}; `propolis lock -o {path}` writes it anew"
+        msg = f"{path} is not JSON: {exc}; give a file that `propolis lock -o FILE` wrote"
         raise FileFormatError(msg) from exc
     tables = found.get("ops") if isinstance(found, dict) else None
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-        msg = f"{path} is no lock file: it has no table 'ops'; `propolis lock -o {path}` writes one"
+        msg = f"{path} is no lock file (no 'ops'); give one that `propolis lock -o FILE` wrote"
         raise FileFormatError(msg)
     return {**found}
