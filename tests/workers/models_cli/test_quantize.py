@@ -209,3 +209,20 @@ def test_from_any_part(models, tmp_path):
         assert file.metadata["llama.context_length"] == 11
         assert file.metadata["general.architecture"] == "llama"
         assert len(file.tensors) == 3
+
+
+def test_what_is_to_be_converted_first(models, tmp_path, tiny_folder):
+    """A folder, or its file, is no GGUF file: the command that makes one is named."""
+    out = tmp_path / "out.gguf"
+    for given in (tiny_folder, next(tiny_folder.glob("*.safetensors"))):
+        done = models("quantize", str(given), str(out), "--type", "q8_0")
+        assert done.code == 2
+        assert f"convert it first: `propolis models convert {tiny_folder} FILE.gguf`" in done.err
+    assert not out.exists()
+
+
+def test_what_is_converted_already(models, source, tmp_path):
+    """A GGUF file is made smaller by the other command."""
+    done = models("convert", str(source), str(tmp_path / "out.gguf"))
+    assert done.code == 2
+    assert "is a GGUF file already: `propolis models quantize` makes it smaller" in done.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -40,6 +42,7 @@ def quantize(
 
     config = settings(ctx)
     path = located(source, config)
+    _expect_gguf(path)
     expect_new(target, overwrite=overwrite)
     with loading_bar(quiet=as_json) as progress:
         done = make(path, target, kind, Runtime.start(config).cpu, progress)
@@ -85,6 +88,9 @@ def convert(
 
     config = settings(ctx)
     path = located(source, config)
+    if _is_gguf(path):
+        msg = f"{path} is a GGUF file already: `propolis models quantize` makes it smaller"
+        raise ModelError(msg)
     expect_new(target, overwrite=overwrite)
     with loading_bar(quiet=as_json) as progress:
         size = make(path, target, kind, Runtime.start(config).cpu, progress)
@@ -92,6 +98,26 @@ def convert(
         print_json({"path": str(target), "bytes": size})
         return
     click.echo(f"{target}: {size_of(size)}; `propolis models quantize` makes it smaller")
+
+
+def _expect_gguf(path: Path) -> None:
+    """Refuse what has to be converted first, in words of commands."""
+    folder = path if path.is_dir() else path.parent
+    if not path.is_dir() and path.suffix != ".safetensors":
+        return  # whoever opens it says what else it is
+    if _is_gguf(path) or not any(folder.glob("*.safetensors")):
+        return
+    msg = f"{path} has safetensors; supported: a GGUF file; convert it first: "
+    msg += f"`{shlex.join(['propolis', 'models', 'convert', str(folder), 'FILE.gguf'])}`"
+    raise ModelError(msg)
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") if path.is_file() else nullcontext() as file:
+            return file is not None and file.read(4) == b"GGUF"
+    except OSError:
+        return False  # whoever opens it says why that cannot be
 
 
 def expect_new(target: Path, *, overwrite: bool) -> None:
