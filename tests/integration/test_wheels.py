@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -133,3 +133,20 @@ def test_without_a_compiler_the_rest_is_built(wheels, folder, monkeypatch) -> No
     assert left_out.startswith("left out: core, for want of a C++ compiler")
     assert "propolis[cpu] and [all] need it" in left_out
     assert built == [f"building {folder.name}"]
+
+
+@pytest.mark.parametrize(
+    ("archs", "compiles"),
+    [("", "builder --if-able"), ("gfx1100 gfx942", "--arch gfx1100 --arch gfx942"), ("none", "")],
+)
+def test_which_kernels_are_compiled(archs, compiles):
+    """All, those of some architectures, or none, which is said."""
+    make = ["make", "-n", "--no-print-directory", "wheels", f"ARCHS={archs}"]
+    environ = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    done = subprocess.run(
+        make, cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    assert ("rocm_kernels.builder" in done) == bool(compiles)
+    assert compiles in done
+    assert ("left out: the HIP kernels" in done) == (archs == "none")
+    assert "tools/wheels.py" in done
