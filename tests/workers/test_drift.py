@@ -279,3 +279,13 @@ def test_numbers_that_are_none(capsys, option, value, said):
         main(["drift", "hi", option, value])
     assert exit_.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(capsys, tmp_path, tiny_gguf):
+    """Is refused before anything is judged."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as exit_:
+        main(["drift", "hi", "-m", str(tiny_gguf), "--save", str(tmp_path / "file/inside")])
+    said = capsys.readouterr()
+    assert (exit_.value.code, said.out) == (2, "")
+    assert "it cannot be made: Not a directory; give another folder" in said.err

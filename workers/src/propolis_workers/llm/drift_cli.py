@@ -91,6 +91,12 @@ def drift(
     if save is not None and save.exists() and not save.is_dir():
         msg = f"--save {save}: it is a file, not a folder"
         raise UsageError(msg)
+    if save is not None:
+        try:  # before minutes of judging, whose table would be lost
+            save.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            msg = f"--save {save}: it cannot be made: {exc.strerror}; give another folder"
+            raise UsageError(msg) from exc
     model, runtime = load(ctx, options, quiet=as_json, placement=False)
     has_template = model.tokenizer.chat_template is not None
     text = model.render([{"role": "user", "content": prompt}]) if has_template else prompt
