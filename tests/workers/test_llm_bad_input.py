@@ -15,6 +15,7 @@ import pytest
 from patience import patience
 
 from propolis.cli import main
+from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
 from propolis_workers.llm import LLM
 from propolis_workers.llm import chat_template
@@ -384,3 +385,14 @@ def test_process(tiny, tmp_path, template):
     assert (2, "") == (run.returncode, run.stdout)
     assert "Traceback" not in run.stderr
     assert run.stderr.splitlines()[-1].startswith("error: the chat template asks for too much")
+
+
+def test_params_of_another_type(tiny_gguf):
+    """What draws tokens is no dictionary: the class is named."""
+    llm = LLM.load(tiny_gguf)
+    for ask in (
+        llm.complete,
+        lambda _, **more: llm.chat([{"role": "user", "content": "a"}], **more),
+    ):
+        with pytest.raises(ArgumentTypeError, match=r"params is a dict; supported: SamplingParams"):
+            ask("a", params={"temperature": 1})

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Literal
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
+from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.sampling import expect_likely
 from propolis_workers.llm.stopping import StopStrings
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from propolis_workers.llm.config import ModelConfig
     from propolis_workers.llm.grammar import Constraint
     from propolis_workers.llm.rows import Likely
-    from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.tokenizer import Tokenizer
 
 
@@ -72,6 +73,19 @@ class Finish:
     def decode_rate(self) -> float:
         """Tokens per second after the first."""
         return (len(self.ids) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def expect_params(params: object) -> None:
+    """
+    Check how tokens are drawn.
+
+    Raises:
+        ArgumentTypeError: it is something else, such as a dictionary.
+    """
+    if not isinstance(params, SamplingParams):
+        msg = f"params is a {type(params).__name__}; supported: SamplingParams, such as "
+        msg += "SamplingParams(temperature=1)"
+        raise ArgumentTypeError(msg)
 
 
 def expect_max_tokens(max_tokens: object) -> None:

@@ -24,6 +24,7 @@ from propolis.dtypes import parse_dtype
 from propolis.errors import UsageError
 from propolis_workers import events
 from propolis_workers.llm.answer import expect_max_tokens
+from propolis_workers.llm.answer import expect_params
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.default_model import located
 from propolis_workers.llm.engine import SHORTER
@@ -231,9 +232,11 @@ class LLM:
         Continue tokens, as :attr:`prompts` makes them; other arguments as :meth:`chat`.
 
         Raises:
+            ArgumentTypeError: ``params`` are something else.
             UsageError: an option cannot be used.
             ModelError: there are none, or too many, or one that the model does not know.
         """
+        expect_params(params)
         expect_max_tokens(max_tokens)
         StopStrings(stops)  # refuses them before a sequence is taken
         # No more memory than this answer may need, or the one before it needed.
