@@ -178,6 +178,7 @@ def test_expectations_refused(tmp_path):
     ("args", "said"),
     [
         (("nobody",), "no plugin 'nobody' is installed; there are: cpu_ref"),
+        (("cpu_re",), "; did you mean cpu_ref?"),
         (("cpu_ref", "--op", "ad"), "cpu_ref does not implement ad here"),
         (("cpu_ref", "--device", "rocm:0"), "no device 'rocm:0'"),
         (("cpu_ref", "--expect", "/nowhere.toml"), "--expect /nowhere.toml: No such file"),

@@ -18,6 +18,7 @@ from propolis.ops import catalogue
 from propolis.plugins.contract import check_impl
 from propolis.runtime import Runtime
 from propolis.runtime import set_default_runtime
+from propolis.wording import did_you_mean
 from propolis.wording import plugin_name
 from propolis_conformance.keys import keys
 from propolis_conformance.keys import label_of
@@ -99,8 +100,9 @@ class Subject:
         name = plugin_name(plugin)
         report = next((r for r in runtime.plugins.reports if r.candidate.name == name), None)
         if report is None:
-            known = ", ".join(sorted(r.candidate.name for r in runtime.plugins.reports))
-            msg = f"no plugin {plugin!r} is installed; there are: {known or 'none'}"
+            known = sorted(r.candidate.name for r in runtime.plugins.reports)
+            msg = f"no plugin {plugin!r} is installed; there are: {', '.join(known) or 'none'}; "
+            msg = (msg + did_you_mean(name, known)).removesuffix("; ")
             raise UsageError(msg)
         if report.status != "loaded":
             msg = f"plugin {name} is {report.status}: {report.reason}; `propolis plugins` shows it"
