@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
+from propolis_workers.llm.config import Experts
 from propolis_workers.llm.config import ModelConfig
 from propolis_workers.llm.models import read_config
 from propolis_workers.weights import GGUFFile
@@ -194,6 +196,22 @@ def test_what_is_nonsense_is_named(tiny):
         from_folder(tiny, num_attention_heads=-4, num_key_value_heads=1, head_dim=8)
     with pytest.raises(ModelError, match=r"transformer: heads, that kv_heads share: 4$"):
         from_folder(tiny, num_attention_heads=4, num_key_value_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [
+        (Experts(4, 8, 16), "experts: 8 of 4 for each token, 16 wide"),
+        (
+            Experts(4, 2, 16, groups=3),
+            "experts: 2 of 4 for each token, 16 wide, from 1 of 3 groups",
+        ),
+    ],
+)
+def test_experts_that_are_nonsense(tiny, experts, said):
+    """Their numbers are told, and not a part of an object of ours."""
+    with pytest.raises(ModelError, match=f"do not describe a transformer: {said}$"):
+        replace(from_folder(tiny), experts=experts)
 
 
 def test_weights_of_more_layers(tiny, tmp_path):

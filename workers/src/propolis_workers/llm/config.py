@@ -77,6 +77,13 @@ class Experts:
     groups_used: int = 1
     group_best: int = 1
 
+    def __str__(self) -> str:
+        """In words, for errors: all fields would be cut in the middle."""
+        said = f"{self.used} of {self.count} for each token, {self.width} wide"
+        if self.groups != 1:
+            said += f", from {self.groups_used} of {self.groups} groups"
+        return said
+
 
 @dataclass(frozen=True, slots=True)
 class Latent:
