@@ -133,6 +133,15 @@ def test_info(propolis, make):
     )
 
 
+def test_info_of_one_of_many(propolis):
+    """Its own seed is told, which draws it alone."""
+    assert propolis("generate", "x", "-o", "a.png", "-b", "2", *FEW, "--seed", "5").code == 0
+    first, second = (propolis("info", f"a-{n}.png").out.splitlines() for n in (1, 2))
+    assert "seed: 5" in first
+    assert "own seed" not in "".join(first)
+    assert second[-1] == "this image's own seed: 6"
+
+
 def test_info_of_a_stranger(propolis):
     """Text that would steer the terminal is shown escaped."""
     images.write_png("a.png", np.zeros((8, 8, 3), np.uint8), {"prompt": "\x1b[2J", "strange": [1]})

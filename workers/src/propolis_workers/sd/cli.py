@@ -168,6 +168,9 @@ def info(png: str, as_json: bool) -> None:
             # A stranger's text must not steer the terminal.
             plain = not isinstance(value, str) or value.isprintable()
             click.echo(f"{name}: {value if plain else repr(value)}")
+    seed, index = metadata.get("seed"), metadata.get("index")
+    if type(seed) is int and type(index) is int and index > 0:
+        click.echo(f"this image's own seed: {seed + index}")
 
 
 def require_packages() -> None:
