@@ -218,7 +218,8 @@ def nearest():
         values = np.asarray(values, np.float64)
         if dtype is dtypes.f64:
             return values
-        exponent = np.frexp(values)[1] - 1
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            exponent = np.frexp(values)[1] - 1
         quantum = np.maximum(exponent, least) - (precision - 1)
         with np.errstate(all="ignore"):
             result = np.ldexp(np.rint(np.ldexp(values, -quantum)), quantum)

@@ -11,6 +11,7 @@ from propolis import Tensor
 from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm import SamplingParams
@@ -427,6 +428,18 @@ def test_masses_of_rows():
             continue
         weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
         assert one.mass == pytest.approx(weights.sum(), rel=1e-5)
+
+
+def test_no_memory_to_weigh_all_tokens(llm, monkeypatch):
+    """Where a device has none for their shares, answers are the same: all tokens are looked at."""
+    wanted = [request([1, 2, number], 12, temperature=1.0, seed=number) for number in range(3)]
+    expected = [alone(llm, one) for one in wanted]
+
+    def full(*_):
+        raise OutOfMemoryError("0 bytes are free")
+
+    monkeypatch.setattr(ops, "softmax", full)
+    assert all(map(same, answers(BatchEngine(llm, context=96), wanted), expected))
 
 
 def test_a_nan_is_found_among_unlikely_tokens():

@@ -262,7 +262,7 @@ def test_the_head_takes_its_share():
     logits = np.zeros(800, np.float32)
     logits[::4] = 1.5
     sampler = Sampler(SamplingParams(temperature=1.0, seed=5))
-    drawn = [given_head(sampler, logits) for _ in range(40_000)]
+    drawn = [given_head(sampler, logits) for _ in range(8_000)]
     found = np.bincount([token for token, _ in drawn], minlength=800)
     expected = np.exp(logits.astype(np.float64))
     expected *= len(drawn) / expected.sum()
@@ -270,7 +270,7 @@ def test_the_head_takes_its_share():
     assert abs(chi - 799) < 5 * math.sqrt(2 * 799)
     others = np.exp(1.5) * 200 + 56
     share = sum(whole for _, whole in drawn) / len(drawn)
-    assert share == pytest.approx(1 - others / (np.exp(1.5) * 200 + 600), abs=0.01)
+    assert share == pytest.approx(1 - others / (np.exp(1.5) * 200 + 600), abs=0.02)
 
 
 @pytest.mark.parametrize("mass", [math.nan, math.inf])

@@ -12,6 +12,7 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import OutOfMemoryError
 from propolis.later import numpy_later
 
 
@@ -115,7 +116,10 @@ class Rows:
             each[0, row] = temperature or 1.0
         if (each != 1).any():
             known = ops.div(known, Tensor.from_numpy(each, known.device))
-        shares = ops.gather(ops.softmax(known, 2), self.at.unsqueeze(2), 2)
+        try:
+            shares = ops.gather(ops.softmax(known, 2), self.at.unsqueeze(2), 2)
+        except OutOfMemoryError:  # infinity is no mass: whoever draws looks at all tokens
+            return np.full(known.shape[1], np.inf)
         with np.errstate(divide="ignore"):
             found: Logits = 1.0 / shares.numpy()[0, :, 0].astype(np.float64)
         return found

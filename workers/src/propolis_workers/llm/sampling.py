@@ -14,6 +14,10 @@ import numpy as np
 
 from propolis.errors import ModelError
 from propolis.errors import UsageError
+from propolis_workers.llm.chances import finite
+from propolis_workers.llm.chances import likeliest
+from propolis_workers.llm.chances import nucleus
+from propolis_workers.llm.chances import uniform
 
 
 if TYPE_CHECKING:
@@ -24,9 +28,6 @@ if TYPE_CHECKING:
 
 HEAD: Final = 256
 """How many of the likeliest tokens are looked at before all others are."""
-_HALF = (1 << 32) - 1
-# Into how many shares tokens are put by their logits, and how unlikely the last is, as a logarithm.
-_BINS, _FARTHEST = 4096, 32.0
 # What no token's id is, whose chance says whether one of those not looked at is drawn.
 _OTHERS = np.array([np.iinfo(np.int64).max])
 # The temperature that logits in f32 are divided by.
@@ -196,7 +197,7 @@ class Sampler:
             return int(ids[0])
         if params.top_k:
             logits, ids, mass = logits[: params.top_k], ids[: params.top_k], None
-        return self._among(_finite(logits), ids, mass)
+        return self._among(finite(logits), ids, mass)
 
     def _among(
         self,
@@ -220,7 +221,7 @@ class Sampler:
             return int(ids[self._drawn_from(kept, ids[: kept.size])])
         if params.top_p < 1.0 or params.min_p > 0.0:
             return None
-        (chance,) = _uniform(self._chances(), _OTHERS)
+        (chance,) = uniform(self._chances(), _OTHERS)
         if chance * total < weights.sum():
             return int(ids[self._drawn_from(weights, ids)])
         return None
@@ -238,9 +239,9 @@ class Sampler:
         expect_likely(float(peak))
         if params.temperature == 0.0:
             return best
-        logits = _finite(logits)
+        logits = finite(logits)
         if not params.top_k:
-            head = _likeliest(logits, min(HEAD, logits.size))
+            head = likeliest(logits, min(HEAD, logits.size))
             light = self._light(logits)
             mass = None if head.size == logits.size else float(light.sum(dtype=np.float64))
             found = self._among(logits[head], head, mass)
@@ -263,7 +264,7 @@ class Sampler:
         logits differ in their last bits with the batch that they are computed in, and of a
         vocabulary that sum by thousands of tokens: a seed would not draw the same again.
         """
-        chances = _uniform(self._chances(), ids)
+        chances = uniform(self._chances(), ids)
         self._key = None
         soonest = weights / chances  # no later than -log(1 - chance) says: few need that
         first = int(np.argmax(soonest))
@@ -326,11 +327,11 @@ class Sampler:
             weights[weights < params.min_p] = 0.0
             return None, weights
         if count < logits.size:
-            order = _likeliest(logits, count)
+            order = likeliest(logits, count)
             mass = weights[order].sum()
         else:
             mass = weights.sum()
-            order = _nucleus(logits, weights, params.top_p * mass)
+            order = nucleus(logits, weights, params.top_p * mass)
         # Whichever is the first to hold the mass: behind it none is likelier than those before.
         reached = np.searchsorted(np.cumsum(weights[order]), params.top_p * mass, side="left")
         order = order[: reached + 1] if params.top_p < 1.0 else order
@@ -352,58 +353,6 @@ class Sampler:
             reached = np.searchsorted(np.cumsum(ordered), params.top_p * mass, side="left")
             ordered = ordered[: reached + 1]
         return ordered[ordered >= params.min_p]
-
-
-def _uniform(key: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """
-    A number between 0 and 1 of each id, by a key: the same whatever other ids there are.
-
-    Mixed twice as MurmurHash3 (Appleby 2011) ends, once with each half of the key.
-    """
-    bits = ids.astype(np.uint32)
-    for half in (key & _HALF, key >> 32):
-        bits += np.uint32(half)
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-            bits ^= bits >> np.uint32(shift)
-            bits *= np.uint32(factor)
-        bits ^= bits >> np.uint32(16)
-    return (bits.astype(np.float64) + 0.5) * 2.0**-32  # never 0 or 1
-
-
-def _finite(logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """The same, save where some are infinitely likelier than the rest, and alike."""
-    if logits.max() < math.inf:
-        return logits
-    return np.where(logits == math.inf, np.float32(0), np.float32(-math.inf))
-
-
-def _likeliest(logits: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
-    """Return the `count` likeliest ids, likeliest first."""
-    if count < logits.size:
-        bound = np.partition(logits, logits.size - count)[logits.size - count]
-        above = np.flatnonzero(logits > bound)
-        equal = np.flatnonzero(logits == bound)[: count - above.size]
-        chosen = np.sort(np.concatenate([above, equal]))
-    else:
-        chosen = np.arange(logits.size)
-    return np.asarray(chosen[np.argsort(-logits[chosen], kind="stable")])
-
-
-def _nucleus(
-    logits: NDArray[np.floating[Any]], weights: NDArray[np.float64], mass: float
-) -> NDArray[np.intp]:
-    """
-    Return ids that hold the mass, of which only the least likely are in order, likeliest first.
-
-    Sorting a vocabulary takes ten times as long as counting what lies in bins of logits.
-    """
-    below = -np.log(np.maximum(weights, np.exp(-_FARTHEST)))
-    bins = np.minimum(below * (_BINS / _FARTHEST), _BINS - 1).astype(np.intp)
-    held = np.cumsum(np.bincount(bins, weights, _BINS))
-    last = min(int(np.searchsorted(held, mass, side="left")), _BINS - 1)
-    edge = np.flatnonzero(bins == last)
-    edge = edge[np.argsort(-logits[edge], kind="stable")]
-    return np.concatenate([np.flatnonzero(bins < last), edge])
 
 
 def _check_real(

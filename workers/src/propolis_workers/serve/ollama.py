@@ -311,9 +311,8 @@ def _request(
     grammar: str | None,
     shown: tuple[int, ...] = (),
 ) -> Request:
-    context = service.context
     service.expect_prompt(ids)
-    room = context - len(ids)
+    room = service.context - len(ids)
     return Request(
         prompt=ids,
         params=SamplingParams(
