@@ -439,8 +439,8 @@ PROPOLIS_INLINE F32s exp_below(const F32s& x) {
     y = fma(y, r, splat(0.5f));
     y = fma(y, r, splat(1.0f));
     y = fma(y, r, splat(1.0f));
-    // Larger by 2**32 at first: no power of 2 is denormal.
-    const F32s power = bits_as<F32s>((bits_as<I32s>(shifted) << 23) + splat<I32s>((127 + 32) << 23));
+    // Larger by 2**32 at first: no power of 2 is denormal. Unsigned: lanes beside a row may be above 0.
+    const F32s power = bits_as<F32s>((bits_as<U32s>(shifted) << 23) + splat<U32s>((127 + 32) << 23));
     y = y * power * splat(0x1p-32f);
     F32s c;
     PROPOLIS_EACH c.part[p] = x.part[p] < -103.9721f ? f32v{} : y.part[p];
