@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from propolis import Tensor
 from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import ModelError
-from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm import SamplingParams
@@ -393,62 +389,6 @@ def test_the_likeliest_alone_are_copied(llm, monkeypatch, more):
     monkeypatch.setattr(Rows, "all", lambda *_: pytest.fail("logits were copied"))
     got = answers(BatchEngine(llm, context=96), wanted)
     assert all(map(same, got, expected))
-
-
-def test_few_rows_are_copied_where_the_likeliest_nearly_always_do(llm, monkeypatch):
-    """Who draws from all tokens seldom reads all of them; who tells of them always does."""
-    wanted = [request([1, 2, number], 24, temperature=1.0, seed=number) for number in range(6)]
-    wanted.append(request([9, 9], 24))
-    wanted.append(request([9, 8], 24, temperature=0.8, top_p=0.9, seed=1))
-    expected = [alone(llm, one) for one in wanted]
-    copied, every = [], Rows.all
-    monkeypatch.setattr(
-        Rows, "all", lambda self, rows: copied.append(len(rows)) or every(self, rows)
-    )
-    assert all(map(same, answers(BatchEngine(llm, context=96), wanted), expected))
-    assert sum(copied) < 24
-    del copied[:]
-    told = replace(request([5, 5], 24, temperature=1.0, seed=3), logprobs=2)
-    answers(BatchEngine(llm, context=96), [*wanted, told])
-    assert 24 <= sum(copied) < 48
-
-
-def test_masses_of_rows():
-    """How much all tokens of a row weigh at its temperature; None where nobody asks for it."""
-    logits = np.random.default_rng(0).normal(0, 3, (1, 4, 700)).astype(np.float32)
-    temperatures = [1.0, 0.4, 0.0, 1.7]
-    found = Rows(Tensor.from_numpy(logits), 600).top([0, 1, 2, 3], 256, temperatures)
-    for row, temperature, one in zip(logits[0, :, :600], temperatures, found, strict=True):
-        order = np.argsort(-row, kind="stable")[:256]
-        assert (one.ids == order).all()
-        assert (one.logits == row[order]).all()
-        assert (one.row()[:600] == row).all()
-        if not temperature:
-            assert one.mass is None
-            continue
-        weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
-        assert one.mass == pytest.approx(weights.sum(), rel=1e-5)
-
-
-def test_no_memory_to_weigh_all_tokens(llm, monkeypatch):
-    """Where a device has none for their shares, answers are the same: all tokens are looked at."""
-    wanted = [request([1, 2, number], 12, temperature=1.0, seed=number) for number in range(3)]
-    expected = [alone(llm, one) for one in wanted]
-
-    def full(*_):
-        raise OutOfMemoryError("0 bytes are free")
-
-    monkeypatch.setattr(ops, "softmax", full)
-    assert all(map(same, answers(BatchEngine(llm, context=96), wanted), expected))
-
-
-def test_a_nan_is_found_among_unlikely_tokens():
-    """A NaN that is not among the likeliest is an error as it is where all are read."""
-    logits = np.zeros((1, 2, 50), np.float32)
-    logits[0, 1, 40] = np.nan
-    fine, bad = Rows(Tensor.from_numpy(logits), 50).top([0, 1], 5, [1.0, 1.0])
-    assert not np.isnan(fine.logits).any()
-    assert np.isnan(bad.logits).all()
 
 
 def repeating(count: int) -> list[Request]:

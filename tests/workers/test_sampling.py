@@ -15,6 +15,10 @@ from propolis_workers.llm.sampling import Sampler
 from propolis_workers.llm.sampling import SamplingParams
 
 
+# With which the chance that none of the likeliest is drawn is all but 1 (found by trying).
+_KEY = 535873706636
+
+
 def truth(logits, history, p: SamplingParams) -> dict[int, float]:
     """Compute each token's probability from the definitions, in plain Python."""
     scores = [float(x) for x in logits]
@@ -271,6 +275,33 @@ def test_the_head_takes_its_share():
     others = np.exp(1.5) * 200 + 56
     share = sum(whole for _, whole in drawn) / len(drawn)
     assert share == pytest.approx(1 - others / (np.exp(1.5) * 200 + 600), abs=0.02)
+
+
+@pytest.mark.parametrize(("temperature", "unlikely"), [(0.8, -np.inf), (0.1, -5.2)])
+def test_what_weighs_nothing_is_never_drawn(temperature, unlikely):
+    """However the weights of all are rounded, and whatever chance says of those not looked at."""
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        logits = np.full(1000, unlikely, np.float32)
+        likely = rng.choice(np.arange(1, 1000), 20, replace=False)
+        logits[likely] = rng.normal(40, 0.3, 20)
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=seed))
+        sampler._key = _KEY
+        assert sampler.sample(logits, ()) in likely
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-3, 1e30, 1e39, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_temperatures_beyond_f32(temperature):
+    """They draw one of the tokens that are allowed, from the head or from all."""
+    logits = np.full(1000, -np.inf, np.float32)
+    logits[100:900] = np.random.default_rng(0).normal(0, 3, 800)
+    logits[500] = np.finfo(np.float32).min
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=1))
+    drawn = {sampler.sample(logits, ()) for _ in range(50)}
+    assert drawn <= set(range(100, 900))
+    assert (len(drawn) == 1) == (temperature < 1)
+    assert sampler.among == 0 or 1e-3 < temperature < 1e30
 
 
 @pytest.mark.parametrize("mass", [math.nan, math.inf])

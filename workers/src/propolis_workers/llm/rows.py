@@ -109,19 +109,19 @@ class Rows:
     def _masses(self, temperatures: dict[int, float]) -> NDArray[np.floating]:
         """Of each row the weights of all tokens, of which the likeliest has 1."""
         known = self._known
-        if known.dtype is not dtypes.f32:
-            known = ops.cast(known, dtypes.f32)
         each = np.ones((1, known.shape[1], 1), np.float32)
         for row, temperature in temperatures.items():
             each[0, row] = temperature or 1.0
-        if (each != 1).any():
-            known = ops.div(known, Tensor.from_numpy(each, known.device))
         try:
-            shares = ops.gather(ops.softmax(known, 2), self.at.unsqueeze(2), 2)
+            if known.dtype is not dtypes.f32:
+                known = ops.cast(known, dtypes.f32)
+            if (each != 1).any():
+                known = ops.div(known, Tensor.from_numpy(each, known.device))
+            shares = ops.gather(ops.softmax(known, 2), self.at.unsqueeze(2), 2).numpy()
         except OutOfMemoryError:  # infinity is no mass: whoever draws looks at all tokens
             return np.full(known.shape[1], np.inf)
         with np.errstate(divide="ignore"):
-            found: Logits = 1.0 / shares.numpy()[0, :, 0].astype(np.float64)
+            found: Logits = 1.0 / shares[0, :, 0].astype(np.float64)
         return found
 
     def _row(self, row: int) -> Logits:

@@ -30,8 +30,8 @@ HEAD: Final = 256
 """How many of the likeliest tokens are looked at before all others are."""
 # What no token's id is, whose chance says whether one of those not looked at is drawn.
 _OTHERS = np.array([np.iinfo(np.int64).max])
-# The temperature that logits in f32 are divided by.
-_LOWEST = 1e-3
+# Temperatures that logits in f32 are divided by.
+_LOWEST, _HIGHEST = 1e-3, 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,14 @@ class Sampler:
             return 1
         penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
         changed = penalised or self._counts or bool(params.logit_bias)
-        if changed or params.temperature == 0.0 or params.top_k > HEAD:
+        if changed or not self._is_usual or params.top_k > HEAD:
             return 0
         return params.top_k or HEAD
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether logits can be divided by the temperature in f32."""
+        return _LOWEST < self._params.temperature < _HIGHEST
 
     @property
     def weighs(self) -> float:
@@ -242,14 +247,15 @@ class Sampler:
         logits = finite(logits)
         if not params.top_k:
             head = likeliest(logits, min(HEAD, logits.size))
-            light = self._light(logits)
-            mass = None if head.size == logits.size else float(light.sum(dtype=np.float64))
-            found = self._among(logits[head], head, mass)
+            others = self._light(logits)
+            others[head] = 0.0
+            # Not the sum of all, whose rounding might say that others weigh where none does.
+            mass = float(self._weights(logits[head]).sum() + others.sum(dtype=np.float64))
+            found = self._among(logits[head], head, mass if head.size < logits.size else None)
             if found is not None:
                 return found
             if params.top_p == 1.0 and params.min_p == 0.0:
-                light[head] = 0.0
-                return self._drawn_from(light, np.arange(light.size))
+                return self._drawn_from(others, np.arange(others.size))
         order, weights = self._candidates(logits)
         if order is None:
             return self._drawn_from(weights, np.arange(weights.size))
@@ -279,10 +285,11 @@ class Sampler:
 
     def _light(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """As :meth:`_weights` of all tokens; in f32 where temperatures allow, as devices do."""
-        temperature = self._params.temperature
-        narrow = np.float32 if temperature > _LOWEST else np.float64
-        below = np.asarray(logits - logits.max(), narrow)
-        return np.asarray(np.exp(np.divide(below, temperature, out=below), out=below))
+        narrow = np.float32 if self._is_usual else np.float64
+        with np.errstate(over="ignore", under="ignore"):
+            below = np.asarray(logits - logits.max(), narrow)
+            np.divide(below, self._params.temperature, out=below)
+            return np.asarray(np.exp(below, out=below))
 
     def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""

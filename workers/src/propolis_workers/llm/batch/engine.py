@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from propolis import ops
+from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
@@ -310,20 +312,22 @@ class BatchEngine:
                 those that run can be given up by :meth:`abandon`.
             DeviceLostError: only a new process can go on.
         """
+        drawn: list[Drawn] = []
         try:
-            drawn = self._computed()
+            self._compute(drawn)
         except DeviceLostError:
             raise
         except PropolisError:
+            # What has been drawn before it counts; the others are computed again.
             self.scheduler.rewind()
-            if self._failed:
+            if self._failed and not drawn:
                 raise
             self._failed = True
-            return []
+            return drawn
         self._failed = False
         return drawn
 
-    def _computed(self) -> list[Drawn]:
+    def _compute(self, drawn: list[Drawn]) -> None:
         ahead, self._ahead = self._ahead, None
         wanted = {} if ahead is None else ahead.holds()
         found = None
@@ -332,17 +336,15 @@ class BatchEngine:
         else:
             plan = self.scheduler.plan()
             if not plan.parts:
-                return []
+                return
             for copied in plan.copies:
                 self._cache.copy(copied)
             rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
         draws = self._draws(due, rows, found)
-        drawn = []
         for part, own in due.items():
-            drawn += self._follow(part, [draws[row] for row in own])
-        return drawn
+            self._follow(part, [draws[row] for row in own], drawn)
 
     def _draws(
         self,
@@ -359,8 +361,11 @@ class BatchEngine:
         draws = {}
         if few:
             count = max(own.among for own in few.values())
-            likely = rows.top(list(few), count, [own.weighs for own in few.values()])
-            draws = {row: Draw(None, likely=one) for row, one in zip(few, likely, strict=True)}
+            try:
+                likely = rows.top(list(few), count, [own.weighs for own in few.values()])
+                draws = {row: Draw(None, likely=one) for row, one in zip(few, likely, strict=True)}
+            except OutOfMemoryError:
+                few.clear()
         rest = [row for row in whose if row not in few]
         if rest:
             draws |= {row: Draw(own) for row, own in zip(rest, rows.all(rest), strict=True)}
@@ -432,18 +437,16 @@ class BatchEngine:
         room = min(self.capacity - len(sequence.tokens) - 1, answer.left - 1)
         return guess(sequence.tokens, min(self._speculate, room))
 
-    def _follow(self, part: Part, draws: list[Draw]) -> list[Drawn]:
+    def _follow(self, part: Part, draws: list[Draw], drawn: list[Drawn]) -> None:
         """Draw the next token of a sequence, and those after it as long as they were guessed."""
-        found = []
-        for draw, guessed in zip(draws, (*part.guess, None), strict=True):
-            drawn = self._drawn(part.sequence, draw)
-            found.append(drawn)
-            if guessed is None or drawn.token != guessed or drawn.finish is not None:
-                break
-            self.scheduler.advance(part.sequence, 1)
         self.guessed += len(part.guess)
-        self.taken += len(found) - 1
-        return found
+        for draw, guessed in zip(draws, (*part.guess, None), strict=True):
+            found = self._drawn(part.sequence, draw)
+            drawn.append(found)
+            if guessed is None or found.token != guessed or found.finish is not None:
+                break
+            self.taken += 1
+            self.scheduler.advance(part.sequence, 1)
 
     def _drawn(self, sequence: Sequence, draw: Draw) -> Drawn:
         key = self._keys[sequence]
@@ -452,6 +455,8 @@ class BatchEngine:
             answer.finish.cached_tokens = sequence.cached
         try:
             token = draw.of(answer)
+        except DeviceError:  # of reading the logits of all: the step's, not this answer's
+            raise
         except PropolisError as exc:
             self._end(key)
             return Drawn(key, None, error=exc)

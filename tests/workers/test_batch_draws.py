@@ -1,0 +1,159 @@
+"""What tokens of many answers are drawn from: the likeliest, or all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from propolis import Tensor
+from propolis import ops
+from propolis.errors import DeviceError
+from propolis.errors import DeviceLostError
+from propolis.errors import OutOfMemoryError
+from propolis_workers.llm import SamplingParams
+from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.rows import Rows
+
+
+def request(prompt, tokens, **params) -> Request:
+    """What somebody wants."""
+    return Request(prompt=prompt, params=SamplingParams(**params), max_tokens=tokens)
+
+
+def alone(llm, wanted: Request) -> list[int]:
+    """The answer on an engine of one sequence."""
+    generation = Generation(
+        llm.engine(96),
+        llm.tokenizer,
+        wanted.prompt,
+        params=wanted.params,
+        max_tokens=wanted.max_tokens,
+    )
+    "".join(generation)
+    return generation.finish.ids
+
+
+def answers(engine: BatchEngine, requests: list[Request]) -> list[list[int]]:
+    """The answers of all, in order."""
+    for key, wanted in enumerate(requests):
+        engine.add(key, wanted)
+    finished = {}
+    while engine.busy:
+        finished |= {one.key: one.finish.ids for one in engine.step() if one.finish is not None}
+    return [finished[key] for key in range(len(requests))]
+
+
+def test_few_rows_are_copied_where_the_likeliest_nearly_always_do(llm, monkeypatch):
+    """Who draws from all tokens seldom reads all of them; who tells of them always does."""
+    wanted = [request([1, 2, number], 24, temperature=1.0, seed=number) for number in range(6)]
+    wanted.append(request([9, 9], 24))
+    wanted.append(request([9, 8], 24, temperature=0.8, top_p=0.9, seed=1))
+    expected = [alone(llm, one) for one in wanted]
+    copied, every = [], Rows.all
+    monkeypatch.setattr(
+        Rows, "all", lambda self, rows: copied.append(len(rows)) or every(self, rows)
+    )
+    assert answers(BatchEngine(llm, context=96), wanted) == expected
+    assert sum(copied) < 24
+    del copied[:]
+    told = replace(request([5, 5], 24, temperature=1.0, seed=3), logprobs=2)
+    answers(BatchEngine(llm, context=96), [*wanted, told])
+    assert 24 <= sum(copied) < 48
+
+
+def test_masses_of_rows():
+    """How much all tokens of a row weigh at its temperature; None where nobody asks for it."""
+    logits = np.random.default_rng(0).normal(0, 3, (1, 4, 700)).astype(np.float32)
+    temperatures = [1.0, 0.4, 0.0, 1.7]
+    found = Rows(Tensor.from_numpy(logits), 600).top([0, 1, 2, 3], 256, temperatures)
+    for row, temperature, one in zip(logits[0, :, :600], temperatures, found, strict=True):
+        order = np.argsort(-row, kind="stable")[:256]
+        assert (one.ids == order).all()
+        assert (one.logits == row[order]).all()
+        assert (one.row()[:600] == row).all()
+        if not temperature:
+            assert one.mass is None
+            continue
+        weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+        assert one.mass == pytest.approx(weights.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("op", ["topk", "div", "softmax"])
+def test_no_memory_to_weigh_all_tokens(llm, monkeypatch, op):
+    """Where a device has none for their shares, answers are the same: all tokens are looked at."""
+    wanted = [request([1, 2, number], 12, temperature=0.8, seed=number) for number in range(3)]
+    expected = [alone(llm, one) for one in wanted]
+    asked = []
+
+    def full(*_):
+        asked.append(op)
+        raise OutOfMemoryError("0 bytes are free")
+
+    monkeypatch.setattr(ops, op, full)
+    engine = BatchEngine(llm, context=96)
+    for key, one in enumerate(wanted):
+        engine.add(key, one)
+    found, steps = {}, 0
+    while engine.busy:
+        found |= {one.key: one.finish for one in engine.step() if one.finish is not None}
+        steps += 1
+    assert asked
+    assert [found[key].ids for key in range(3)] == expected
+    assert steps <= 13  # none was computed again
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_all_logits_cannot_be_read(llm, monkeypatch, times):
+    """
+    A step of which they cannot be is computed again, without those who have their tokens.
+
+    Nobody's answer ends with it, nor is a token drawn twice or lost.
+    """
+    wanted = [request([1, 2, number], 24, temperature=9.0, seed=number) for number in range(6)]
+    expected = [alone(llm, one) for one in wanted]
+    engine = BatchEngine(llm, context=96)
+    fails, every = [DeviceError("rocm:0: it fell over")] * times, Rows.all
+
+    def read(self, rows):
+        if len(rows) == 1 and fails:
+            raise fails.pop()
+        return every(self, rows)
+
+    monkeypatch.setattr(Rows, "all", read)
+    for key, one in enumerate(wanted):
+        engine.add(key, one)
+    tokens = {key: [] for key in range(6)}
+    while engine.busy:
+        for drawn in engine.step():
+            assert drawn.error is None
+            tokens[drawn.key].append(drawn.token)
+    assert not fails
+    assert list(tokens.values()) == expected
+
+
+def test_a_device_that_is_lost_is_no_answers_error(llm, monkeypatch):
+    """Where the logits of all cannot be read as the device is gone, the step says so."""
+
+    def gone(*_):
+        raise DeviceLostError("rocm:0: it is gone")
+
+    engine = BatchEngine(llm, context=96)
+    for key in range(6):
+        engine.add(key, request([1, 2, key], 24, temperature=9.0, seed=key))
+    monkeypatch.setattr(Rows, "all", gone)
+    with pytest.raises(DeviceLostError):
+        for _ in range(30):
+            engine.step()
+
+
+def test_a_nan_is_found_among_unlikely_tokens():
+    """A NaN that is not among the likeliest is an error as it is where all are read."""
+    logits = np.zeros((1, 2, 50), np.float32)
+    logits[0, 1, 40] = np.nan
+    fine, bad = Rows(Tensor.from_numpy(logits), 50).top([0, 1], 5, [1.0, 1.0])
+    assert not np.isnan(fine.logits).any()
+    assert np.isnan(bad.logits).all()
