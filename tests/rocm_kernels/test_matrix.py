@@ -173,6 +173,21 @@ def test_memory_of_shared_depth(rocm, taken, split, monkeypatch):
     assert taken == ["along64x64x64_f16"]
 
 
+def test_few_rows_share_the_depth_too(rocm, taken, split, monkeypatch):
+    """Where the other matrix lies across, and no kernel of rows takes it: as much as is said."""
+    asked, reserve = [], matrix.Parts.reserve
+    monkeypatch.setattr(
+        matrix.Parts, "reserve", lambda s, d, n: asked.append(n) or reserve(s, d, n)
+    )
+    split((64, 64, 64), 3)
+    x, w = normal(dtypes.f16, 4, 200), normal(dtypes.f16, 200, 64, seed=1)
+    a, b = (v.astype(np.float64) for v in (x, w))
+    given = [Tensor.from_numpy(v, rocm) for v in (x, w)]
+    judge_sums(ops.matmul(*given).numpy(), a @ b, np.abs(a) @ np.abs(b), dtypes.f16)
+    assert taken == ["across64x64x64_f16", "join4_f16"]
+    assert 0 < asked[0] <= ops_matmul._memory_of_matmul(*given)
+
+
 def test_what_does_not_fit_is_left_to_others(rocm, taken):
     """Rows that begin anywhere, depths of parts of a pack, and other dtypes: the same, without."""
     for dtype, depth, first in ((dtypes.f16, 36, 0), (dtypes.f16, 40, 1), (dtypes.f32, 40, 0)):

@@ -19,6 +19,7 @@ from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceNotFoundError
+from propolis.errors import OutOfMemoryError
 from propolis_rocm_hip.device import RocmProvider
 from propolis_rocm_hip.space import Space
 from propolis_rocm_hip.space import space_bytes
@@ -306,4 +307,9 @@ def test_working_memory_that_is_too_small_is_kept() -> None:
     assert 5 == len({small, large, *(tensor.ptr for tensor in others)})
     assert large == space.reserve(device, 1)
     assert scratch(device) == scratch(device)
+    with device.context.capture():
+        assert large == space.reserve(device, space_bytes(1) + 1)
+        # There was no memory for it when the calls were first made: it is not asked for again.
+        with pytest.raises(OutOfMemoryError, match="while a graph is captured"):
+            space.reserve(device, 2 * space_bytes(1) + 1)
     device.synchronize()

@@ -178,6 +178,10 @@ class Context:
             finally:
                 self.capturing = None
 
+    def is_captured(self) -> bool:
+        """Whether what this thread queues becomes part of a graph."""
+        return self.capturing == threading.get_ident()
+
     def refuse_capture(self, what: str) -> None:
         """
         Check that this thread is not capturing.
@@ -188,7 +192,7 @@ class Context:
         Raises:
             DeviceError: it is: what it does could not be replayed.
         """
-        if self.capturing == threading.get_ident():
+        if self.is_captured():
             msg = (
                 f"{self.id}: {what} while a graph is captured cannot be replayed: an "
                 f"implementation that says it is capture-safe is not; report it to its author"

@@ -54,7 +54,7 @@ class Space:
         kept; all together is less than twice the largest.
 
         Raises:
-            OutOfMemoryError: the device has less.
+            OutOfMemoryError: the device has less, or a graph is captured and there is less so far.
         """
         return self._storage(device, wanted).ptr
 
@@ -72,6 +72,10 @@ class Space:
     def _storage(self, device: RocmDevice, wanted: int) -> Storage:
         with device.context.lock:
             if not self._held or self._held[-1].nbytes < wanted:
+                if device.context.is_captured():
+                    # The same calls have been made before, to no avail: they do without again.
+                    msg = f"{device.id}: {wanted} bytes are asked for while a graph is captured"
+                    raise OutOfMemoryError(msg)
                 self._held.append(device.empty((space_bytes(wanted),), dtypes.u8))
             return self._held[-1].storage
 

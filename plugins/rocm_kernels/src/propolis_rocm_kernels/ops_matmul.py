@@ -123,9 +123,7 @@ _WORKSPACE: Final = {"matmul": _memory_of_matmul, "linear": _memory_of_linear}
 
 def _memory(a: Tensor, m: int, n: int, side: int | None) -> int:
     """Of sums of parts, which only a product of one matrix with another has."""
-    if a.dtype not in MATRIX or rows_for(m):
-        return 0
-    return parts_bytes(a.device, m, n, a.shape[-1], side)
+    return parts_bytes(a.device, m, n, a.shape[-1], side) if a.dtype in MATRIX else 0
 
 
 def _refused(a: Tensor, rows: int) -> str | None:
