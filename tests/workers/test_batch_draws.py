@@ -141,13 +141,10 @@ def test_a_device_that_is_lost_is_no_answers_error(llm, monkeypatch):
     def gone(*_):
         raise DeviceLostError("rocm:0: it is gone")
 
-    engine = BatchEngine(llm, context=96)
-    for key in range(6):
-        engine.add(key, request([1, 2, key], 24, temperature=9.0, seed=key))
+    wanted = [request([1, 2, key], 24, temperature=9.0, seed=key) for key in range(6)]
     monkeypatch.setattr(Rows, "all", gone)
     with pytest.raises(DeviceLostError):
-        for _ in range(30):
-            engine.step()
+        answers(BatchEngine(llm, context=96), wanted)
 
 
 def test_a_nan_is_found_among_unlikely_tokens():
