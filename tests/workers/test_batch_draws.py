@@ -13,10 +13,13 @@ from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import SamplingParams
+from propolis_workers.llm.answer import draw_together
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.generation import Generation
+from propolis_workers.llm.rows import Likely
 from propolis_workers.llm.rows import Rows
+from propolis_workers.llm.sampling import Sampler
 
 
 def request(prompt, tokens, **params) -> Request:
@@ -80,6 +83,51 @@ def test_masses_of_rows():
             continue
         weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
         assert one.mass == pytest.approx(weights.sum(), rel=1e-5)
+
+
+class Own:
+    """As much of an answer as draws."""
+
+    def __init__(self, params):
+        self._sampler = Sampler(params)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_together_as_alone(seed):
+    """Whatever the others' settings, a row's token is that of its own sampler, or is not known."""
+    rng = np.random.default_rng(seed)
+    rows, width = 40, 256
+    logits = rng.normal(0, rng.choice([0.2, 3.0]), (rows, width)).astype(np.float32).round(2)
+    logits = -np.sort(-logits, 1)
+    ids = np.argsort(rng.random((rows, 5000)), 1)[:, :width]
+    params = [
+        SamplingParams(
+            temperature=float(rng.choice([0.01, 0.7, 1.0, 2.0])),
+            top_k=int(rng.choice([0, 0, 1, 40, 256])),
+            top_p=float(rng.choice([1.0, 0.9, 0.2])),
+            min_p=float(rng.choice([0.0, 0.0, 0.1])),
+            seed=number,
+        )
+        for number in range(rows)
+    ]
+    masses = [
+        None if one.top_k else float(np.exp((row[:200] - row[0]) / one.temperature).sum()) * 1.2
+        for one, row in zip(params, logits.astype(np.float64), strict=True)
+    ]
+    logits[3, 2], logits[4], logits[5, 0], logits[6, 7:] = np.nan, -np.inf, np.inf, -np.inf
+    masses[7] = float("inf")
+    likely = list(map(Likely, logits, ids, masses, [None] * rows))
+    answers = [Own(one) for one in params]
+    drawn = draw_together(answers, likely)
+    assert drawn == draw_together(answers, likely)  # none of their keys is used
+    assert [drawn[row] for row in (3, 4, 5)] == [None] * 3
+    assert params[7].top_k or drawn[7] is None
+    for row, token in enumerate(drawn):
+        if row not in (3, 4, 5):
+            own = Sampler(params[row])
+            assert token == own.sample_among(logits[row], ids[row], masses[row])
+    assert sum(token is not None for token in drawn) > rows / 2
+    assert draw_together([], []) == []
 
 
 @pytest.mark.parametrize("op", ["topk", "div", "softmax"])

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Literal
 
+import numpy as np
+
 from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
+from propolis_workers.llm.among import places_among
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from propolis_workers.llm.config import ModelConfig
@@ -98,6 +100,36 @@ def expect_max_tokens(max_tokens: object) -> None:
     if type(max_tokens) is not int or max_tokens < 1:
         msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
         raise UsageError(msg)
+
+
+def draw_together(answers: Sequence[Answer], likely: Sequence[Likely]) -> list[int | None]:
+    """
+    The next tokens of several answers, as :meth:`Answer.draw_among` draws them one by one.
+
+    Nothing of the answers is changed: each has to :meth:`Answer.take_drawn` its own.
+
+    Args:
+        answers: whose :attr:`Answer.among` is not 0, and which are not greedy.
+        likely: of each as many.
+
+    Returns:
+        None where one has to be drawn by itself: it may be none of the likeliest, or they are
+        infinite or NaN.
+    """
+    if not likely:
+        return []
+    logits, ids = np.stack([one.logits for one in likely]), np.stack([one.ids for one in likely])
+    usual = np.flatnonzero(np.isfinite(logits[:, 0]) & ~np.isnan(logits).any(1)).tolist()
+    tokens: list[int | None] = [None] * len(likely)
+    if usual:
+        samplers = [answers[row]._sampler for row in usual]  # noqa: SLF001
+        params = [sampler.params for sampler in samplers]
+        keys = np.array([sampler.key for sampler in samplers], np.uint64)
+        masses = [likely[row].mass for row in usual]
+        places = places_among(params, keys, logits[usual], ids[usual], masses)
+        for row, place in zip(usual, places, strict=True):
+            tokens[row] = int(ids[row, place]) if place >= 0 else None
+    return tokens
 
 
 class Answer:
@@ -205,6 +237,11 @@ class Answer:
         with self._blaming():
             token = self._sampler.sample_among(likely.logits, likely.ids, likely.mass)
         return self.draw(likely.row()) if token is None else token
+
+    def take_drawn(self, token: int) -> int:
+        """The next token, where :func:`draw_together` has drawn it."""
+        self._sampler.use_key()
+        return token
 
     def take(self, token: int, logit: float) -> int:
         """

@@ -12,20 +12,24 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_HALF = (1 << 32) - 1
+_HALF, _BITS = np.uint64((1 << 32) - 1), np.uint64(32)
 # Into how many shares tokens are put by their logits, and how unlikely the last is, as a logarithm.
 _BINS, _FARTHEST = 4096, 32.0
 
 
-def uniform(key: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+def uniform(keys: NDArray[np.uint64], ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """
     A number between 0 and 1 of each id, by a key: the same whatever other ids there are.
 
     Mixed twice as MurmurHash3 (Appleby 2011) ends, once with each half of the key.
+
+    Args:
+        keys: (rows,).
+        ids: (rows, ids), or (1, ids) for all.
     """
     bits = ids.astype(np.uint32)
-    for half in (key & _HALF, key >> 32):
-        bits += np.uint32(half)
+    for half in (keys & _HALF, keys >> _BITS):
+        bits = bits + half.astype(np.uint32)[:, None]
         for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
             bits ^= bits >> np.uint32(shift)
             bits *= np.uint32(factor)
@@ -69,4 +73,31 @@ def nucleus(
     return np.concatenate([np.flatnonzero(bins < last), edge])
 
 
-__all__ = ["finite", "likeliest", "nucleus", "uniform"]
+def place_of_first(
+    keys: NDArray[np.uint64], weights: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]
+) -> NDArray[np.intp]:
+    """
+    Draw a place of each row by its weights.
+
+    Each token waits for a random time, as long as it is unlikely, and the first one wins (the
+    exponential race, or Gumbel-max trick). A place in the sum of all weights would do too, but
+    logits differ in their last bits with the batch that they are computed in, and of a
+    vocabulary that sum by thousands of tokens: a seed would not draw the same again.
+
+    Args:
+        keys: (rows,).
+        weights: (rows, ids), of which one of each row is above 0.
+        ids: (rows, ids): which tokens they are of.
+    """
+    chances = uniform(keys, ids)
+    soonest = weights / chances  # no later than -log(1 - chance) says: few need that
+    rows = np.arange(len(keys))
+    first = soonest.argmax(1)
+    bound = weights[rows, first] / -np.log1p(-chances[rows, first])
+    near = soonest >= bound[:, None]
+    soonest[~near] = 0.0
+    soonest[near] = weights[near] / -np.log1p(-chances[near])
+    return np.asarray(soonest.argmax(1))
+
+
+__all__ = ["finite", "likeliest", "nucleus", "place_of_first", "uniform"]

@@ -14,10 +14,11 @@ import numpy as np
 
 from propolis.errors import ModelError
 from propolis.errors import UsageError
+from propolis_workers.llm.among import places_among
 from propolis_workers.llm.chances import finite
 from propolis_workers.llm.chances import likeliest
 from propolis_workers.llm.chances import nucleus
-from propolis_workers.llm.chances import uniform
+from propolis_workers.llm.chances import place_of_first
 
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 HEAD: Final = 256
 """How many of the likeliest tokens are looked at before all others are."""
-# What no token's id is, whose chance says whether one of those not looked at is drawn.
-_OTHERS = np.array([np.iinfo(np.int64).max])
 # Temperatures that logits in f32 are divided by.
 _LOWEST, _HIGHEST = 1e-3, 1e30
 
@@ -111,7 +110,7 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        self._params = params
+        self.params = params
         self._random = np.random.Generator(np.random.Philox(params.seed))
         self._drawn: Counter[int] = Counter()
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -120,7 +119,7 @@ class Sampler:
     @property
     def greedy(self) -> bool:
         """Whether it always takes the likeliest token, as the logits are."""
-        params = self._params
+        params = self.params
         penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
         changed = penalised or self._counts or bool(params.logit_bias)
         return params.temperature == 0.0 and not changed
@@ -128,7 +127,7 @@ class Sampler:
     @property
     def among(self) -> int:
         """How many of the likeliest tokens nearly always do; 0 where all may matter."""
-        params = self._params
+        params = self.params
         if self.greedy:
             return 1
         penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
@@ -140,7 +139,7 @@ class Sampler:
     @property
     def _is_usual(self) -> bool:
         """Whether logits can be divided by the temperature in f32."""
-        return _LOWEST < self._params.temperature < _HIGHEST
+        return _LOWEST < self.params.temperature < _HIGHEST
 
     @property
     def weighs(self) -> float:
@@ -149,7 +148,7 @@ class Sampler:
 
         0 where it does not matter how much the others weigh.
         """
-        return 0.0 if self._params.top_k or self.among < HEAD else self._params.temperature
+        return 0.0 if self.params.top_k or self.among < HEAD else self.params.temperature
 
     def sample(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         """
@@ -197,7 +196,7 @@ class Sampler:
             NoTokenError: as for :meth:`sample`.
         """
         expect_likely(math.nan if np.isnan(logits).any() else float(logits[0]))
-        params = self._params
+        params = self.params
         if params.temperature == 0.0:
             return int(ids[0])
         if params.top_k:
@@ -210,33 +209,20 @@ class Sampler:
         ids: NDArray[np.integer[Any]],
         mass: float | None,
     ) -> int | None:
-        """
-        As :meth:`sample_among`, of logits that are finite or -inf.
-
-        Where no cut leaves the others out, a first chance says whether it is one of them, by how
-        much they weigh together.
-        """
-        params, weights = self._params, self._weights(logits)
-        whole = mass is None
-        total = float(weights.sum()) if mass is None else mass
-        if not math.isfinite(total):
+        """As :meth:`sample_among`, of logits that are finite or -inf."""
+        keys = np.array([self.key], np.uint64)
+        (place,) = places_among([self.params], keys, logits[None], ids[None], [mass])
+        if place < 0:
             return None
-        kept = self._cut(weights, total)
-        if whole or kept.size < weights.size:
-            return int(ids[self._drawn_from(kept, ids[: kept.size])])
-        if params.top_p < 1.0 or params.min_p > 0.0:
-            return None
-        (chance,) = uniform(self._chances(), _OTHERS)
-        if chance * total < weights.sum():
-            return int(ids[self._drawn_from(weights, ids)])
-        return None
+        self.use_key()
+        return int(ids[place])
 
     def _sampled(self, logits: NDArray[np.floating[Any]], history: Sequence[int]) -> int:
         # argmax stops at a NaN, and takes the lowest index on ties.
         best = int(np.argmax(logits))
         if math.isnan(logits[best]):
             expect_likely(math.nan)
-        params = self._params
+        params = self.params
         if params.repetition_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
             logits = self._penalised(logits, history)
             best = int(np.argmax(logits))
@@ -262,38 +248,33 @@ class Sampler:
         return int(order[self._drawn_from(weights, order)])
 
     def _drawn_from(self, weights: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
-        """
-        Draw a place by the weights.
+        """Draw a place by the weights."""
+        (place,) = place_of_first(np.array([self.key], np.uint64), weights[None], ids[None])
+        self.use_key()
+        return int(place)
 
-        Each token waits for a random time, as long as it is unlikely, and the first one wins (the
-        exponential race, or Gumbel-max trick). A place in the sum of all weights would do too, but
-        logits differ in their last bits with the batch that they are computed in, and of a
-        vocabulary that sum by thousands of tokens: a seed would not draw the same again.
-        """
-        chances = uniform(self._chances(), ids)
-        self._key = None
-        soonest = weights / chances  # no later than -log(1 - chance) says: few need that
-        first = int(np.argmax(soonest))
-        near = np.flatnonzero(soonest >= weights[first] / -np.log1p(-chances[first]))
-        return int(near[np.argmax(weights[near] / -np.log1p(-chances[near]))])
-
-    def _chances(self) -> int:
-        """The key of the next token's chances: the same until it is drawn."""
+    @property
+    def key(self) -> int:
+        """Of the next token's chances: the same until it is drawn."""
         if self._key is None:
             self._key = int(self._random.integers(1 << 64, dtype=np.uint64))
         return self._key
+
+    def use_key(self) -> None:
+        """Go on to the next token's, as somebody has drawn this one."""
+        self._key = None
 
     def _light(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """As :meth:`_weights` of all tokens; in f32 where temperatures allow, as devices do."""
         narrow = np.float32 if self._is_usual else np.float64
         with np.errstate(over="ignore", under="ignore"):
             below = np.asarray(logits - logits.max(), narrow)
-            np.divide(below, self._params.temperature, out=below)
+            np.divide(below, self.params.temperature, out=below)
             return np.asarray(np.exp(below, out=below))
 
     def _biased(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Return a copy with OpenAI's bias and penalties, or the logits where there are none."""
-        params = self._params
+        params = self.params
         if not params.logit_bias and not self._drawn:
             return logits
         logits = logits.copy()
@@ -310,7 +291,7 @@ class Sampler:
         self, logits: NDArray[np.floating[Any]], history: Sequence[int]
     ) -> NDArray[np.floating[Any]]:
         """Return a copy with the recent tokens made less likely, each of them once."""
-        last = self._params.repeat_last_n
+        last = self.params.repeat_last_n
         recent = np.unique(np.asarray(history[-last:] if last > 0 else history, dtype=np.int64))
         if recent[0] < 0 or recent[-1] >= logits.size:
             wrong = recent[0] if recent[0] < 0 else recent[-1]
@@ -318,7 +299,7 @@ class Sampler:
             raise UsageError(msg)
         logits = logits.copy()
         chosen = logits[recent].astype(np.float64)
-        penalty = self._params.repetition_penalty
+        penalty = self.params.repetition_penalty
         with np.errstate(over="ignore", under="ignore"):
             logits[recent] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
         return logits
@@ -327,7 +308,7 @@ class Sampler:
         self, logits: NDArray[np.floating[Any]]
     ) -> tuple[NDArray[np.intp] | None, NDArray[np.float64]]:
         """Return the ids left to draw from (None for all, in order) and their weights."""
-        params = self._params
+        params = self.params
         weights = self._weights(logits)
         count = min(params.top_k or logits.size, logits.size)
         if count == logits.size and params.top_p == 1.0:
@@ -350,16 +331,8 @@ class Sampler:
         scaled = logits.astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):
             scaled -= scaled.max()
-            scaled /= self._params.temperature
+            scaled /= self.params.temperature
             return np.asarray(np.exp(scaled))
-
-    def _cut(self, ordered: NDArray[np.float64], mass: float) -> NDArray[np.float64]:
-        """The weights of those that top_p and min_p leave, likeliest first."""
-        params = self._params
-        if params.top_p < 1.0:
-            reached = np.searchsorted(np.cumsum(ordered), params.top_p * mass, side="left")
-            ordered = ordered[: reached + 1]
-        return ordered[ordered >= params.min_p]
 
 
 def _check_real(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Final
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
-from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
@@ -26,6 +24,8 @@ from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.ahead import Ahead
 from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.blocks import blocks_of_windows
+from propolis_workers.llm.batch.draws import Draw
+from propolis_workers.llm.batch.draws import draws_among
 from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import NOBODYS
 from propolis_workers.llm.batch.paged_cache import PagedCache
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.steps import Captured
-    from propolis_workers.llm.rows import Likely
     from propolis_workers.llm.rows import Rows
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -119,31 +118,6 @@ class Drawn:
     finish: Finish | None = None
     error: PropolisError | None = None
     logprobs: Logprobs | None = None
-
-
-class Draw(NamedTuple):
-    """
-    What a token is drawn from: the likeliest, where it is greedy, the likeliest ones, or all.
-
-    Attributes:
-        logits: (at least the vocabulary,); None where not all are needed.
-        token: the likeliest.
-        logit: its own.
-        likely: the likeliest tokens, where others are hardly ever drawn.
-    """
-
-    logits: NDArray[np.floating] | None
-    token: int = -1
-    logit: float = 0.0
-    likely: Likely | None = None
-
-    def of(self, answer: Answer) -> int:
-        """The next token of an answer."""
-        if self.likely is not None:
-            return answer.draw_among(self.likely)
-        if self.logits is None:
-            return answer.take(self.token, self.logit)
-        return answer.draw(self.logits)
 
 
 class BatchEngine:
@@ -358,15 +332,9 @@ class BatchEngine:
             best = self._likeliest(list(due), rows, list(whose), found) if whose else ()
             return {row: Draw(None, *one) for row, one in zip(whose, best, strict=True)}
         few = {row: own for row, (_, own, top) in whose.items() if top is None and own.among}
-        draws = {}
-        if few:
-            count = max(own.among for own in few.values())
-            try:
-                likely = rows.top(list(few), count, [own.weighs for own in few.values()])
-                draws = {row: Draw(None, likely=one) for row, one in zip(few, likely, strict=True)}
-            except OutOfMemoryError:
-                few.clear()
-        rest = [row for row in whose if row not in few]
+        # Of guesses it depends on those before them what is drawn, and whether anything is.
+        draws = draws_among(few, rows, {own[0] for own in due.values()})
+        rest = [row for row in whose if row not in draws]
         if rest:
             draws |= {row: Draw(own) for row, own in zip(rest, rows.all(rest), strict=True)}
         return draws
