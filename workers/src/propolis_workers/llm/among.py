@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.sampling import SamplingParams
 
 # What no token's id is, whose chance says whether one of those not looked at is drawn.
-_OTHERS = np.array([[np.iinfo(np.int64).max]])
+_OTHERS = np.iinfo(np.int64).max
 
 
 def places_among(
@@ -28,7 +29,7 @@ def places_among(
     logits: NDArray[np.floating[Any]],
     ids: NDArray[np.integer[Any]],
     masses: Sequence[float | None],
-) -> NDArray[np.intp]:
+) -> list[int]:
     """
     Draw one of the likeliest tokens of each row.
 
@@ -45,35 +46,46 @@ def places_among(
             None where those given are all.
 
     Returns:
-        (rows,): the place of the token; -1 where it may be one of the others.
+        Of each row the place of the token; -1 where it may be one of the others.
     """
-    temperature, top_p, min_p = (
-        np.array([getattr(one, name) for one in params])[:, None]
-        for name in ("temperature", "top_p", "min_p")
-    )
-    places = np.arange(logits.shape[1])
-    top_k = np.array([one.top_k or places.size for one in params])[:, None]
-    whole = np.array([bool(one.top_k) for one in params]) | [mass is None for mass in masses]
+    width = logits.shape[1]
     weights = logits.astype(np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        weights -= weights[:, :1]
-        weights /= temperature
-        np.exp(weights, out=weights)
-    weights[places >= top_k] = 0.0
-    sums = weights.sum(1)
-    total = np.where(whole, sums, [0.0 if mass is None else mass for mass in masses])
-    # Whichever is the first to hold the mass is kept: behind it none is likelier than before.
-    before = np.zeros_like(weights)
-    np.cumsum(weights[:, :-1], 1, out=before[:, 1:])
-    cut = (before >= top_p * total[:, None]) & (top_p < 1.0) & (places > 0)
-    cut |= weights < min_p
-    weights[cut] = 0.0
-    uncut = ((top_p == 1.0) & (min_p == 0.0))[:, 0]
-    chances = uniform(keys, _OTHERS)[:, 0]
-    inside = whole | cut.any(1) | (uncut & (chances * total < sums))
-    drawn = place_of_first(keys, weights, ids)
-    drawn[~(inside & np.isfinite(total))] = -1
+    weights -= weights[:, :1].copy()
+    weights /= _column([one.temperature for one in params])
+    np.exp(weights, out=weights)
+    if any(0 < one.top_k < width for one in params):
+        weights[np.arange(width) >= _column([one.top_k or width for one in params])] = 0.0
+    sums = weights.sum(1).tolist()
+    whole = [bool(one.top_k) or mass is None for one, mass in zip(params, masses, strict=True)]
+    total = [
+        own if alone or mass is None else mass
+        for own, alone, mass in zip(sums, whole, masses, strict=True)
+    ]
+    known = whole
+    if any(one.top_p < 1.0 or one.min_p > 0.0 for one in params):
+        # Whichever is the first to hold the mass is kept: behind it none is likelier than before.
+        bounds = [one.top_p * all_of_it for one, all_of_it in zip(params, total, strict=True)]
+        cut: NDArray[np.bool_] = weights < _column([one.min_p for one in params])
+        cut[:, 1:] |= (weights[:, :-1].cumsum(1) >= _column(bounds)) & (
+            _column([one.top_p for one in params]) < 1.0
+        )
+        weights[cut] = 0.0
+        known = [one or bool(some) for one, some in zip(whole, cut.max(1), strict=True)]
+        width -= int(cut.all(0).sum())  # at the end, as they are in order
+    ids = np.concatenate([ids[:, :width], np.full((len(params), 1), _OTHERS)], 1)
+    chances = uniform(keys, ids)
+    drawn = place_of_first(weights[:, :width], chances[:, :width])
+    for row, one in enumerate(params):
+        plain = one.top_p == 1.0 and one.min_p == 0.0
+        sure = known[row] or (plain and float(chances[row, -1]) * total[row] < sums[row])
+        if not (sure and math.isfinite(total[row])):
+            drawn[row] = -1
     return drawn
+
+
+def _column(numbers: list[float]) -> NDArray[np.float64] | float:
+    """One for each row; where they are alike, as of one row, one for all."""
+    return numbers[0] if len(set(numbers)) == 1 else np.array(numbers)[:, None]
 
 
 __all__ = ["places_among"]

@@ -73,9 +73,7 @@ def nucleus(
     return np.concatenate([np.flatnonzero(bins < last), edge])
 
 
-def place_of_first(
-    keys: NDArray[np.uint64], weights: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]
-) -> NDArray[np.intp]:
+def place_of_first(weights: NDArray[np.floating[Any]], chances: NDArray[np.float64]) -> list[int]:
     """
     Draw a place of each row by its weights.
 
@@ -85,19 +83,20 @@ def place_of_first(
     vocabulary that sum by thousands of tokens: a seed would not draw the same again.
 
     Args:
-        keys: (rows,).
-        weights: (rows, ids), of which one of each row is above 0.
-        ids: (rows, ids): which tokens they are of.
+        weights: (rows, places), of which one of each row is above 0.
+        chances: (rows, places), as :func:`uniform` gives them.
     """
-    chances = uniform(keys, ids)
     soonest = weights / chances  # no later than -log(1 - chance) says: few need that
-    rows = np.arange(len(keys))
-    first = soonest.argmax(1)
+    rows, first = np.arange(len(weights)), soonest.argmax(1)
     bound = weights[rows, first] / -np.log1p(-chances[rows, first])
-    near = soonest >= bound[:, None]
-    soonest[~near] = 0.0
-    soonest[near] = weights[near] / -np.log1p(-chances[near])
-    return np.asarray(soonest.argmax(1))
+    row, place = np.nonzero(soonest >= bound[:, None])
+    exact = weights[row, place] / -np.log1p(-chances[row, place])
+    drawn: list[int] = first.tolist()
+    most = [0.0] * len(drawn)
+    for r, p, value in zip(row.tolist(), place.tolist(), exact.tolist(), strict=True):
+        if value > most[r]:
+            most[r], drawn[r] = value, p
+    return drawn
 
 
 __all__ = ["finite", "likeliest", "nucleus", "place_of_first", "uniform"]

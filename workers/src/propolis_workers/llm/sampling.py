@@ -19,6 +19,7 @@ from propolis_workers.llm.chances import finite
 from propolis_workers.llm.chances import likeliest
 from propolis_workers.llm.chances import nucleus
 from propolis_workers.llm.chances import place_of_first
+from propolis_workers.llm.chances import uniform
 
 
 if TYPE_CHECKING:
@@ -211,7 +212,8 @@ class Sampler:
     ) -> int | None:
         """As :meth:`sample_among`, of logits that are finite or -inf."""
         keys = np.array([self.key], np.uint64)
-        (place,) = places_among([self.params], keys, logits[None], ids[None], [mass])
+        with np.errstate(over="ignore"):  # by temperatures near 0
+            (place,) = places_among([self.params], keys, logits[None], ids[None], [mass])
         if place < 0:
             return None
         self.use_key()
@@ -249,9 +251,11 @@ class Sampler:
 
     def _drawn_from(self, weights: NDArray[np.floating[Any]], ids: NDArray[np.integer[Any]]) -> int:
         """Draw a place by the weights."""
-        (place,) = place_of_first(np.array([self.key], np.uint64), weights[None], ids[None])
+        (place,) = place_of_first(
+            weights[None], uniform(np.array([self.key], np.uint64), ids[None])
+        )
         self.use_key()
-        return int(place)
+        return place
 
     @property
     def key(self) -> int:
