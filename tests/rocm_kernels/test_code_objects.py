@@ -39,10 +39,6 @@ def resources(manifest):
     return json.loads(lzma.decompress((_code.CODE / "resources.json.xz").read_bytes()))
 
 
-# What CI compiles, beside those of test_hiprtc (gfx90a, gfx1030).  Wheels have all architectures.
-GENERATIONS = {"gfx942", "gfx1100"}
-
-
 @pytest.fixture(params=list(ARCHS))
 def arch(request, manifest):
     """An architecture of the wheel, where it was compiled."""
@@ -62,7 +58,8 @@ def test_every_module_is_built_from_these_sources(manifest, modules) -> None:
     current = {name: _code.source_hash(module) for name, module in modules.items()}
     built = {name: module["source"] for name, module in manifest["modules"].items()}
     assert current == built
-    assert set(ARCHS) >= set(manifest["archs"]) >= GENERATIONS
+    # CI compiles one of them; wheels have all.
+    assert set(ARCHS) >= set(manifest["archs"]) != set()
 
 
 def test_files_are_what_the_manifest_says(manifest) -> None:

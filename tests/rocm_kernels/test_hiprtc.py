@@ -31,7 +31,7 @@ def rocm(tmp_path, monkeypatch):
     monkeypatch.setenv("ROCM_PATH", str(folder.parent))
 
 
-# Every module for one of the architectures that `.ci/run` leaves to hipRTC: CDNA and RDNA in turn.
+# Every module for one of two architectures: CDNA and RDNA in turn.
 TARGETS = [
     (module, ("gfx90a", "gfx1030")[number % 2])
     for number, module in enumerate(sorted(_families.modules()))

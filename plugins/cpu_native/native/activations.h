@@ -10,7 +10,11 @@
 namespace propolis {
 
 // Rows of activations that share an unpacked weight: their sums stay in registers.
+#ifdef PROPOLIS_MOST  // of a build with sanitizers, as these take the compiler long
+constexpr int MOST = PROPOLIS_MOST;
+#else
 constexpr int MOST = VECTOR >= 32 ? 8 : BY_TWO_ROWS ? 4 : 2;
+#endif
 
 // Of M rows so many at a time: a product waits for the one before it that it is added to.
 constexpr int beside(int rows) { return std::min(rows, VECTOR >= 32 ? 4 : BY_TWO_ROWS ? 2 : 1); }
