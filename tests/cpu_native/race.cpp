@@ -1,7 +1,8 @@
-// The pool under the thread sanitizer: callers, nested calls and changing counts of threads.
+// The pool under the thread sanitizer: callers, nested calls, changing counts of threads, and tasks that lack memory.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,18 @@ int main() {
                 parallel(2, 3, [&](std::int64_t) {});
             });
             for (int count : done) wrong += count != 1;
+            std::vector<int> begun(tasks);
+            bool told = false;
+            try {
+                parallel(1 + round % 4, tasks, [&](std::int64_t task) {
+                    begun[task] += 1;
+                    if (task % 10 == 9) throw std::bad_alloc();
+                });
+            } catch (const std::bad_alloc&) {
+                told = true;
+            }
+            wrong += told != (tasks > 9);
+            for (int count : begun) wrong += count > 1;
             if (round % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
         }
     };

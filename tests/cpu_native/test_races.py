@@ -33,7 +33,11 @@ def run(*command, **variables):
 
 
 def test_the_pool_has_no_races(tmp_path):
-    """Callers in three threads, calls within tasks: the thread sanitizer finds nothing."""
+    """
+    Callers in three threads, calls within tasks, tasks without memory: nothing is found.
+
+    Who lacks memory in a task is told so by the call, whichever thread it was in.
+    """
     program = tmp_path / "race"
     flags = ("-std=c++20", "-O1", "-g", "-fsanitize=thread", "-I", NATIVE, "-pthread")
     run(CXX, *flags, Path(__file__).with_name("race.cpp"), NATIVE / "pool.cpp", "-o", program)

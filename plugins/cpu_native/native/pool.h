@@ -3,7 +3,9 @@
 // short while after each call, then sleep.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <new>
 #include <type_traits>
 
 namespace propolis {
@@ -17,16 +19,29 @@ public:
     static void run(int threads, std::int64_t tasks, Work work, void* context);
 };
 
+// each(0 .. tasks - 1).  Tasks may lack memory to work in: then so does the call, once all that began have ended.
 template <class F>
 void parallel(int threads, std::int64_t tasks, F&& each) {
     if (threads < 2 || tasks < 2) {
         for (std::int64_t task = 0; task < tasks; ++task) each(task);
         return;
     }
-    typedef std::remove_reference_t<F> Function;
+    struct Call {
+        std::remove_reference_t<F>& each;
+        std::atomic<bool> lacking{false};
+    } call{each};
     Pool::run(
-        threads, tasks, [](void* f, std::int64_t task) { (*(Function*)f)(task); },
-        const_cast<void*>(static_cast<const void*>(&each)));
+        threads, tasks,
+        [](void* context, std::int64_t task) {
+            Call& call = *(Call*)context;
+            try {
+                if (!call.lacking.load(std::memory_order_relaxed)) call.each(task);
+            } catch (const std::bad_alloc&) {
+                call.lacking.store(true, std::memory_order_relaxed);
+            }
+        },
+        &call);
+    if (call.lacking.load(std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
 }  // namespace propolis
