@@ -16,6 +16,7 @@ from tiny_families import Truth
 from propolis import default_runtime
 from propolis import dtypes
 from propolis.errors import ModelError
+from propolis_workers.llm import session
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.microscaled import Microscaled
 from propolis_workers.llm.models import build
@@ -40,6 +41,24 @@ def test_logits(tmp_path):
     plain = logits(write_microscaled(tmp_path / "plain", truth, packed=False))
     packed = logits(write_microscaled(tmp_path / "packed", truth, packed=True))
     np.testing.assert_allclose(packed, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_memory(tmp_path, monkeypatch):
+    """Experts are reckoned in blocks before they are read, and all else in f32."""
+    truth = Truth.read("gpt_oss")
+    experts = sum(
+        values.size
+        for name, values in truth.weights.items()
+        if name.endswith(("gate_up_proj", "down_proj"))
+    )
+    needed = []
+    device = default_runtime().cpu
+    monkeypatch.setattr(device, "expect_room", lambda nbytes, *_: needed.append(nbytes))
+    for packed in (False, True):
+        path = write_microscaled(tmp_path / str(packed), truth, packed=packed)
+        source = SafetensorsFolder.open(path)
+        session._expect_room("it", source, read_config(source), device, 8)
+    assert needed[0] - needed[2] == experts * 4 - dtypes.mxfp4.nbytes(experts)
 
 
 def folder(path: Path, **tensors: np.ndarray) -> SafetensorsFolder:

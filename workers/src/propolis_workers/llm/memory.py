@@ -27,7 +27,7 @@ CHUNK: Final = 512
 PAGE: Final = 64
 
 _F32: Final = 4
-_EXPERTS: Final = "_exps."  # in the names of tensors that hold all of a layer's
+_EXPERTS: Final = ("_exps.", ".experts.")  # in the names of tensors that hold all of a layer's
 _LANGUAGE: Final = "language_model."  # of a model of images too, in the names of what is read
 # Queries whose scores an implementation on the CPU holds at once, in each thread.
 _SCORED: Final = 128
@@ -44,7 +44,7 @@ def weight_bytes(
     Bytes of a model's weights once they are on a device and prepared.
 
     Args:
-        source: the file; nothing but its header is read.
+        source: weights as the network takes them; nothing but their description is read.
         embedding: its name of the embedding, which stays as it is.
         output: its name of the output; where it has none, the embedding is that too.
         device: whose implementations prepare the weights.
@@ -65,7 +65,8 @@ def weight_bytes(
         if not info.dtype.is_block:
             total += numel * plain
             continue
-        if len(info.shape) > 2 and _EXPERTS not in name:  # merged as numbers, not in their format
+        if len(info.shape) > 2 and not any(experts in name for experts in _EXPERTS):
+            # Merged as numbers, not in their format.
             total += numel * plain
             continue
         rank = len(info.shape)

@@ -37,6 +37,7 @@ from propolis_workers.llm.models import architectures
 from propolis_workers.llm.models import build
 from propolis_workers.llm.models import expect_weights
 from propolis_workers.llm.models import names_in
+from propolis_workers.llm.models import weights_of
 from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.prompts import open_model
 from propolis_workers.llm.sampling import SamplingParams
@@ -374,7 +375,8 @@ def _expect_room(
     """Check that weights and a sequence of so many tokens fit, before any are read."""
     names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
-    weights = weight_bytes(source, embedding, output, device, config.dtype)
+    held = weights_of(source, config)
+    weights = weight_bytes(held, embedding, output, device, config.dtype)
     device.expect_room(weights, name, "take a smaller model, or one with fewer bits a weight")
     tokens = min(tokens, config.context_length)
     needed = weights + sequence_bytes(config, tokens, device.threads)

@@ -16,6 +16,7 @@ from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.models import names_in
 from propolis_workers.llm.models import read_config
+from propolis_workers.llm.models import weights_of
 from propolis_workers.llm.prompts import open_tokenizer
 from propolis_workers.llm.prompts import open_weights
 from propolis_workers.llm.session import computed_dtype
@@ -210,12 +211,13 @@ def _needs(
     names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
     longest = config.context_length
+    held = weights_of(source, config)
     needs = []
     for properties in runtime.devices():
         try:
             device = runtime.device(properties.id)
             dtype = computed_dtype("auto", source, config, device)
-            weights = weight_bytes(source, embedding, output, device, dtype)
+            weights = weight_bytes(held, embedding, output, device, dtype)
             kv_dtype = kept_dtype("auto", device, dtype)
             kept = replace(config, dtype=dtype, kv_dtype=kv_dtype)
             contexts = {
