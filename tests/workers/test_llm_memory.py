@@ -28,9 +28,11 @@ from propolis.dispatch import DispatchTable
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import LLM
 from propolis_workers.llm.batch.engine import BatchEngine
+from propolis_workers.llm.config import Experts
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.layers import Layers
+from propolis_workers.llm.memory import captured_bytes
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.weights import GGUFFile
@@ -227,3 +229,12 @@ def test_experts_stay_as_they_are(tmp_path):
         plain = SimpleNamespace(tensors=others)
         names = ("token_embd.weight", "output.weight", default_runtime().cpu)
         assert weight_bytes(file, *names) == weight_bytes(plain, *names) + experts
+
+
+def test_what_experts_give_is_counted(loaded):
+    """Of each token the sums of all its experts, and those weighted, where they are narrow."""
+    config = replace(loaded.config, experts=Experts(128, 8, 4))
+    assert config.inner_width < 8 * config.width
+    for rows in (1, 100):
+        logits = 2 * 4 * config.vocab_size
+        assert captured_bytes(config, rows, 1) - logits >= 4 * rows * 2 * 8 * config.width

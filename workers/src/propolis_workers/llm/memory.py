@@ -199,6 +199,9 @@ def _between(config: ModelConfig, rows: int, wanted: int) -> int:
     """Numbers of rows in between, and of the logits of some of them."""
     heads, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     widest = max(3 * config.inner_width, 2 * (heads + 2 * kv_width) + 2 * heads)
+    if (experts := config.experts) is not None:
+        # What a token's experts give, beside what they are given or what is weighted of it.
+        widest = max(widest, experts.used * (config.width + max(config.width, experts.width)))
     return rows * (4 * config.width + widest) + 2 * wanted * config.vocab_size
 
 
