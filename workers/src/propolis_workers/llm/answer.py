@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.sampling import expect_likely
+from propolis_workers.llm.stopping import Ending
 from propolis_workers.llm.stopping import StopStrings
 
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.tokenizer import Tokenizer
 
 
+OWN: Final = Ending()
 StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE", "CONTEXT_FULL", "INTERRUPTED"]
 
 
@@ -149,6 +152,7 @@ class Answer:
         params: SamplingParams,
         max_tokens: int,
         stops: Sequence[str] = (),
+        ending: Ending = OWN,
         history: Sequence[int] = (),
         blame: Callable[[], str] | None = None,
         constraint: Constraint | None = None,
@@ -163,6 +167,7 @@ class Answer:
             params: how tokens are drawn.
             max_tokens: the most tokens to draw.
             stops: strings that end the text; they are not part of it.
+            ending: which tokens end it.
             history: tokens before the prompt's; penalties count them.
             blame: says whom to suspect where there is no token to draw.
             constraint: what the text has to follow.
@@ -178,6 +183,8 @@ class Answer:
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
+        self._ends = ending.of(tokenizer.eos_ids)
+        self._min_tokens = ending.min_tokens
         self._detokenizer = Detokenizer(tokenizer, shown=shown)
         self._blame = blame
         self._constraint = constraint
@@ -191,7 +198,12 @@ class Answer:
     @property
     def among(self) -> int:
         """How many of the likeliest tokens nearly always do; 0 where all may matter."""
-        return 0 if self._constraint is not None else self._sampler.among
+        return 0 if self._constraint is not None or self._barred else self._sampler.among
+
+    @property
+    def _barred(self) -> list[int]:
+        """Tokens that may not be drawn yet."""
+        return list(self._ends) if len(self.finish.ids) < self._min_tokens else []
 
     @property
     def weighs(self) -> float:
@@ -221,6 +233,9 @@ class Answer:
         logits = logits[: self._tokenizer.vocab_size]
         if self._constraint is not None:
             logits = self._constraint.allowed(logits)
+        if barred := [token for token in self._barred if token < logits.size]:
+            logits = logits.copy()
+            logits[barred] = -np.inf
         with self._blaming():
             return self._sampler.sample(logits, self.tokens)
 
@@ -289,7 +304,7 @@ class Answer:
             finish.prefill_seconds, self._first = now - self._started, now
         finish.decode_seconds = now - self._first
         text, ended = "", True
-        if token in self._tokenizer.eos_ids:
+        if token in self._ends:
             finish.stop_reason = "EOS"
         else:
             text, ended = self._stops.push(self._detokenizer.push(token))

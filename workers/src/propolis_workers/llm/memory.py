@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from propolis import Device
     from propolis import DType
     from propolis_workers.llm.config import ModelConfig
-    from propolis_workers.weights import WeightSource
+    from propolis_workers.weights import Weights
 
 # Tokens of a prompt at a time: matrices large enough for BLAS, activations small
 # enough for the cache.
@@ -34,7 +34,7 @@ _SCORED: Final = 128
 
 
 def weight_bytes(
-    source: WeightSource,
+    source: Weights,
     embedding: str,
     output: str,
     device: Device,

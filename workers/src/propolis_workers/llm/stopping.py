@@ -1,7 +1,8 @@
-"""Stop strings, found in text that comes in pieces."""
+"""What ends an answer: tokens, and strings, found in text that comes in pieces."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
@@ -13,6 +14,26 @@ if TYPE_CHECKING:
 # Every held-back position is compared with every stop string.
 _MAX_STOPS = 64
 _MAX_LENGTH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """
+    Which tokens end an answer; the defaults let the model's own do.
+
+    Attributes:
+        ids: tokens that do so too.
+        ignore_eos: the model's own do not.
+        min_tokens: none of them is drawn before there are so many others.
+    """
+
+    ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def of(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """All of them, where these are the model's own."""
+        return frozenset(self.ids) | (frozenset() if self.ignore_eos else eos_ids)
 
 
 class StopStrings:

@@ -28,6 +28,7 @@ from typing import Any
 from propolis_workers.llm.batch.engine import Drawn
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.llm.stopping import Ending
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def added(request: Request) -> dict[str, Any]:
         "logprobs": request.logprobs,
         "grammar": request.grammar,
         "shown": list(request.shown),
+        "ending": asdict(request.ending),
     }
 
 
@@ -75,6 +77,7 @@ def request(message: Mapping[str, Any]) -> Request:
         logprobs=message["logprobs"],
         grammar=message["grammar"],
         shown=tuple(message["shown"]),
+        ending=Ending(**{**message["ending"], "ids": tuple(message["ending"]["ids"])}),
     )
 
 

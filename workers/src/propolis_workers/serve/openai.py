@@ -22,6 +22,7 @@ from propolis_workers.llm.grammar import lark_grammar
 from propolis_workers.llm.prompts import DECIDED
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.llm.schemas import listed_only
+from propolis_workers.llm.stopping import Ending
 from propolis_workers.llm.stopping import StopStrings
 from propolis_workers.serve import openai_replies as replies
 from propolis_workers.serve import openai_tools
@@ -268,6 +269,7 @@ def _requests(
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     with of_field("stop"):
         StopStrings(stops)  # says what is wrong with them
+    ending = _ending(service, asked, most, grammar)
     with of_field("n"):
         service.engine.expect_room(len(prompts) * (asked.n or 1))
     context, requests = service.context, []
@@ -286,9 +288,29 @@ def _requests(
                     logprobs=logprobs,
                     grammar=grammar,
                     shown=shown,
+                    ending=ending,
                 )
             )
     return requests
+
+
+def _ending(
+    service: Service, asked: ChatRequest | CompletionRequest, most: int | None, grammar: str | None
+) -> Ending:
+    """Which tokens end an answer, in vLLM's words."""
+    least, known = asked.min_tokens or 0, service.prompts.tokenizer.vocab_size
+    if most is not None and least > most:
+        msg = f"min_tokens is {least}, more than the {most} that there may be at most"
+        raise ProblemError(400, msg, param="min_tokens")
+    if grammar is not None and (least or asked.ignore_eos):
+        name = "min_tokens" if least else "ignore_eos"
+        msg = f"{name} does not go with a form, or calls, that the answer has to follow: it ends "
+        raise ProblemError(400, msg + "where these do; leave one of them out", param=name)
+    ids = tuple(asked.stop_token_ids or ())
+    if max(ids, default=0) >= known:
+        msg = f"stop_token_ids names {max(ids)}; supported: ids of tokens, 0 to {known - 1}"
+        raise ProblemError(400, msg, param="stop_token_ids")
+    return Ending(ids=ids, ignore_eos=bool(asked.ignore_eos), min_tokens=least)
 
 
 def _params(asked: ChatRequest | CompletionRequest, choice: int, known: int) -> SamplingParams:

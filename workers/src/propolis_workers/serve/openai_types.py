@@ -23,9 +23,8 @@ from propolis_workers.serve.tool_use import MOST_TOOLS
 Stop = Annotated[list[str], Field(fail_fast=True, max_length=64)] | str | None
 _LONG = 1 << 20
 _Text = Annotated[str, Field(max_length=_LONG)]
-_Ids = Annotated[
-    list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1, max_length=_LONG)
-]
+_Tokens = list[Annotated[int, Field(ge=0)]]
+_Ids = Annotated[_Tokens, Field(fail_fast=True, min_length=1, max_length=_LONG)]
 _Many = Field(min_length=1, max_length=64, fail_fast=True)
 _Most = Field(min_length=1, max_length=2048, fail_fast=True)
 
@@ -161,6 +160,9 @@ class _Common(_Asked):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: Annotated[_Tokens, Field(fail_fast=True, max_length=64)] | None = None
     timeout: Seconds | None = None
 
 

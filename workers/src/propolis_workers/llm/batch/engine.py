@@ -19,6 +19,7 @@ from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
+from propolis_workers.llm.answer import OWN
 from propolis_workers.llm.answer import Answer
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.batch.ahead import Ahead
@@ -39,6 +40,7 @@ from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import batch_bytes
+from propolis_workers.llm.stopping import Ending  # noqa: TC001  (part of a dataclass)
 from propolis_workers.suspects import suspects
 
 
@@ -69,6 +71,7 @@ class Request:
         params: how tokens are drawn.
         max_tokens: the most tokens to draw.
         stops: strings that end the answer.
+        ending: which tokens do.
         logprobs: how many of the likeliest tokens are told with each; None for no probabilities.
         grammar: what the answer has to follow, as :mod:`propolis_workers.llm.grammar` makes it.
         shown: control tokens that are text all the same, such as those that begin calls of tools.
@@ -81,6 +84,7 @@ class Request:
     logprobs: int | None = None
     grammar: str | None = None
     shown: tuple[int, ...] = ()
+    ending: Ending = OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,7 @@ class BatchEngine:
             params=request.params,
             max_tokens=request.max_tokens,
             stops=request.stops,
+            ending=request.ending,
             constraint=None
             if request.grammar is None
             else self._grammars.constraint(request.grammar),
