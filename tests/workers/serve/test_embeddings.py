@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -55,6 +57,36 @@ def test_vectors(made, tiny):
             assert got.usage.prompt_tokens == sum(map(len, ids))
     one = client.embeddings.create(model="", input=TEXTS[0]).data[0].embedding
     assert np.abs(np.array(one) - truth[0]).max() <= 2e-6
+
+
+def test_by_ollama(made, tiny):
+    """Ollama's client gets the same, of one text and of many, in the form of now and of before."""
+    server, how = made
+    client = ollama.Client(host=server.url)
+    with closing(client._client):
+        tokenizer = server.service.prompts.tokenizer
+        ids = [tokenizer.encode(text, add_special=True) for text in TEXTS]
+        truth = np.array([expected(tiny, one, how) for one in ids])
+        got = client.embed("made", TEXTS)
+        assert np.abs(np.array(got.embeddings) - truth).max() <= 2e-6
+        assert got.prompt_eval_count == sum(map(len, ids))
+        assert got.total_duration > 0
+        assert np.abs(np.array(client.embed("made", TEXTS[1]).embeddings) - truth[1]).max() <= 2e-6
+        old = client.embeddings("made", TEXTS[2]).embedding
+        assert np.abs(np.array(old) - truth[2]).max() <= 2e-6
+        assert client.show("made").capabilities == ["embedding"]
+        long = "the " * 200
+        kept = expected(tiny, tokenizer.encode(long, add_special=True)[:96], how)
+        assert np.abs(np.array(client.embed("made", long).embeddings[0]) - kept).max() <= 2e-6
+        for more, says in (
+            ({"input": long, "truncate": False}, "supported: 1 to 96"),
+            ({"input": "a", "dimensions": 7}, "supported: 32"),
+            ({"input": [""] * 2049}, "2048"),
+            ({"input": "a", "model": "another"}, "another"),
+        ):
+            got = server.http.post("/api/embed", json={"model": "made", **more})
+            assert got.status_code in (400, 404)
+            assert says in got.json()["error"]
 
 
 def test_beside_answers(made):

@@ -124,3 +124,24 @@ def test_what_is_not_served_is_named(server, wrong, says):
     got = server.http.post("/api/chat", json={"model": "tiny", "messages": MESSAGES, **wrong})
     assert got.status_code in (400, 404)
     assert says in got.text
+
+
+def test_what_runs(client, server):
+    """The one model, for ever; none while it is being loaded."""
+    (running,) = client.ps().models
+    assert (running.model, running.size_vram) == ("tiny:latest", 0)
+    assert running.size == server.service.nbytes
+    assert running.expires_at.year > 2300
+    status = server.engine.status
+    state, status.state = status.state, "loading"
+    try:
+        assert not client.ps().models
+    finally:
+        status.state = state
+
+
+def test_a_model_that_writes_gives_no_embeddings(client):
+    """It says so, by its name."""
+    for ask in (client.embed, client.embeddings):
+        with pytest.raises(ollama.ResponseError, match="tiny writes text and gives no embeddings"):
+            ask("tiny", "a")

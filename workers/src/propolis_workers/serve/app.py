@@ -21,6 +21,7 @@ from propolis import __version__
 from propolis_workers.serve import jobs
 from propolis_workers.serve import mistakes
 from propolis_workers.serve import ollama
+from propolis_workers.serve import ollama_models
 from propolis_workers.serve import openai
 from propolis_workers.serve import openai_embeddings
 from propolis_workers.serve import page
@@ -115,6 +116,7 @@ def application(
         app.include_router(openai.routes(service))
         app.include_router(openai_embeddings.routes(service))
         app.include_router(ollama.routes(service))
+        app.include_router(ollama_models.routes(service))
     if images is not None:
         from propolis_workers.serve import openai_images  # noqa: PLC0415  (Pillow is not for all)
 

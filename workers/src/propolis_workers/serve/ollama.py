@@ -1,8 +1,7 @@
-"""Ollama's API, as far as its clients ask for text: generate, chat, tags, show, version."""
+"""Ollama's API, as far as its clients ask for text: generate and chat."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from contextlib import aclosing
@@ -18,11 +17,9 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 
-from propolis import __version__
 from propolis.errors import PropolisError
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.grammar import json_grammar
@@ -34,6 +31,7 @@ from propolis_workers.serve.bodies import JsonRoute
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
+from propolis_workers.serve.ollama_models import Error
 from propolis_workers.serve.ollama_tools import Spoken
 from propolis_workers.serve.ollama_tools import Tool
 from propolis_workers.serve.ollama_tools import message
@@ -128,21 +126,6 @@ class Chat(_Asked):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
-class Show(Body):
-    """The body of ``POST /api/show``."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    model: str = ""
-    name: str = ""  # as older clients say it
-
-
-class Error(BaseModel):
-    """What went wrong, in a text as Ollama has it."""
-
-    error: str
-
-
 # A stream is of lines of JSON.
 _LINES: dict[int | str, Told] = {200: {"content": {"application/x-ndjson": {}}}}
 
@@ -178,34 +161,6 @@ def routes(service: Service) -> APIRouter:
         if tools is not None:
             answer = with_calls(answer, tools)
         return await _respond(service, http, asked, request, answer, message, started)
-
-    @router.get("/api/tags")
-    async def tags() -> Told:
-        return {"models": [_described(service)]}
-
-    @router.post("/api/show")
-    async def show(asked: Show) -> Told:
-        if not (name := asked.model or asked.name):
-            msg = f"no model is named; there is {service.name!r}"
-            raise ProblemError(400, msg, param="model")
-        service.expect_model(name)
-        described = _described(service)
-        return {
-            "details": described["details"],
-            "modified_at": described["modified_at"],
-            "template": service.prompts.template or "",
-            "capabilities": ["completion", *(["tools"] if _takes_tools(service) else [])],
-            "model_info": {
-                "general.architecture": service.config.architecture,
-                f"{service.config.architecture}.context_length": service.config.context_length,
-                f"{service.config.architecture}.block_count": service.config.layers,
-                f"{service.config.architecture}.embedding_length": service.config.width,
-            },
-        }
-
-    @router.get("/api/version")
-    async def version() -> Told:
-        return {"version": __version__}
 
     return router
 
@@ -297,13 +252,6 @@ def _chatted(service: Service, asked: Chat) -> tuple[Request, ToolUse | None]:
     return _request(service, options, ids, None, tools.shown), tools
 
 
-def _takes_tools(service: Service) -> bool:
-    try:
-        return bool(service.prompts.family)
-    except PropolisError:
-        return False
-
-
 def _request(
     service: Service,
     options: Options,
@@ -356,44 +304,6 @@ def _counts(finish: Told, prompt: int, spent: float) -> Told:
         "prompt_eval_duration": int(finish["prefill_seconds"] * 1e9),
         "eval_count": finish["tokens"],
         "eval_duration": int(finish["decode_seconds"] * 1e9),
-    }
-
-
-def _rounded(parameters: int) -> str:
-    """As Ollama writes it, such as "134.5M"."""
-    for unit, size in (("B", 10**9), ("M", 10**6)):
-        if parameters >= size:
-            return f"{parameters / size:.1f}{unit}"
-    return f"{parameters / 1000:.1f}K"
-
-
-def _digest(service: Service) -> str:
-    """
-    Names the model as it is served here; Ollama's own program shows its first twelve digits.
-
-    Of what is known of it, not of its bytes: 40 GB of those would take minutes.
-    """
-    known = (service.name, service.kind, service.nbytes, service.parameters, service.quantisation)
-    return hashlib.sha256(repr(known).encode()).hexdigest()
-
-
-def _described(service: Service) -> Told:
-    at = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
-    architecture = service.config.architecture
-    name = service.name if ":" in service.name else f"{service.name}:latest"
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": at,
-        "size": service.nbytes,
-        "digest": _digest(service),
-        "details": {
-            "format": service.kind,
-            "family": architecture,
-            "families": [architecture],
-            "parameter_size": _rounded(service.parameters),
-            "quantization_level": service.quantisation,
-        },
     }
 
 
