@@ -82,12 +82,25 @@ def _of_json(schema: dict[str, Any]) -> str:
 
 def _can_begin(grammar: str) -> bool:
     """Whether there is a first byte that a grammar allows."""
-    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
-    from llguidance import LLTokenizer  # noqa: PLC0415
+    from llguidance import LLTokenizer  # noqa: PLC0415  (an extra)
 
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    matcher = _matcher(LLTokenizer("byte"), grammar)
     matcher.compute_bitmask()
     return not matcher.is_error()
+
+
+def _matcher(tokenizer: Any, grammar: str) -> Any:
+    """
+    llguidance's, for objects of up to some 1200 properties that may be left out.
+
+    Each of these costs a token of such an object 20 us, and four places of what is tried at once,
+    of which 2000 are allowed unless more are asked for.
+    """
+    from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
+    from llguidance import LLParserLimits  # noqa: PLC0415
+
+    limits = LLParserLimits(max_items_in_row=5_000, step_max_items=250_000)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
 def _wrong(schema: dict[str, Any]) -> str:
@@ -149,15 +162,14 @@ class Grammars:
         Raises:
             UsageError: the grammar cannot be used with this vocabulary; says why.
         """
-        from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
-        from llguidance import LLTokenizer  # noqa: PLC0415
+        from llguidance import LLTokenizer  # noqa: PLC0415  (an extra)
         from llguidance import TokenizerWrapper  # noqa: PLC0415
 
         if self._known is None:
             wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer))
             ends = sorted(self._tokenizer.eos_ids)
             self._known = LLTokenizer(wrapped, eos_token=ends or None)
-        matcher = LLMatcher(self._known, grammar, log_level=0)
+        matcher = _matcher(self._known, grammar)
         if matcher.is_error():
             msg = f"the grammar cannot be used: {_first(matcher)}"
             raise UsageError(msg)
