@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from microscaled_model import MXFP4
 from microscaled_model import write_microscaled
+from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 from tiny_families import IDS
 from tiny_families import Truth
@@ -21,6 +22,7 @@ from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.microscaled import Microscaled
 from propolis_workers.llm.models import build
 from propolis_workers.llm.models import read_config
+from propolis_workers.models.facts import facts_of
 from propolis_workers.weights import SafetensorsFolder
 
 
@@ -59,6 +61,18 @@ def test_memory(tmp_path, monkeypatch):
         source = SafetensorsFolder.open(path)
         session._expect_room("it", source, read_config(source), device, 8)
     assert needed[0] - needed[2] == experts * 4 - dtypes.mxfp4.nbytes(experts)
+
+
+def test_facts_of_what_cannot_be_read(tmp_path):
+    """Where blocks and scales do not fit, what a folder says is shown, and why it does not run."""
+    path = write_microscaled(tmp_path / "m", Truth.read("gpt_oss"))
+    tensors = load_file(path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("down_proj_scales"))
+    tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
+    save_file(tensors, path / "model.safetensors")
+    facts = facts_of(path, default_runtime())
+    assert facts.architecture == "gpt_oss"
+    assert {"supported are u8" in (need.problem or "") for need in facts.needs} == {True}
 
 
 def folder(path: Path, **tensors: np.ndarray) -> SafetensorsFolder:

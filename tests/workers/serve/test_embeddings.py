@@ -75,8 +75,12 @@ def test_by_ollama(made, tiny):
         old = client.embeddings("made", TEXTS[2]).embedding
         assert np.abs(np.array(old) - truth[2]).max() <= 2e-6
         assert client.show("made").capabilities == ["embedding"]
+        assert not client.embed("made", "").embeddings
+        assert not client.embeddings("made", "").embedding
         long = "the " * 200
-        kept = expected(tiny, tokenizer.encode(long, add_special=True)[:96], how)
+        whole = tokenizer.encode(long, add_special=True)
+        ended = [token for token in whole[-1:] if token in tokenizer.special_ids]
+        kept = expected(tiny, whole[: 96 - len(ended)] + ended, how)
         assert np.abs(np.array(client.embed("made", long).embeddings[0]) - kept).max() <= 2e-6
         for more, says in (
             ({"input": long, "truncate": False}, "supported: 1 to 96"),

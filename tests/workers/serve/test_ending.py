@@ -71,6 +71,51 @@ def test_other_tokens_end_it(client, llm, eos):
     assert (choice.finish_reason, tokens) == ("length", 12)
 
 
+def test_strings_end_nothing_until_then(client, llm):
+    """What would end an answer at once does so behind as many tokens."""
+    token = llm.tokenizer.encode("z")[0]
+    for least, tokens in ((0, 1), (4, 5)):
+        got = client.completions.create(
+            model="tiny",
+            prompt="the ",
+            temperature=0,
+            max_tokens=12,
+            stop="z",
+            logit_bias={str(token): 100},
+            extra_body={"min_tokens": least},
+        )
+        assert got.choices[0].finish_reason == "stop"
+        assert (got.usage.completion_tokens, got.choices[0].text) == (tokens, "z" * least)
+
+
+def test_the_end_is_barred_even_where_it_is_ignored(client, eos):
+    """So that an answer of a length has as many tokens that say something."""
+    choice, tokens = complete(client, likely=eos, ignore_eos=True, min_tokens=12)
+    assert (choice.finish_reason, tokens) == ("length", 12)
+    assert choice.text
+
+
+def test_chances_of_what_is_no_end(client, llm, eos):
+    """Those of tokens that are ignored are told; that of a token that ended it is not."""
+    token = llm.tokenizer.encode("z")[0]
+    for likely, extra, count in (
+        (eos, {"ignore_eos": True}, 6),
+        (eos, {}, 0),
+        (token, {"stop_token_ids": [token]}, 0),
+    ):
+        got = client.completions.create(
+            model="tiny",
+            prompt="the ",
+            temperature=0,
+            max_tokens=6,
+            logprobs=1,
+            logit_bias={str(likely): 100},
+            extra_body=extra,
+        )
+        told = got.choices[0].logprobs
+        assert len(told.tokens if told else ()) == count
+
+
 @pytest.mark.parametrize(
     ("extra", "param", "says"),
     [

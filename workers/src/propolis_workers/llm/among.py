@@ -54,7 +54,7 @@ def places_among(
     weights /= _column([one.temperature for one in params])
     np.exp(weights, out=weights)
     if any(0 < one.top_k < width for one in params):
-        weights[np.arange(width) >= _column([one.top_k or width for one in params])] = 0.0
+        weights *= np.arange(width) < _column([one.top_k or width for one in params])
     sums = weights.sum(1).tolist()
     whole = [bool(one.top_k) or mass is None for one, mass in zip(params, masses, strict=True)]
     total = [

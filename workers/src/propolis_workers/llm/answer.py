@@ -183,8 +183,8 @@ class Answer:
         self._sampler = Sampler(params)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
+        self._ending = ending
         self._ends = ending.of(tokenizer.eos_ids)
-        self._min_tokens = ending.min_tokens
         self._detokenizer = Detokenizer(tokenizer, shown=shown)
         self._blame = blame
         self._constraint = constraint
@@ -201,9 +201,9 @@ class Answer:
         return 0 if self._constraint is not None or self._barred else self._sampler.among
 
     @property
-    def _barred(self) -> list[int]:
+    def _barred(self) -> frozenset[int]:
         """Tokens that may not be drawn yet."""
-        return list(self._ends) if len(self.finish.ids) < self._min_tokens else []
+        return self._ending.barred(self._tokenizer.eos_ids, len(self.finish.ids))
 
     @property
     def weighs(self) -> float:
@@ -307,7 +307,9 @@ class Answer:
         if token in self._ends:
             finish.stop_reason = "EOS"
         else:
-            text, ended = self._stops.push(self._detokenizer.push(token))
+            text, ended = self._detokenizer.push(token), False
+            if len(finish.ids) > self._ending.min_tokens:
+                text, ended = self._stops.push(text)
             if not ended and len(finish.ids) >= self._max_tokens:
                 finish.stop_reason, ended = "MAX_TOKENS", True
             elif not ended and full:

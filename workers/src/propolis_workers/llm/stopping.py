@@ -24,7 +24,8 @@ class Ending:
     Attributes:
         ids: tokens that do so too.
         ignore_eos: the model's own do not.
-        min_tokens: none of them is drawn before there are so many others.
+        min_tokens: none of them, nor of the model's own, is drawn before there are so many others,
+            until when strings end nothing either.
     """
 
     ids: tuple[int, ...] = ()
@@ -32,8 +33,12 @@ class Ending:
     min_tokens: int = 0
 
     def of(self, eos_ids: frozenset[int]) -> frozenset[int]:
-        """All of them, where these are the model's own."""
+        """All that end it, where these are the model's own."""
         return frozenset(self.ids) | (frozenset() if self.ignore_eos else eos_ids)
+
+    def barred(self, eos_ids: frozenset[int], drawn: int) -> frozenset[int]:
+        """What may not be drawn after so many tokens."""
+        return eos_ids.union(self.ids) if drawn < self.min_tokens else frozenset()
 
 
 class StopStrings:

@@ -211,12 +211,12 @@ def _needs(
     names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
     longest = config.context_length
-    held = weights_of(source, config)
     needs = []
     for properties in runtime.devices():
         try:
             device = runtime.device(properties.id)
             dtype = computed_dtype("auto", source, config, device)
+            held = weights_of(source, config)
             weights = weight_bytes(held, embedding, output, device, dtype)
             kv_dtype = kept_dtype("auto", device, dtype)
             kept = replace(config, dtype=dtype, kv_dtype=kv_dtype)

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi import Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
@@ -27,6 +28,7 @@ from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at ru
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.problems import ProblemError
+from propolis_workers.serve.vectors import cut
 from propolis_workers.serve.vectors import expect_made
 from propolis_workers.serve.vectors import tokens_of
 from propolis_workers.serve.vectors import vectors_of
@@ -131,10 +133,11 @@ def routes(service: Service) -> APIRouter:
             msg = f"dimensions is {asked.dimensions}; supported: {service.config.width}"
             raise ProblemError(400, msg, param="dimensions")
         until = service.deadlines.until(asked.timeout, within)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        # No text at all asks for the model to be loaded.
+        texts = asked.input if isinstance(asked.input, list) else [asked.input] * bool(asked.input)
         ids = await service.prepared(1, until, tokens_of, service, texts)
         if asked.truncate:
-            ids = [one[: service.context] for one in ids]
+            ids = [cut(service, one) for one in ids]
         vectors = await _collected(service, http, ids, until)
         if vectors is None:
             return Response(status_code=499)  # nobody reads it
@@ -153,9 +156,10 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         _expect(service, asked.model)
         until = service.deadlines.until(asked.timeout, within)
+        if not asked.prompt:  # it asks for the model to be loaded
+            return JSONResponse({"embedding": []})
         ids = await service.prepared(1, until, tokens_of, service, [asked.prompt])
-        ids = [one[: service.context] for one in ids]
-        vectors = await _collected(service, http, ids, until)
+        vectors = await _collected(service, http, [cut(service, one) for one in ids], until)
         if vectors is None:
             return Response(status_code=499)  # nobody reads it
         return Response(f'{{"embedding": {vectors[0]}}}', media_type="application/json")

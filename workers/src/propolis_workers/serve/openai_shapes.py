@@ -61,7 +61,7 @@ class Chat:
                 "top_logprobs": [self._token(*pair) for pair in one["logprobs"]["top"]],
             }
             for one in told
-            if "logprobs" in one and not self._service.ends(one["token"])
+            if "logprobs" in one and not _ended(one)
         ]
         return {"content": content, "refusal": None} if content else None
 
@@ -104,7 +104,7 @@ class Text:
     def likely(self, index: int, told: Sequence[Told]) -> Told | None:
         """The probabilities of the next tokens of a text; None where nobody asked."""
         service = self._service
-        told = [one for one in told if "logprobs" in one and not service.ends(one["token"])]
+        told = [one for one in told if "logprobs" in one and not _ended(one)]
         if not told:
             return None
         starts = []
@@ -120,6 +120,11 @@ class Text:
             ],
             "text_offset": starts,
         }
+
+
+def _ended(one: Told) -> bool:
+    """Whether a token is no part of the answer, but ended it."""
+    return bool("finish" in one and one["finish"]["stop_reason"] == "EOS")
 
 
 def reason(finish: Told) -> str:

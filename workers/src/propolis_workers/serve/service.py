@@ -183,9 +183,5 @@ class Service:
         """What tokens say that follow others."""
         return self.prompts.tokenizer.decode(ids, continues=True)
 
-    def ends(self, token: int) -> bool:
-        """Whether a token ends an answer."""
-        return token in self.prompts.tokenizer.eos_ids
-
 
 __all__ = ["Service"]

@@ -39,6 +39,16 @@ def tokens_of(service: Service, texts: Sequence[Any]) -> list[list[int]]:
     return found
 
 
+def cut(service: Service, ids: list[int]) -> list[int]:
+    """As much of a text as the context has room for, ended by what ends texts."""
+    most, special = service.context, service.prompts.tokenizer.special_ids
+    if len(ids) <= most:
+        return ids
+    kept = next((n for n, token in enumerate(reversed(ids)) if token not in special), 0)
+    kept = min(kept, most)
+    return ids[: most - kept] + ids[len(ids) - kept :]
+
+
 async def vectors_of(
     service: Service, ids: Sequence[list[int]], until: float | None
 ) -> AsyncGenerator[list[float]]:
@@ -67,4 +77,4 @@ async def _begun(
             await asyncio.sleep(_PAUSE)
 
 
-__all__ = ["expect_made", "tokens_of", "vectors_of"]
+__all__ = ["cut", "expect_made", "tokens_of", "vectors_of"]

@@ -217,6 +217,7 @@ class BatchEngine:
         self._keys: dict[Sequence, object] = {}
         self._ahead: Ahead | None = None
         self._failed = False
+        self._unread: set[object] = set()  # whose logits could not be read, the last time
         self._grammars = Grammars(llm.tokenizer)
 
     @property
@@ -428,11 +429,15 @@ class BatchEngine:
             answer.finish.cached_tokens = sequence.cached
         try:
             token = draw.of(answer)
-        except DeviceError:  # of reading the logits of all: the step's, not this answer's
-            raise
         except PropolisError as exc:
+            # Of reading the logits of all: the step's, unless it is this answer's again and again.
+            again = key in self._unread and not isinstance(exc, DeviceLostError)
+            if isinstance(exc, DeviceError) and not again:
+                self._unread.add(key)
+                raise
             self._end(key)
             return Drawn(key, None, error=exc)
+        self._unread.discard(key)
         # The token drawn counts too.
         text, ended = answer.push(token, full=len(answer.tokens) + 1 >= self.capacity)
         if ended:
@@ -443,6 +448,7 @@ class BatchEngine:
         return Drawn(key, token, text, answer.finish if ended else None, logprobs=likely)
 
     def _end(self, key: object) -> None:
+        self._unread.discard(key)
         sequence, *_ = self._answers.pop(key)
         del self._keys[sequence]
         self.scheduler.remove(sequence)
