@@ -10,7 +10,9 @@ from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.engine import Engine
+from propolis_workers.llm.memory import weight_bytes
 from propolis_workers.llm.sampling import SamplingParams
+from propolis_workers.weights import GGUFFile
 
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -80,6 +82,21 @@ def test_answers_in_a_batch_are_those_alone(runtime):
         return found
 
     assert answers([range(16)]) == answers([[key] for key in range(16)])
+
+
+def test_the_embedding_is_the_output(runtime):
+    """It is there once, repacked, which is reckoned before it is read; the file's is not kept."""
+    started = runtime()
+    path = find_model(started.config)
+    model = LLM.load(path, runtime=started)
+    table = model.model.embedding.table
+    assert model.model.output.weight is table
+    (tiles,) = table.prepared.values()
+    with GGUFFile.open(path) as file:
+        found = weight_bytes(file, "token_embd.weight", "output.weight", started.cpu)
+        # Norms are kept in f32, and repacked blocks as the file has them.
+        assert found == sum(info.nbytes for info in file.tensors.values())
+        assert tiles.nbytes == file.tensors["token_embd.weight"].nbytes
 
 
 def test_keys_and_values_are_kept_in_halves(runtime):

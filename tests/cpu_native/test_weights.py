@@ -9,8 +9,13 @@ import weakref
 import numpy as np
 import pytest
 
+from propolis import Tensor
+from propolis import dtypes
+from propolis import ops
+from propolis.dispatch import DispatchTable
 from propolis.errors import OutOfMemoryError
 from propolis_cpu_native import _native
+from propolis_cpu_native.ops_quantized import FORMATS
 
 
 def test_weights_lie_side_by_side():
@@ -46,3 +51,26 @@ def test_a_piece_goes_with_its_weights():
     del first
     gc.collect()
     assert piece() is None
+
+
+@pytest.mark.parametrize("dtype", sorted(FORMATS, key=str), ids=str)
+def test_rows_of_a_repacked_table(runtime, dtype):
+    """They are those of the table as it was, and what is let go of comes back for the reference."""
+    cpu = runtime().cpu
+    numbers = np.random.default_rng(0).normal(0, 1, (37, 512)).astype(np.float32)
+    table = ops.quantize(Tensor.from_numpy(numbers, cpu), dtype)
+    ids = Tensor.from_numpy(np.array([[0, 36, 16, 15, 36], [1, 2**63 - 1, 31, 32, 7]]), cpu)
+    kinds = (None, dtypes.f16)
+    expected = [ops.embedding(ids, table, kind).numpy() for kind in kinds]
+    assert not expected[0][1, 1].any()
+    dispatch = DispatchTable.of(cpu)
+    ready = dispatch.prepare(ops.qmatmul, ops.qmatmul.key(dtypes.f32, dtype), table)
+    assert dispatch.prepare(ops.embedding, ops.embedding.key(dtypes.i64, dtype), ready) is ready
+    (tiles,) = ready.prepared.values()
+    for kind, rows in zip(kinds, expected, strict=True):
+        assert (ops.embedding(ids, ready, kind).numpy() == rows).all()
+    assert list(ready.prepared.values()) == [tiles]
+    reference = runtime(plugins=["cpu_ref"]).cpu
+    back = Tensor.from_blocks(np.array(ready.array).reshape(-1), dtype, table.shape, reference)
+    there = Tensor.from_numpy(ids.numpy(), reference)
+    assert (ops.embedding(there, back).numpy() == expected[0]).all()

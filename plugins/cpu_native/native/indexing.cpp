@@ -19,15 +19,23 @@ i64 Ids::outside(i64 size) const {
     return -1;
 }
 
-void embedding(Kind kind, void* out, const Ids& ids, const void* table, const Format* format, Kind table_kind, i64 width,
-               int threads) {
+void embedding(Kind kind, void* out, const Ids& ids, const void* table, const Format* format, bool tiled, Kind table_kind,
+               i64 width, int threads) {
     const i64 row_bytes = format ? width / format->block * format->source : width * size_of(table_kind);
     const int worth = ids.count * width < WORTH ? 1 : threads;
     parallel(worth, (ids.count + LANES - 1) / LANES, [&](i64 task) {
         const i64 first = task * LANES, some = std::min<i64>(LANES, ids.count - first);
         const u8* rows[LANES];
+        thread_local Room<u8> untiled;
+        u8* const blocks = tiled ? untiled.of(some * row_bytes) : nullptr;
         for (i64 i = 0; i < some; ++i) {
-            rows[i] = ids.masked(first + i) ? nullptr : (const u8*)table + ids[first + i] * row_bytes;
+            const i64 row = ids.masked(first + i) ? -1 : ids[first + i];
+            rows[i] = row < 0 ? nullptr : tiled ? blocks + i * row_bytes : (const u8*)table + row * row_bytes;
+            if (tiled && row >= 0) {
+                const i64 count = width / format->block;
+                format->get(blocks + i * row_bytes, (const u8*)table + row / LANES * count * format->tile,
+                            (int)(row % LANES), count);
+            }
         }
         thread_local Room<f32> room;
         f32* values = nullptr;

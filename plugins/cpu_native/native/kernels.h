@@ -125,9 +125,9 @@ struct Ids {
     i64 outside(i64 size) const;
 };
 
-// Rows of a table, in blocks of a format or, where that is null, of a kind.
-void embedding(Kind kind, void* out, const Ids& ids, const void* table, const Format* format, Kind table_kind, i64 width,
-               int threads);
+// Rows of a table, in blocks of a format, which may be repacked, or, where that is null, of a kind.
+void embedding(Kind kind, void* out, const Ids& ids, const void* table, const Format* format, bool tiled, Kind table_kind,
+               i64 width, int threads);
 // Of each row of x so many elements, of `size` bytes.
 void gather_rows(int size, void* out, const Stepped& x, const Ids& ids, i64 each);
 

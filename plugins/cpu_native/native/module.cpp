@@ -178,7 +178,7 @@ Error not_there(const char* op, const char* where, const Ids& ids, i64 which, i6
            std::to_string(size) + " rows (0 to " + std::to_string(size - 1) + ")";
 }
 
-// embedding(out, ids, wide ids, table, its format or kind, rows, width, kind, threads)
+// embedding(out, ids, wide ids, table, its format or kind, rows, width, kind, threads, repacked)
 FUNCTION(embedding_) {
     Arguments a(args, count);
     i64 out_bytes = 0, table_bytes = 0;
@@ -190,15 +190,17 @@ FUNCTION(embedding_) {
     const i64 rows = a.whole(), width = a.whole();
     const Kind kind = a.kind();
     const int threads = (int)a.whole();
+    const bool tiled = a.whole() && blocks;
     if (!a.ok()) return nullptr;
     const i64 row_bytes = blocks ? width / blocks->block * blocks->source : width * size_of(own);
-    if (out_bytes != ids.count * width * size_of(kind) || table_bytes != rows * row_bytes) {
+    const i64 whole = tiled ? (rows + LANES - 1) / LANES * (width / blocks->block) * blocks->tile : rows * row_bytes;
+    if (out_bytes != ids.count * width * size_of(kind) || table_bytes != whole) {
         return a.fail("sizes do not fit"), nullptr;
     }
     return a.call([=]() -> Error {
         const i64 which = ids.outside(rows);
         if (which >= 0) return not_there("embedding", "the table", ids, which, rows);
-        embedding(kind, out, ids, table, blocks, own, width, threads);
+        embedding(kind, out, ids, table, blocks, tiled, own, width, threads);
         return {};
     });
 }

@@ -14,6 +14,7 @@ from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import native
 from propolis_cpu_native.ops_quantized import FORMATS
+from propolis_cpu_native.ops_quantized import prepare
 
 
 if TYPE_CHECKING:
@@ -26,15 +27,17 @@ _IDS: Final = frozenset({dtypes.i32, dtypes.i64})
 def embedding(out: Tensor, ids: Tensor, table: Tensor, /, dtype: DType | None = None) -> None:
     """``table[ids]``; rows of a block format are dequantised, only those."""
     del dtype  # out has it
+    tiles = table.prepared.get(prepare)
     native().embedding(
         out.array,
         ids.array,
         ids.dtype is dtypes.i64,
-        table.array,
+        table.array if tiles is None else tiles,
         table.dtype.name if table.dtype.is_block else KINDS[table.dtype],
         *table.shape,
         KINDS[out.dtype],
         out.device.threads,
+        tiles is not None,
     )
 
 
@@ -75,8 +78,17 @@ OPS: Final = [
     implementation(
         "embedding",
         embedding,
-        dtypes={"ids": _IDS, "table": FLOATS | FORMATS},
+        dtypes={"ids": _IDS, "table": FLOATS},
         supports=_rounds_to_known,
+    ),
+    implementation(
+        "embedding",
+        embedding,
+        dtypes={"ids": _IDS, "table": FORMATS},
+        variant="blocks",
+        supports=_rounds_to_known,
+        prepare=prepare,
+        notes="from a table as products have it repacked, where it is one of them too",
     ),
     strided_implementation("gather", gather, dtypes={"x": PLAIN, "ids": _IDS}, supports=_of_rows),
 ]

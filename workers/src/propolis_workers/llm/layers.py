@@ -283,13 +283,18 @@ class Layers:
         """
         What makes logits of states; of many models the embedding, turned round.
 
-        Then both are one tensor where whoever multiplies takes it as it lies.
+        Then both are one tensor where whoever multiplies takes it as it lies, or where rows are
+        looked up in what he makes of it.
         """
         sizes = config.width, config.vocab_size
         if not config.tied or self.has("output"):
             return self.linear("output", *sizes)
         if is_shared(embedding.table.dtype, self.dtype, self.device):
-            return Linear(embedding.table)
+            embedding.table = weight = self._prepared(embedding.table)
+            op = ops.embedding
+            table = DispatchTable.of(self.device)
+            table.prepare(op, op.key(dtypes.i64, weight.dtype), weight)  # by whom it was prepared
+            return Linear(weight)
         return self.linear("embedding", *sizes)
 
     def linear(self, name: str, width_in: int, width_out: int) -> Linear:

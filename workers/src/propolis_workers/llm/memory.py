@@ -59,8 +59,9 @@ def weight_bytes(
             continue  # what looks at images is not read
         numel = math.prod(info.shape)
         if name == embedding:
-            total += info.nbytes
-            if not tied or is_shared(info.dtype, dtype, device):
+            if not (tied and is_shared(info.dtype, dtype, device)):
+                total += info.nbytes
+            if not tied:
                 continue
         if not info.dtype.is_block:
             total += numel * plain
@@ -86,13 +87,18 @@ def is_shared(held: DType, dtype: DType, device: Device) -> bool:
     Args:
         held: what its file has it in.
         dtype: of activations.
-        device: whose implementations may prepare weights, apart from the embedding then.
+        device: whose implementations may prepare weights, apart from the embedding then, unless
+            who looks up rows finds them in that form too.
     """
     if held is not dtype and not held.is_block:
         return False
     op, kinds = (ops.qmatmul, (dtype, held)) if held.is_block else (ops.linear, (dtype,))
-    winner = DispatchTable.of(device).trace(op, op.key(*kinds)).winner
-    return winner is not None and winner.prepare is None
+    table = DispatchTable.of(device)
+    winner = table.trace(op, op.key(*kinds)).winner
+    if winner is None or winner.prepare is None:
+        return winner is not None
+    rows = table.trace(ops.embedding, ops.embedding.key(dtypes.i64, held)).winner
+    return rows is not None and rows.prepare == winner.prepare
 
 
 def rows_of(window: int, capacity: int) -> int:
