@@ -193,6 +193,7 @@ $(RUN): requirements/run.txt requirements/model.txt $(PYPROJECTS) | $(BIN)/pytho
 $(NATIVE): $(wildcard $(COMPILED)/native/*) $(addsuffix /pyproject.toml,$(COMPILED)) $(RUN)
 	@if command -v $(CXX) >/dev/null \
 	&& level=$$(PYTHONPATH=$(COMPILED)/src $(BIN)/python -c "from propolis_cpu_native._native import level; print(level())") \
+	&& echo "compiling the CPU kernels ($$level), some minutes" \
 	&& PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -e ./$(COMPILED) \
 		--config-settings=build-dir=build/cpu_native/$$level --config-settings=cmake.define.PROPOLIS_LEVELS=$$level; \
 	then touch $@; \

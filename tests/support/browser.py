@@ -112,7 +112,9 @@ class Page:
 
     def texts(self, selector: str) -> list[str]:
         """What the elements of a selector hold, to the last space."""
-        return [one.get_property("textContent") for one in self.all(selector)]
+        # At once: the page may replace them meanwhile.
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return list(self.browser.execute_script(script, selector))
 
     def set(self, form: str, **fields: object) -> None:
         """Type into the fields of a form."""

@@ -121,6 +121,8 @@ def test_chances_of_what_is_no_end(client, llm, eos):
     [
         ({"min_tokens": 13}, "min_tokens", "more than the 12"),
         ({"min_tokens": -1}, "min_tokens", "-1"),
+        ({"min_tokens": 96, "max_tokens": 1000}, "min_tokens", "room for 9"),
+        ({"ignore_eos": True, "max_tokens": 1000}, "max_tokens", "room for 9"),
         ({"stop_token_ids": [1 << 40]}, "stop_token_ids", "ids of tokens, 0 to"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids", "64"),
         ({"ignore_eos": "yes"}, "ignore_eos", "true or false"),

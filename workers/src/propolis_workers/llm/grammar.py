@@ -192,7 +192,13 @@ class Constraint:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         # It may be too large only where an answer comes to; an end alone is allowed then.
         if self._matcher.is_error():
-            msg = f"the grammar cannot be followed further: {_first(self._matcher)}"
+            why = _first(self._matcher)
+            if "items" in why:
+                why = (
+                    "too much may come next, as where an object of a schema has more than some "
+                    "1200 properties that may be left out: require some of them"
+                )
+            msg = f"the grammar cannot be followed further: {why}"
             raise UsageError(msg)
         can = np.unpackbits(bits, count=logits.size, bitorder="little").astype(bool)
         return np.where(can, logits, np.float32(-np.inf))

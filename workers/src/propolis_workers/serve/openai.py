@@ -279,6 +279,7 @@ def _requests(
         for choice in range(asked.n or 1):
             params = _params(asked, choice, service.prompts.tokenizer.vocab_size)
             room = context - len(ids)
+            _expect_length(asked, most, room)
             requests.append(
                 Request(
                     prompt=ids,
@@ -292,6 +293,16 @@ def _requests(
                 )
             )
     return requests
+
+
+def _expect_length(asked: ChatRequest | CompletionRequest, most: int | None, room: int) -> None:
+    """Refuse what asks for so many tokens, and not for up to so many, where there is less room."""
+    wanted, name = asked.min_tokens or 0, "min_tokens"
+    if asked.ignore_eos and most is not None and most > wanted:
+        wanted, name = most, "max_tokens"
+    if wanted > room:
+        msg = f"{name} is {wanted}; the context has room for {room} tokens behind the prompt"
+        raise ProblemError(400, msg, code="context_length_exceeded", param=name)
 
 
 def _ending(
