@@ -375,8 +375,7 @@ def _expect_room(
     """Check that weights and a sequence of so many tokens fit, before any are read."""
     names = names_in(source, config)
     embedding, output = (f"{names[part]}.weight" for part in ("embedding", "output"))
-    held = weights_of(source, config)
-    weights = weight_bytes(held, embedding, output, device, config.dtype)
+    weights = weight_bytes(weights_of(source, config), embedding, output, device, config.dtype)
     device.expect_room(weights, name, "take a smaller model, or one with fewer bits a weight")
     tokens = min(tokens, config.context_length)
     needed = weights + sequence_bytes(config, tokens, device.threads)
