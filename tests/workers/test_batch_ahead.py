@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from batches import answers
 
 from propolis.dispatch.capture import Graph
 from propolis.errors import DeviceError
@@ -25,16 +26,6 @@ def alone(llm, wanted: Request) -> list[int]:
     while len(ids) < wanted.max_tokens and ids[-1] not in llm.tokenizer.eos_ids:
         ids.append(engine.decode_likeliest(ids[-1], llm.tokenizer.vocab_size)[0])
     return ids
-
-
-def answers(engine: BatchEngine, requests: list[Request]) -> list[list[int]]:
-    """The answers of all, in order."""
-    for key, wanted in enumerate(requests):
-        engine.add(key, wanted)
-    finished = {}
-    while engine.busy:
-        finished |= {one.key: one.finish.ids for one in engine.step() if one.finish is not None}
-    return [finished[key] for key in range(len(requests))]
 
 
 def test_a_step_ahead(llm, queue):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from batches import answers
 
 from propolis import Tensor
 from propolis import ops
@@ -38,16 +39,6 @@ def alone(llm, wanted: Request) -> list[int]:
     )
     "".join(generation)
     return generation.finish.ids
-
-
-def answers(engine: BatchEngine, requests: list[Request]) -> list[list[int]]:
-    """The answers of all, in order."""
-    for key, wanted in enumerate(requests):
-        engine.add(key, wanted)
-    finished = {}
-    while engine.busy:
-        finished |= {one.key: one.finish.ids for one in engine.step() if one.finish is not None}
-    return [finished[key] for key in range(len(requests))]
 
 
 def test_few_rows_are_copied_where_the_likeliest_nearly_always_do(llm, monkeypatch):

@@ -7,6 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import ollama
@@ -17,6 +18,7 @@ from propolis.errors import ModelError
 from propolis_workers.llm import LLM
 from propolis_workers.llm.embedding import Embedder
 from propolis_workers.serve.answers import BusyError
+from propolis_workers.serve.vectors import cut
 
 
 POOLINGS = {"mean": 1, "last": 3}
@@ -91,6 +93,16 @@ def test_by_ollama(made, tiny):
             got = server.http.post("/api/embed", json={"model": "made", **more})
             assert got.status_code in (400, 404)
             assert says in got.json()["error"]
+
+
+def test_what_is_cut_keeps_its_end():
+    """As much as there is room for, and behind it the tokens that end every text."""
+    tokenizer = SimpleNamespace(special_ids={1, 2, 3})
+    service = SimpleNamespace(context=5, prompts=SimpleNamespace(tokenizer=tokenizer))
+    assert cut(service, [1, 10, 11, 12, 2]) == [1, 10, 11, 12, 2]
+    assert cut(service, [1, 10, 11, 12, 13, 14]) == [1, 10, 11, 12, 13]
+    assert cut(service, [1, 10, 11, 12, 13, 14, 2]) == [1, 10, 11, 12, 2]
+    assert cut(service, [1, 10, 11, 12, 13, 14, 2, 3]) == [1, 10, 11, 2, 3]
 
 
 def test_beside_answers(made):

@@ -125,7 +125,7 @@ def draw_together(answers: Sequence[Answer], likely: Sequence[Likely]) -> list[i
     usual = np.flatnonzero(np.isfinite(logits[:, 0]) & ~np.isnan(logits).any(1)).tolist()
     tokens: list[int | None] = [None] * len(likely)
     if usual:
-        samplers = [answers[row]._sampler for row in usual]  # noqa: SLF001
+        samplers = [answers[row]._sampler for row in usual]  # noqa: SLF001  (this module's own)
         params = [sampler.params for sampler in samplers]
         keys = np.array([sampler.key for sampler in samplers], np.uint64)
         masses = [likely[row].mass for row in usual]
