@@ -72,6 +72,7 @@ def test_ctrl_c(options, times):
         assert not [pid for pid in judging if Path(f"/proc/{pid}/cmdline").exists()]
         said += rest(ours)
         assert said.count(b"interrupted") == 1
+        assert said.count(b" failed, the others not") == 1
         assert b"Traceback" not in said
     finally:
         process.kill()

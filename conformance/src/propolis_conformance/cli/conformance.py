@@ -127,6 +127,8 @@ def conformance(
         results, facts = run(request, ops, progress=progress)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # no second one while it leaves
+        progress.end()
+        progress.tell()
         raise
     finally:
         progress.end()
@@ -157,16 +159,25 @@ class _Progress:
     """How far it is, on a terminal: a run takes minutes."""
 
     def __init__(self) -> None:
-        self.judged = self.failed = 0
+        self.judged = 0
+        self.failed: list[Result] = []
         self.shown = sys.stderr.isatty()
 
     def __call__(self, result: Result) -> None:
         """One more."""
         self.judged += 1
-        self.failed += result.status == "failed"
+        if result.status == "failed":
+            self.failed.append(result)
         if self.shown:
-            text = f"\r{self.judged} judged, {self.failed} failed; now after {result.unit}\033[K"
+            text = f"{self.judged} judged, {len(self.failed)} failed; now after {result.unit}"
+            text = f"\r{text}\033[K"
             click.echo(text, nl=False, err=True)
+
+    def tell(self) -> None:
+        """What is known of a run that does not end."""
+        for result in self.failed:
+            click.echo(f"failed: {result.unit}: {result.check}: {result.message}", err=True)
+        click.echo(f"{self.judged} judged, {len(self.failed)} failed, the others not", err=True)
 
     def end(self) -> None:
         """Leave the line empty."""
