@@ -158,6 +158,8 @@ def test_sampling_options(propolis):
     options = ("generate", "the", "--json", "-n", "20", "-t", "1.5", "--seed")
     one, two, other = (json.loads(propolis(*options, seed).out) for seed in "112")
     assert one["ids"] == two["ids"] != other["ids"]
+    fresh = [json.loads(propolis(*options, "-1").out)["ids"] for _ in range(2)]
+    assert fresh[0] != fresh[1]
     greedy = json.loads(propolis(*options, "1", "--top-k", "1").out)["ids"]
     for option in (("--top-p", "1e-9"), ("--min-p", "1")):
         assert greedy == json.loads(propolis(*options, "1", *option).out)["ids"]
@@ -183,7 +185,7 @@ def test_threads(propolis, llm):
     [
         (("--temperature", "-1"), "temperature is -1.0; allowed"),
         (("--top-p", "0"), "top_p is 0.0; allowed"),
-        (("--seed", "-1"), "seed is -1; allowed"),
+        (("--seed", "-2"), "seed is -2; allowed"),
         (("--stop", ""), "a stop string is empty: every answer would end before"),
         (("--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1"),
         (("--context", "0"), "'--context': 0 is not in the range x>=1"),

@@ -81,7 +81,9 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--top-p", type=float, default=1.0, show_default=True),
         click.option("--min-p", type=float, default=0.0, show_default=True),
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
-        click.option("--seed", type=int, help="Makes sampling repeatable."),
+        click.option(
+            "--seed", type=int, help="Makes sampling repeatable; -1 for another each time."
+        ),
         click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Ends the answer."),
         click.option("--system", metavar="TEXT", callback=utf8, help="The system message."),
     ]
@@ -268,7 +270,8 @@ def _params(options: dict[str, Any]) -> SamplingParams:
     from propolis_workers.llm.sampling import SamplingParams  # noqa: PLC0415
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return SamplingParams(**{name: options[name] for name in names})
+    given = {name: options[name] for name in names}
+    return SamplingParams(**given if given["seed"] != -1 else {**given, "seed": None})
 
 
 def _print_rates(generation: Generation) -> None:

@@ -66,6 +66,12 @@ def readable_schema(schema: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(msg) from exc
 
 
+_TOO_MUCH = (
+    "too much may come next, as where an object of a schema has more than some 1200 properties "
+    "that may be left out: require some of them"
+)
+
+
 def _of_json(schema: dict[str, Any]) -> str:
     """The grammar of a schema; raises ValueError where it cannot be used."""
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
@@ -77,15 +83,22 @@ def _of_json(schema: dict[str, Any]) -> str:
     if not _can_begin(grammar):
         msg = "Unsatisfiable schema: it has no beginning, as where it refers to itself alone"
         raise ValueError(msg)
+    if not _can_begin(grammar, after=b"{"):
+        raise ValueError(_TOO_MUCH)
     return grammar
 
 
-def _can_begin(grammar: str) -> bool:
-    """Whether there is a first byte that a grammar allows."""
+def _can_begin(grammar: str, *, after: bytes = b"") -> bool:
+    """Whether a byte may come first, or after these, where they may come."""
     from llguidance import LLTokenizer  # noqa: PLC0415  (an extra)
 
     matcher = _matcher(LLTokenizer("byte"), grammar)
-    matcher.compute_bitmask()
+    bits = matcher.compute_bitmask()
+    for byte in after:
+        if matcher.is_error() or not bits[byte >> 3] >> (byte & 7) & 1:
+            return True
+        matcher.consume_token(byte)
+        bits = matcher.compute_bitmask()
     return not matcher.is_error()
 
 
@@ -194,10 +207,7 @@ class Constraint:
         if self._matcher.is_error():
             why = _first(self._matcher)
             if "items" in why:
-                why = (
-                    "too much may come next, as where an object of a schema has more than some "
-                    "1200 properties that may be left out: require some of them"
-                )
+                why = _TOO_MUCH
             msg = f"the grammar cannot be followed further: {why}"
             raise UsageError(msg)
         can = np.unpackbits(bits, count=logits.size, bitorder="little").astype(bool)
