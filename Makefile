@@ -26,7 +26,7 @@ empty :=
 comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
 # Tests that run on whatever GPU there is.
-ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py images.py kept.py matrix.py one_plain_row.py one_row.py products.py quantized.py walks.py)
+ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py draws.py images.py kept.py matrix.py one_plain_row.py one_row.py products.py quantized.py walks.py)
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
@@ -34,6 +34,8 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 # them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+# Of the tests of `make test-all` that are not judged beside others, one of several parts: 1/2.
+PART ?=
 # Tests of `make test-all` that the caller has run elsewhere.
 ELSEWHERE ?=
 # COVERAGE=1 keeps what the tests of `make test` and `make test-all` cover: twice the time.
@@ -76,7 +78,7 @@ quick: $(DEV) hipsim ## The tests of make test alone
 	$(MEASURED) $(PARALLEL) --quick
 
 test-all: $(ORACLES) $(CK) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
-	$(MEASURED) $(PARALLEL) --rest $(addprefix --deselect=,$(ELSEWHERE))
+	$(MEASURED) $(PARALLEL) --rest $(addprefix --part=,$(PART)) $(addprefix --deselect=,$(ELSEWHERE))
 	@$(BESIDE) $(CONFORMANCE) live-oracles
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet

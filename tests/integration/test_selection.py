@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,3 +50,23 @@ def test_cases_are_no_cells() -> None:
     assert set() == surplus_cells(
         [Item(nodeid="cpu_ref/test_x.py::test_y", path=Path("cpu_ref/x"))]
     )
+
+
+def test_parts_are_all(tmp_path) -> None:
+    """Parts of the slow tests are all of them, none twice, each about as many."""
+    source = "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(60))\n"
+    (tmp_path / "test_slow.py").write_text(source + "def test_it(n): ...\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    parts = []
+    for part in (1, 2):
+        options = ["--collect-only", "-q", "--rest", f"--part={part}/2", "-p", "selection"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        parts.append({line for line in done.stdout.splitlines() if "::" in line})
+    assert len(parts[0] | parts[1]) == len(parts[0]) + len(parts[1]) == 60
+    assert min(map(len, parts)) > 15

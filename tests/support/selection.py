@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections import defaultdict
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 
@@ -29,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("propolis")
     group.addoption("--quick", action="store_true", help="the tests of `make test`")
     group.addoption("--rest", action="store_true", help="the others, live comparisons aside")
+    group.addoption("--part", metavar="K/N", help="of those others the K-th of N parts, from 1")
 
 
 @pytest.hookimpl(trylast=True)  # folders mark their tests before
@@ -40,7 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cells = surplus_cells(items)
     why = {item: _why_not_quick(item, cells) for item in items}
     wanted = ("",) if quick else ("slow", "cell")
-    kept = [item for item in items if why[item] in wanted]
+    part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
+    # By their names, so that all are of one part, whichever others there are.
+    mine = [quick or crc32(item.nodeid.encode()) % parts == part - 1 for item in items]
+    kept = [item for item, own in zip(items, mine, strict=True) if own and why[item] in wanted]
     left_out = Counter(filter(None, why.values()))
     config.stash[_LEFT_OUT] = left_out
     if hasattr(config, "workeroutput"):
