@@ -89,6 +89,15 @@ void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped
 void largest_of_rows(Kind kind, void* out, bool places, const Stepped& x, i64 rows, i64 width, int threads);
 // Of each row the k largest, the largest first, and their places; of several the first, a NaN before all.
 void first_of_rows(Kind kind, void* values, void* places, const Stepped& x, i64 rows, i64 width, i64 k, int threads);
+// By what a place of each row is drawn; null where there is no such cut.
+struct Draws {
+    const i64* keys;
+    const f32* temperature;
+    const i32* top_k;
+    const f32 *top_p, *min_p;
+};
+// No row has more candidates than k, where that is not 0.
+void draw(Kind kind, i64* out, const Stepped& x, const Draws& by, i64 rows, i64 width, i64 k, int threads);
 // exp(x) / sum(exp(x)) of each row.
 void softmax(Kind kind, void* out, const Stepped& x, i64 rows, i64 width, int threads);
 

@@ -90,6 +90,26 @@ FUNCTION(first_of_rows_) {
     });
 }
 
+// draw(out, x, its step, keys, temperature, top_k, top_p, min_p, kind, rows, width, k, threads)
+FUNCTION(draw_) {
+    Arguments a(args, count);
+    i64* out = (i64*)a.flat(true);
+    const Stepped x = a.rows();
+    Draws by{};
+    by.keys = (const i64*)a.flat();
+    by.temperature = (const f32*)a.flat();
+    by.top_k = (const i32*)a.flat();
+    by.top_p = (const f32*)a.flat();
+    by.min_p = (const f32*)a.flat();
+    const Kind kind = a.kind();
+    const i64 rows = a.whole(), width = a.whole(), k = a.whole();
+    const int threads = (int)a.whole();
+    return a.call([=] {
+        draw(kind, out, x, by, rows, width, k, threads);
+        return Error();
+    });
+}
+
 // softmax(out, x, its step, kind, rows, width, threads)
 FUNCTION(softmax_) {
     Arguments a(args, count);
@@ -439,6 +459,7 @@ PyMethodDef METHODS[] = {
     METHOD("pairwise", pairwise_),
     METHOD("largest_of_rows", largest_of_rows_),
     METHOD("first_of_rows", first_of_rows_),
+    METHOD("draw", draw_),
     METHOD("softmax", softmax_),
     METHOD("rope", rope_),
     METHOD("rope_kv_append", rope_kv_append_),

@@ -1,7 +1,7 @@
 // What several blocks find of one output, and which of them merges it.
 #pragma once
 
-#include "propolis_device.h"
+#include "propolis_reduce.h"
 
 // Memory of the device that all kernels of a stream use one after the other: counters, which are
 // zero between kernels, and accumulators behind them.  See _scratch.py.
@@ -16,14 +16,6 @@ PROPOLIS_FN void device_fence() {
     __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
 #else
     __threadfence();
-#endif
-}
-
-PROPOLIS_FN u32 count_up(u32* counter) {
-#if defined(PROPOLIS_AMD)
-    return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-#else
-    return atomicAdd(counter, 1u);
 #endif
 }
 

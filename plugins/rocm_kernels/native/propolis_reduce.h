@@ -94,3 +94,21 @@ PROPOLIS_FN T block_max(T value) {
     return block_reduce<threads>(value, value,
                                  [](T a, T b) { return a > b || math::is_nan(a) ? a : b; });
 }
+
+// One more, in memory of the device or of the block; what it was.
+PROPOLIS_FN u32 count_up(u32* counter) {
+#if defined(PROPOLIS_AMD)
+    return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+    return atomicAdd(counter, 1u);
+#endif
+}
+
+// So much more.
+PROPOLIS_FN void add_up(u64* sum, u64 value) {
+#if defined(PROPOLIS_AMD)
+    __hip_atomic_fetch_add(sum, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+    atomicAdd((unsigned long long*)sum, (unsigned long long)value);
+#endif
+}

@@ -1,9 +1,10 @@
 // Order along a dimension.  Semantics: core's propolis/ops/sort.py.  Rows of up to TILE elements are
 // sorted in shared memory, several in a block where they are short; longer ones tile by tile, and the
 // tiles are merged two and two, in memory that the host gives.  The best few of a long row are sought
-// among the best few of each tile.
+// among the best few of each tile, which are selected and not sorted.
 #include "propolis_elementwise.h"
 #include "propolis_order.h"
+#include "propolis_scan.h"
 
 constexpr int ITEMS = TILE / BLOCK;
 
@@ -176,6 +177,96 @@ PROPOLIS_FN void merge_tiles(E* to, const E* from, const Sorting& p, i64 run) {
                 to[row * padded + start + k] = entry;
             } else {
                 p.give(at, entry, start + k);
+            }
+        }
+    }
+}
+
+// The last of the first `keep` of `n` entries, which are more, digit by digit from the top: each
+// counts those that have the digits found so far.
+template <class F>
+PROPOLIS_FN u64 last_of_first(int n, u32 keep, F entry) {
+    __shared__ u32 counts[BLOCK];
+    __shared__ u32 found[3];
+    static_assert(BLOCK >= 256, "a thread has a digit");
+    u64 least = ~0ull, most = 0;
+    for (int i = (int)thread_x(); i < n; i += BLOCK) {
+        const u64 own = entry(i);
+        least = own < least ? own : least;
+        most = own > most ? own : most;
+    }
+    least = block_reduce(least, ~0ull, [](u64 a, u64 b) { return a < b ? a : b; });
+    most = block_reduce(most, (u64)0, [](u64 a, u64 b) { return a > b ? a : b; });
+    int low = 56;  // of the first digit in which they differ
+    while (low > 0 && (least ^ most) >> low == 0) low -= 8;
+    u64 prefix = low < 56 ? least >> (low + 8) << (low + 8) : 0;
+#pragma unroll 1
+    for (;; low -= 8) {
+        counts[thread_x()] = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)thread_x(); i < n; i += BLOCK) {
+            const u64 apart = (entry(i) ^ prefix) >> low;
+            if (apart < 256) count_up(&counts[(u32)apart]);
+        }
+        __syncthreads();
+        const u32 own = counts[thread_x()];
+        const u32 before = block_scan(own).before;
+        if (before < keep && keep <= before + own) {
+            found[0] = thread_x();
+            found[1] = before;
+            found[2] = own;
+        }
+        __syncthreads();
+        prefix |= (u64)found[0] << low;
+        keep -= found[1];
+        if (low == 0 || keep == found[2]) return prefix | (((u64)1 << low) - 1);
+        __syncthreads();  // what was found is read
+    }
+}
+
+// The first few of each tile of FEW_TILE, from x or from entries: to entries, in any order, or
+// where there is one tile to results.
+PROPOLIS_KERNEL sort_few(ShortEntry* to, const ShortEntry* from, u8* values, i64* indices,
+                         const u8* x, SortShape all, Strided2 rows) {
+    __shared__ u64 tile[FEW_TILE];
+    __shared__ u64 first[FEW];
+    __shared__ u32 taken;
+    const u32 keep = (u32)all.kept;
+    for (i64 block = block_x(); block < again(all).rows * again(all).parts; block += blocks_x()) {
+        const SortShape& shape = again(all);
+        const Sorting p{values, indices, x, shape, rows};
+        const i64 row = block / shape.parts;
+        const i64 begin = (block - row * shape.parts) * FEW_TILE;
+        const int n = (int)(shape.given - begin < FEW_TILE ? shape.given - begin : FEW_TILE);
+        const Offsets<2> at = p.row(row);
+        __syncthreads();  // the tile before is written
+        if (thread_x() == 0) taken = 0;
+#pragma unroll 2
+        for (int i = (int)thread_x(); i < n; i += BLOCK) {
+            tile[i] = from ? from[row * shape.given + begin + i].both
+                           : p.load<ShortEntry>(at, begin + i).both;
+        }
+        __syncthreads();
+        const u64 last = (u32)n > keep ? last_of_first(n, keep, [&](int i) { return tile[i]; })
+                                       : ~0ull;
+#pragma unroll 1
+        for (int i = (int)thread_x(); i < n; i += BLOCK) {
+            if (tile[i] > last || tile[i] == ~0ull) continue;  // these fill up what tiles give
+            first[count_up(&taken)] = tile[i];
+        }
+        __syncthreads();
+        const u32 count = taken;
+#pragma unroll 1
+        for (u32 i = thread_x(); i < keep; i += BLOCK) {
+            const u64 own = i < count ? first[i] : ~0ull;
+            if (to) {
+                to[block * keep + i].both = own;
+            } else if (i < count) {
+                u32 rank = 0;
+#pragma unroll 4
+                for (u32 j = 0; j < count; ++j) rank += first[j] < own ? 1 : 0;
+                p.give(at, ShortEntry{own}, rank);
             }
         }
     }

@@ -81,6 +81,7 @@ from propolis.ops.pool import max_pool3d as max_pool3d
 from propolis.ops.quantized import dequantize as dequantize
 from propolis.ops.quantized import qmatmul as qmatmul
 from propolis.ops.quantized import quantize as quantize
+from propolis.ops.random import draw as draw
 from propolis.ops.random import normal as normal
 from propolis.ops.random import uniform as uniform
 from propolis.ops.reduce import argmax as argmax

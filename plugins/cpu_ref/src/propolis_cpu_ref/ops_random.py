@@ -1,4 +1,4 @@
-"""Philox numbers: uniform and normal."""
+"""Philox numbers, uniform and normal, and places drawn by softmax."""
 
 from __future__ import annotations
 
@@ -57,6 +57,55 @@ def normal(
     target.array[...] = values.reshape(target.shape)
 
 
+@ieee
+def draw(
+    out: Tensor,
+    logits: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    /,
+    *,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    k: int = 0,
+) -> None:
+    """The exponential race of those that are left, row by row, in f64."""
+    count, wide = logits.shape[1], logits.array.astype(np.float64)
+    for row, x in enumerate(wide):
+        order = np.argsort(-x, kind="stable")
+        first, heat = int(np.argmax(x)), float(temperature.array[row])  # a NaN is the largest
+        if np.isnan(x[first]) or not heat > 0:
+            out.array[row] = first
+            continue
+        weights = np.where(x == x[first], 1.0, np.exp((x - x[first]) / heat))[order]
+        limit = 0 if top_k is None else int(top_k.array[row])
+        weights = (
+            weights[: min(count, *(n for n in (limit, k) if n > 0))] if limit > 0 or k else weights
+        )
+        mass = 1.0 if top_p is None else float(top_p.array[row])
+        if mass < 1:
+            before = np.cumsum(weights) - weights
+            weights[1:][before[1:] >= mass * weights.sum()] = 0
+        if min_p is not None:
+            weights[1:][weights[1:] < float(min_p.array[row])] = 0
+        ids = order[: weights.size]
+        race = weights / -np.log1p(-_chances(int(keys.array[row]), ids))
+        out.array[row] = ids[np.argmax(race)]
+
+
+def _chances(key: int, ids: np.ndarray) -> np.ndarray:
+    """A number in (0, 1) of each place."""
+    bits = ids.astype(np.uint32)
+    for half in (key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF):
+        bits = bits + np.uint32(half)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            bits ^= bits >> np.uint32(shift)
+            bits *= np.uint32(factor)
+        bits ^= bits >> np.uint32(16)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-32
+
+
 def words(count: int, seed: int, offset: int, *, whole: bool = False) -> np.ndarray:
     """
     The first ``count`` 32-bit words of a stream, as u64.
@@ -100,4 +149,5 @@ def _kind(target: Tensor) -> type[np.floating]:
 OPS = [
     OpImpl(op="uniform", fn=uniform, dtypes=FLOATS),
     OpImpl(op="normal", fn=normal, dtypes=FLOATS),
+    OpImpl(op="draw", fn=draw, dtypes=FLOATS),
 ]
