@@ -278,6 +278,8 @@ def test_what_a_failed_step_wrote_is_nobodys_prefix(llm, monkeypatch):
     class Unread:
         """Rows of a step that failed."""
 
+        at = None
+
         def best(self, _):
             """As of Rows."""
             raise DeviceError("a kernel failed")
@@ -322,6 +324,9 @@ class Damaged:
 
     def __init__(self, rows, bad):
         self._rows, self._bad = rows, bad
+
+    def __getattr__(self, name):
+        return getattr(self._rows, name)
 
     def best(self, wanted):
         """As of Rows."""

@@ -49,6 +49,13 @@ class Scripted:
         logits = self.decode(token)[:vocabulary]
         return int(logits.argmax()), float(logits.max())
 
+    def prefill_drawn(self, ids, vocabulary, chance) -> np.ndarray:
+        """The host draws."""
+        return self.prefill(ids)
+
+    def decode_drawn(self, token, vocabulary, chance) -> None:
+        """The host draws."""
+
     def decode_likely(self, token, vocabulary, count, temperature) -> Likely:
         """The same, where the likeliest do."""
         rows = Rows(Tensor.from_numpy(self.decode(token)[None, None]), vocabulary)

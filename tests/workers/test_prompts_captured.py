@@ -11,6 +11,7 @@ import pytest
 from propolis.dispatch.capture import Graph
 from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import SamplingParams
+from propolis_workers.llm import chunks
 from propolis_workers.llm import engine as engines
 from propolis_workers.llm.batch import steps as batches
 from propolis_workers.llm.batch.engine import BatchEngine
@@ -38,7 +39,7 @@ def no_room(monkeypatch):
         yield
         raise OutOfMemoryError("no room")
 
-    for module in (engines, batches):
+    for module in (chunks, batches):
         monkeypatch.setattr(module, "capture", capture)
     return tries
 
@@ -63,7 +64,7 @@ def answer(engine: BatchEngine, prompt: list[int], tokens: int = 6) -> list[int]
 def test_chunks_of_a_conversation(llm, queue):
     """The fourth whole chunk is captured, those after it and of later prompts are replayed."""
     plain = llm.engine(96)
-    plain._pieces = Pieces((8,), captured=False)
+    plain._chunks.pieces = Pieces((8,), captured=False)
     expected = plain.prefill(PROMPT)
     engine = llm.engine(96)
     assert np.array_equal(engine.prefill(PROMPT), expected)
@@ -85,10 +86,10 @@ def test_chunks_of_a_conversation(llm, queue):
 def test_no_memory_to_capture_a_chunk(llm, full):
     """The prompt is computed all the same."""
     plain = llm.engine(96)
-    plain._pieces = Pieces((8,), captured=False)
+    plain._chunks.pieces = Pieces((8,), captured=False)
     engine = llm.engine(96)
     assert np.array_equal(engine.prefill(PROMPT), plain.prefill(PROMPT))
-    assert engine._chunks == {}
+    assert engine._chunks.captured == {}
     assert len(full) == 1
 
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from propolis_workers.llm.sampling import SamplingParams
 
-# What no token's id is, whose chance says whether one of those not looked at is drawn.
-_OTHERS = np.iinfo(np.int64).max
-
 
 def places_among(
     params: Sequence[SamplingParams],
@@ -31,10 +28,7 @@ def places_among(
     masses: Sequence[float | None],
 ) -> list[int]:
     """
-    Draw one of the likeliest tokens of each row.
-
-    Where no cut leaves the others out, a first chance says whether it is one of them, by how much
-    they weigh together.
+    Draw one of the likeliest tokens of each row, where cuts leave no others.
 
     Args:
         params: of each row, whose temperature is above 0.
@@ -72,15 +66,9 @@ def places_among(
         weights[cut] = 0.0
         known = [one or bool(some) for one, some in zip(whole, cut.max(1), strict=True)]
         width -= int(cut.all(0).sum())  # at the end, as they are in order
-    ids = np.concatenate([ids[:, :width], np.full((len(params), 1), _OTHERS)], 1)
-    chances = uniform(keys, ids)
-    drawn = place_of_first(weights[:, :width], chances[:, :width])
-    for row, one in enumerate(params):
-        plain = one.top_p == 1.0 and one.min_p == 0.0
-        sure = known[row] or (plain and float(chances[row, -1]) * total[row] < sums[row])
-        if not (sure and math.isfinite(total[row])):
-            drawn[row] = -1
-    return drawn
+    drawn = place_of_first(weights[:, :width], uniform(keys, ids[:, :width]))
+    sure = [one and math.isfinite(mass) for one, mass in zip(known, total, strict=True)]
+    return [place if one else -1 for place, one in zip(drawn, sure, strict=True)]
 
 
 def _column(numbers: list[float]) -> NDArray[np.float64] | float:

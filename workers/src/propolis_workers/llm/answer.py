@@ -18,6 +18,8 @@ from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm.among import places_among
 from propolis_workers.llm.detokenizer import Detokenizer
+from propolis_workers.llm.drawing import Chance
+from propolis_workers.llm.drawing import Odds
 from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
 from propolis_workers.llm.sampling import SamplingParams
@@ -181,6 +183,8 @@ class Answer:
         self.tokens = [*history, *prompt]
         self._tokenizer = tokenizer
         self._sampler = Sampler(params)
+        top_k = min(params.top_k, tokenizer.vocab_size)
+        self._odds = Odds(params.temperature, top_k, params.top_p, params.min_p)
         self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
         self._ending = ending
@@ -199,6 +203,11 @@ class Answer:
     def among(self) -> int:
         """How many of the likeliest tokens nearly always do; 0 where all may matter."""
         return 0 if self._constraint is not None or self._barred else self._sampler.among
+
+    @property
+    def drawable(self) -> bool:
+        """Whether a device may find the next token: the likeliest, or one by :meth:`chance`."""
+        return self._constraint is None and not self._barred and self._sampler.drawable
 
     @property
     def _barred(self) -> frozenset[int]:
@@ -253,8 +262,23 @@ class Answer:
             token = self._sampler.sample_among(likely.logits, likely.ids, likely.mass)
         return self.draw(likely.row()) if token is None else token
 
-    def take_drawn(self, token: int) -> int:
-        """The next token, where :func:`draw_together` has drawn it."""
+    def chance(self) -> Chance:
+        """By what a device draws the next token and those after it, where :attr:`drawable`."""
+        return Chance(self._odds, self._sampler.key_of)
+
+    def take_drawn(self, token: int, logit: float = 0.0) -> int:
+        """
+        The next token, where it has been drawn already: by a device, or :func:`draw_together`.
+
+        Args:
+            token: what was drawn.
+            logit: the likeliest token's, where nobody has looked at it.
+
+        Raises:
+            ModelError: as for :meth:`draw`.
+        """
+        with self._blaming():
+            expect_likely(logit)
         self._sampler.use_key()
         return token
 

@@ -7,6 +7,8 @@ again is captured: so its pieces are a few sizes, as large as its memory has roo
 
 from __future__ import annotations
 
+from collections import Counter
+from threading import get_ident
 from typing import TYPE_CHECKING
 from typing import Final
 from typing import NamedTuple
@@ -14,6 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from propolis import Tensor
+from propolis.dispatch import DispatchTable
+from propolis.dispatch.capture import capture
+from propolis.errors import OutOfMemoryError
 from propolis.later import numpy_later
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import passing_bytes
@@ -23,7 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from propolis import Device
+    from propolis.dispatch.capture import Graph
     from propolis_workers.llm.config import ModelConfig
+    from propolis_workers.llm.kv_cache import KVCache
+    from propolis_workers.llm.network.decoder import Decoder
+    from propolis_workers.llm.network.rotation import Rotations
 
 WIDEST: Final = 2048
 """Tokens at once, beyond which hardly any device is faster."""
@@ -106,4 +115,70 @@ def pieces_of(
     return Pieces(sizes, captured=fits(sizes))
 
 
-__all__ = ["CAPTURED", "SHARE", "WIDEST", "Pieces", "has_queue", "pieces_of"]
+class _Chunk(NamedTuple):
+    """
+    The captured step of a whole chunk of a prompt.
+
+    Attributes:
+        graph: it.
+        ids: (1, its size), i64: what is appended.
+        positions: (1, its size), i32.
+        logits: after the last token.
+    """
+
+    graph: Graph
+    ids: Tensor
+    positions: Tensor
+    logits: Tensor
+
+
+class Chunks:
+    """
+    Steps of whole pieces of one sequence's prompts, captured as they come again.
+
+    Attributes:
+        pieces: of which sizes they are.
+        captured: by size.
+    """
+
+    def __init__(self, model: Decoder, rope: Rotations, cache: KVCache, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self.captured: dict[int, _Chunk] = {}
+        self._model, self._rope, self._cache = model, rope, cache
+        self._came: Counter[int] = Counter()
+
+    def logits(self, ids: np.ndarray, positions: np.ndarray) -> Tensor | None:
+        """
+        What a step gives that was captured, or is as it comes again; None of others.
+
+        Args:
+            ids: (1, tokens), i64: what is appended.
+            positions: (1, tokens), i32.
+        """
+        size = ids.size
+        device = self._model.device
+        if size not in self.pieces.sizes or DispatchTable.of(device).handlers(get_ident()):
+            return None  # who looks at calls is to see them
+        self._came[size] += 1
+        if size in self.captured:
+            graph, *told, logits = self.captured[size]
+            for tensor, given in zip(told, (ids, positions), strict=True):
+                tensor.assign(given)
+            graph.replay()
+            return logits
+        if not self.pieces.captured or self._came[size] < CAPTURED:
+            return None
+        first, second = (Tensor.from_numpy(given, device) for given in (ids, positions))
+        try:
+            with capture(device) as graph:
+                logits = self._model(first, second, self._rope, self._cache, last_only=True)
+        except OutOfMemoryError:
+            self.pieces = self.pieces._replace(captured=False)
+            start = int(positions[0, 0])
+            self._cache.expect(start, start + size)
+            return None
+        self.captured[size] = _Chunk(graph, first, second, logits)
+        return logits
+
+
+__all__ = ["CAPTURED", "SHARE", "WIDEST", "Chunks", "Pieces", "has_queue", "pieces_of"]

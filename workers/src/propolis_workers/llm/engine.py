@@ -8,25 +8,25 @@ the device has a queue that its calls would fill too slowly.
 
 from __future__ import annotations
 
-from collections import Counter
-from threading import get_ident
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 
 from propolis import Tensor
 from propolis import ops
-from propolis.dispatch import DispatchTable
 from propolis.dispatch.capture import capture
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis_workers.llm.answer import longer
-from propolis_workers.llm.chunks import CAPTURED
+from propolis_workers.llm.chunks import Chunks
 from propolis_workers.llm.chunks import has_queue
 from propolis_workers.llm.chunks import pieces_of
+from propolis_workers.llm.drawing import Drawing
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import sequence_bytes
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis.dispatch.capture import Graph
+    from propolis_workers.llm.drawing import Chance
+    from propolis_workers.llm.drawing import Odds
     from propolis_workers.llm.network.decoder import Decoder
     from propolis_workers.llm.rows import Likely
 
@@ -46,36 +48,21 @@ SHORTER = "give a smaller --context, or ask for fewer tokens"
 
 class _Ahead(NamedTuple):
     """
-    A step that was queued before anybody asked for it: of the likeliest token.
+    A step that was queued before anybody asked for it: of the token that the device found.
 
     Attributes:
         token: what it appends.
         position: where.
         vocabulary: among how many tokens it looks for the likeliest.
-        found: gives that, once the step is done.
+        by: what it draws by; None where it looks for the likeliest.
+        found: gives what it finds, once the step is done.
     """
 
     token: int
     position: int
     vocabulary: int
+    by: tuple[Odds, int] | None
     found: Callable[[], list[tuple[int, float]]]
-
-
-class _Chunk(NamedTuple):
-    """
-    The captured step of a whole chunk of a prompt.
-
-    Attributes:
-        graph: it.
-        ids: (1, its size), i64: what is appended.
-        positions: (1, its size), i32.
-        logits: after the last token.
-    """
-
-    graph: Graph
-    ids: Tensor
-    positions: Tensor
-    logits: Tensor
 
 
 class Engine:
@@ -116,15 +103,15 @@ class Engine:
             f"a context of {self.capacity} tokens",
             SHORTER,
         )
-        self._pieces = pieces_of(model.config, device, self.capacity, needed)
+        pieces = pieces_of(model.config, device, self.capacity, needed)
         self._cache = KVCache(model.config, model.device, self.capacity)
         self.rope = model.rope.reserve(self.capacity)
+        self._chunks = Chunks(model, self.rope, self._cache, pieces)
         self._id = Tensor.from_numpy(np.zeros((1, 1), np.int64), device)
         self._at = Tensor.from_numpy(np.zeros((1, 1), np.int32), device)
         self._steps: dict[int | None, tuple[Graph, Rows]] = {}
         self._ahead: _Ahead | None = None
-        self._chunks: dict[int, _Chunk] = {}  # by size
-        self._came: Counter[int] = Counter()
+        self._drawing = Drawing(device)
 
     @property
     def nbytes(self) -> int:
@@ -144,15 +131,45 @@ class Engine:
         Raises:
             ModelError: the sequence would exceed the capacity; nothing is appended.
         """
+        return np.array(self._prefilled(ids).numpy()[0, -1])
+
+    def prefill_drawn(
+        self, ids: Sequence[int], vocabulary: int, chance: Chance
+    ) -> tuple[int, float] | np.ndarray:
+        """
+        Append a prompt, and let the device draw the token after it.
+
+        Args:
+            ids: at least one token.
+            vocabulary: how many of the logits are of tokens; what is beyond pads the embedding.
+            chance: by what the token is drawn.
+
+        Returns:
+            The token, and the likeliest one's logit; what :meth:`prefill` gives where the device
+            draws none, or lacks memory.
+
+        Raises:
+            ModelError: as for :meth:`prefill`.
+        """
+        logits = self._prefilled(ids)
+        if self._drawing.serves(logits.dtype):
+            with suppress(OutOfMemoryError):
+                rows = Rows(logits.narrow(1, logits.shape[1] - 1, 1), vocabulary)
+                if self._draws(rows, chance):
+                    return rows.best([0])[0]
+        return np.array(logits.numpy()[0, -1])
+
+    def _prefilled(self, ids: Sequence[int]) -> Tensor:
+        """Logits of a prompt that is appended, of its last token at the end."""
         if not ids:
             msg = "the prompt is empty: give at least one token"
             raise ModelError(msg)
         self._check_room(len(ids))
         start = 0
-        for size in self._pieces.of(len(ids)):
+        for size in self._chunks.pieces.of(len(ids)):
             logits = self._append(ids[start : start + size])
             start += size
-        return np.array(logits.numpy()[0, -1])
+        return logits
 
     def logits_of(self, ids: Sequence[int]) -> np.ndarray:
         """
@@ -197,19 +214,53 @@ class Engine:
         Raises:
             ModelError: the sequence is full.
         """
+        return cast("tuple[int, float]", self._decode_found(token, vocabulary, None))
+
+    def decode_drawn(self, token: int, vocabulary: int, chance: Chance) -> tuple[int, float] | None:
+        """
+        As :meth:`decode_likeliest`, of a token that the device draws.
+
+        Args:
+            token: what is appended.
+            vocabulary: how many of the logits are of tokens; what is beyond pads the embedding.
+            chance: by what the next token is drawn.
+
+        Returns:
+            The token, and the likeliest one's logit; None where the device draws none, or lacks
+            memory: nothing has been appended.
+
+        Raises:
+            ModelError: the sequence is full.
+        """
+        step = self._steps.get(vocabulary)
+        if step is not None and not self._drawing.serves(step[1].dtype):
+            return None
+        return self._decode_found(token, vocabulary, chance)
+
+    def _decode_found(
+        self, token: int, vocabulary: int, chance: Chance | None
+    ) -> tuple[int, float] | None:
+        """The likeliest token, or the one that is drawn; None where the device cannot."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[:3] == (token, self.position, vocabulary):
+        by = None if chance is None else (chance.odds, chance.key)
+        if ahead is not None and ahead[:4] == (token, self.position, vocabulary, by):
             found, self.position = ahead.found, self.position + 1
         else:
             rows = self._decoded(token, vocabulary)
+            self.position -= 1  # as long as there may be no token
+            if not self._draws(rows, chance):
+                return None
+            self.position += 1
             later = rows.best_later([0])
             if later is None:
                 return rows.best([0])[0]
             found = later
-        following = self._queued_ahead(vocabulary)
+        after = None if chance is None else chance.after()
+        following = self._queued_ahead(vocabulary, after)
         (best,) = found()
         if following is not None:
-            self._ahead = _Ahead(best[0], self.position, vocabulary, following)
+            by = None if after is None else (after.odds, after.key)
+            self._ahead = _Ahead(best[0], self.position, vocabulary, by, following)
         return best
 
     def decode_likely(self, token: int, vocabulary: int, count: int, temperature: float) -> Likely:
@@ -228,7 +279,9 @@ class Engine:
         (likely,) = self._decoded(token, vocabulary).top([0], count, [temperature])
         return likely
 
-    def _queued_ahead(self, vocabulary: int) -> Callable[[], list[tuple[int, float]]] | None:
+    def _queued_ahead(
+        self, vocabulary: int, chance: Chance | None
+    ) -> Callable[[], list[tuple[int, float]]] | None:
         """Queue the step of the token that the last one is about to find; None where it cannot."""
         graph, rows = self._steps[vocabulary]
         if self.position >= self.capacity or not (self._queues and graph.is_one_launch()):
@@ -236,11 +289,22 @@ class Engine:
         try:
             self._place()
             graph.replay()
-            return rows.best_later([0])
+            return rows.best_later([0]) if self._draws(rows, chance) else None
         except DeviceLostError:
             raise
         except PropolisError:  # whoever asks for this step next is told
             return None
+
+    def _draws(self, rows: Rows, chance: Chance | None) -> bool:
+        """Queue what draws a token, for the step after it too; whether the device does."""
+        if chance is None:
+            return True
+        if not self._drawing.serves(rows.dtype):
+            return False
+        drawn = self._drawing.queue(rows, {0: chance.odds}, {0: chance.key})
+        if drawn is not None and self._queues:
+            ops.assign(self._id, drawn)
+        return drawn is not None
 
     def _place(self) -> None:
         """Say where the next token goes."""
@@ -314,38 +378,11 @@ class Engine:
         self._ahead = None
         self._cache.expect(start, end)
         given = np.array([ids], np.int64), np.arange(start, end, dtype=np.int32)[None]
-        logits = self._whole_chunk(*given) if last_only else None
+        logits = self._chunks.logits(*given) if last_only else None
         if logits is None:
             tokens, positions = (Tensor.from_numpy(one, self.model.device) for one in given)
             logits = self.model(tokens, positions, self.rope, self._cache, last_only=last_only)
         self.position = end
-        return logits
-
-    def _whole_chunk(self, ids: np.ndarray, positions: np.ndarray) -> Tensor | None:
-        """The logits of a step that was captured, or is as it comes again; else None."""
-        size = ids.size
-        table = DispatchTable.of(self.model.device)
-        if size not in self._pieces.sizes or table.handlers(get_ident()):
-            return None  # who looks at calls is to see them
-        self._came[size] += 1
-        if size in self._chunks:
-            graph, *told, logits = self._chunks[size]
-            for tensor, given in zip(told, (ids, positions), strict=True):
-                tensor.assign(given)
-            graph.replay()
-            return logits
-        if not self._pieces.captured or self._came[size] < CAPTURED:
-            return None
-        device = self.model.device
-        first, second = (Tensor.from_numpy(given, device) for given in (ids, positions))
-        try:
-            with capture(device) as graph:
-                logits = self.model(first, second, self.rope, self._cache, last_only=True)
-        except OutOfMemoryError:
-            self._pieces = self._pieces._replace(captured=False)
-            self._cache.expect(self.position, self.position + size)
-            return None
-        self._chunks[size] = _Chunk(graph, first, second, logits)
         return logits
 
     def _check_room(self, tokens: int) -> None:

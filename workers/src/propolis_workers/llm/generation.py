@@ -98,7 +98,7 @@ class Generation:
         end = engine.position + len(self._prompt)
         expect_prompt(self._prompt, end, engine.capacity, config, self._tokenizer)
         answer.start()
-        token = answer.draw(engine.prefill(self._prompt))
+        token = self._first()
         while True:
             full = engine.position + 1 >= engine.capacity  # the token drawn counts too
             text, ended = answer.push(token, full=full)
@@ -106,15 +106,29 @@ class Generation:
                 yield text
             if ended:
                 break
-            if answer.greedy:
-                token = answer.take(*engine.decode_likeliest(token, self._tokenizer.vocab_size))
-            elif answer.among:
-                wanted = self._tokenizer.vocab_size, answer.among, answer.weighs
-                token = answer.draw_among(engine.decode_likely(token, *wanted))
-            else:
-                token = answer.draw(engine.decode(token))
+            token = self._next(token)
         if self._ended is not None:
             self._ended(engine)
+
+    def _first(self) -> int:
+        """The token after the prompt."""
+        engine, answer, size = self._engine, self._answer, self._tokenizer.vocab_size
+        if answer.greedy or not answer.drawable:
+            return answer.draw(engine.prefill(self._prompt))
+        found = engine.prefill_drawn(self._prompt, size, answer.chance())
+        return answer.take_drawn(*found) if isinstance(found, tuple) else answer.draw(found)
+
+    def _next(self, token: int) -> int:
+        """The token after one that is appended."""
+        engine, answer, size = self._engine, self._answer, self._tokenizer.vocab_size
+        if answer.greedy:
+            return answer.take(*engine.decode_likeliest(token, size))
+        found = engine.decode_drawn(token, size, answer.chance()) if answer.drawable else None
+        if found is not None:
+            return answer.take_drawn(*found)
+        if answer.among:
+            return answer.draw_among(engine.decode_likely(token, size, answer.among, answer.weighs))
+        return answer.draw(engine.decode(token))
 
 
 def _blame(engine: Engine, path: Path) -> str:

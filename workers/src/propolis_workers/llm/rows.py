@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from propolis.dtypes import DType
 
     Logits = NDArray[np.floating]
 
@@ -73,6 +76,16 @@ class Rows:
         self.at = at = ops.argmax(known, 2)
         ops.cast.into(found.narrow(0, 0, 1), at, dtypes.f32)
         ops.gather.into(found.narrow(0, 1, 1).unsqueeze(2), known, at.unsqueeze(2), 2)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self._known.shape[1]
+
+    @property
+    def dtype(self) -> DType:
+        """Of the logits."""
+        return self._known.dtype
 
     def all(self, wanted: Sequence[int]) -> NDArray[np.floating]:
         """(wanted, at least the vocabulary): copies these to the host; all, where they are many."""
@@ -129,8 +142,28 @@ class Rows:
         return np.asarray(logits)
 
     def best(self, wanted: Sequence[int]) -> list[tuple[int, float]]:
-        """The likeliest token of each wanted row, and its logit: copies nothing else."""
+        """
+        Of each wanted row the likeliest token, or what :meth:`draw` drew; the likeliest's logit.
+
+        Copies nothing else.
+        """
         return _pairs(self._likeliest.numpy(), wanted)
+
+    def draw(self, keys: Tensor, temperature: Tensor, **cuts: Any) -> Tensor:
+        """
+        Draw a token of each row by the op ``draw``: until a replay it is what :meth:`best` gives.
+
+        Args:
+            keys: (rows,), i64.
+            temperature: (rows,), f32.
+            cuts: as the op has them.
+
+        Returns:
+            (1, rows), i64.
+        """
+        drawn = ops.draw(self._known.squeeze(0), keys, temperature, **cuts).unsqueeze(0)
+        ops.cast.into(self._likeliest.narrow(0, 0, 1), drawn, dtypes.f32)
+        return drawn
 
     def best_later(self, wanted: Sequence[int]) -> Callable[[], list[tuple[int, float]]] | None:
         """

@@ -115,15 +115,17 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(params.seed))
         self._drawn: Counter[int] = Counter()
         self._counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        self._key: int | None = None
+        self._keys: list[int] = []
 
     @property
     def greedy(self) -> bool:
         """Whether it always takes the likeliest token, as the logits are."""
-        params = self.params
-        penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
-        changed = penalised or self._counts or bool(params.logit_bias)
-        return params.temperature == 0.0 and not changed
+        return self.params.temperature == 0.0 and not self._changes
+
+    @property
+    def drawable(self) -> bool:
+        """Whether the op ``draw`` draws as this does, and its tokens need no logits changed."""
+        return self.greedy or (self._is_usual and not self._changes)
 
     @property
     def among(self) -> int:
@@ -131,11 +133,17 @@ class Sampler:
         params = self.params
         if self.greedy:
             return 1
-        penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
-        changed = penalised or self._counts or bool(params.logit_bias)
-        if changed or not self._is_usual or params.top_k > HEAD:
+        uncut = not params.top_k and params.top_p == 1.0 and params.min_p == 0.0
+        if not self.drawable or uncut or params.top_k > HEAD:
             return 0
         return params.top_k or HEAD
+
+    @property
+    def _changes(self) -> bool:
+        """Whether logits are changed before tokens are drawn."""
+        params = self.params
+        penalised = params.repetition_penalty != 1.0 and params.repeat_last_n != 0
+        return penalised or self._counts or bool(params.logit_bias)
 
     @property
     def _is_usual(self) -> bool:
@@ -233,6 +241,8 @@ class Sampler:
         if params.temperature == 0.0:
             return best
         logits = finite(logits)
+        if not params.top_k and params.top_p == 1.0 and params.min_p == 0.0:
+            return self._drawn_from(self._light(logits), np.arange(logits.size))
         if not params.top_k:
             head = likeliest(logits, min(HEAD, logits.size))
             others = self._light(logits)
@@ -242,8 +252,6 @@ class Sampler:
             found = self._among(logits[head], head, mass if head.size < logits.size else None)
             if found is not None:
                 return found
-            if params.top_p == 1.0 and params.min_p == 0.0:
-                return self._drawn_from(others, np.arange(others.size))
         order, weights = self._candidates(logits)
         if order is None:
             return self._drawn_from(weights, np.arange(weights.size))
@@ -260,13 +268,18 @@ class Sampler:
     @property
     def key(self) -> int:
         """Of the next token's chances: the same until it is drawn."""
-        if self._key is None:
-            self._key = int(self._random.integers(1 << 64, dtype=np.uint64))
-        return self._key
+        return self.key_of(0)
+
+    def key_of(self, further: int) -> int:
+        """Of the chances of the token that is so many after the next one."""
+        while len(self._keys) <= further:
+            self._keys.append(int(self._random.integers(1 << 64, dtype=np.uint64)))
+        return self._keys[further]
 
     def use_key(self) -> None:
         """Go on to the next token's, as somebody has drawn this one."""
-        self._key = None
+        self.key_of(0)
+        del self._keys[0]
 
     def _light(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """As :meth:`_weights` of all tokens; in f32 where temperatures allow, as devices do."""

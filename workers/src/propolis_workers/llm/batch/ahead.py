@@ -12,6 +12,7 @@ from propolis_workers.llm.batch.scheduler import Part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from propolis import Tensor
     from propolis_workers.llm.batch.scheduler import Sequence
     from propolis_workers.llm.rows import Rows
 
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Ahead:
     """
-    A step that was queued before its tokens were known: of the likeliest ones.
+    A step that was queued before its tokens were known: of those that the device finds.
 
     Attributes:
         sequences: whose, one token each.
         at: the row of each; those between are of sequences that have ended.
         positions: of these tokens.
         rows: what it gives.
-        found: the likeliest token of each row and its logit, once the step is done.
+        found: the next token of each row and the likeliest's logit, once the step is done.
+        next: (1, rows), i64: these tokens, on the device.
+        keys: by which those were drawn that are not the likeliest, by row.
         tokens: what it appends.
     """
 
@@ -35,6 +38,8 @@ class Ahead:
     positions: list[int]
     rows: Rows
     found: Callable[[], list[tuple[int, float]]]
+    next: Tensor
+    keys: dict[int, int]
     tokens: list[int] = field(default_factory=list)
 
     def holds(self) -> dict[Part, list[int]]:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 class Draw(NamedTuple):
     """
-    What a token is drawn from: the likeliest, where it is greedy, the likeliest ones, or all.
+    What a token is drawn from: the one that a device found, the likeliest ones, or all.
 
     Attributes:
         logits: (at least the vocabulary,); None where not all are needed.
-        token: the likeliest.
-        logit: its own.
+        token: what the device found.
+        logit: the likeliest token's.
+        is_drawn: whether it was drawn, by the answer's key; it is the likeliest where not.
         likely: the likeliest tokens, where others are hardly ever drawn.
         drawn: one of them, where it has been drawn.
     """
@@ -36,6 +37,7 @@ class Draw(NamedTuple):
     logits: NDArray[np.floating] | None
     token: int = -1
     logit: float = 0.0
+    is_drawn: bool = False
     likely: Likely | None = None
     drawn: int | None = None
 
@@ -45,6 +47,8 @@ class Draw(NamedTuple):
             return answer.take_drawn(self.drawn)
         if self.likely is not None:
             return answer.draw_among(self.likely)
+        if self.is_drawn:
+            return answer.take_drawn(self.token, self.logit)
         if self.logits is None:
             return answer.take(self.token, self.logit)
         return answer.draw(self.logits)

@@ -37,6 +37,7 @@ from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.batch.steps import Steps
 from propolis_workers.llm.chunks import pieces_of
+from propolis_workers.llm.drawing import Drawing
 from propolis_workers.llm.grammar import Grammars
 from propolis_workers.llm.memory import CHUNK
 from propolis_workers.llm.memory import batch_bytes
@@ -45,12 +46,12 @@ from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
+    from propolis import Tensor
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.steps import Captured
+    from propolis_workers.llm.drawing import Odds
     from propolis_workers.llm.rows import Rows
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -216,6 +217,7 @@ class BatchEngine:
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
         self._ahead: Ahead | None = None
+        self._drawing = Drawing(model.device)
         self._failed = False
         self._unread: set[object] = set()  # whose logits could not be read, the last time
         self._grammars = Grammars(llm.tokenizer)
@@ -310,10 +312,10 @@ class BatchEngine:
     def _compute(self, drawn: list[Drawn]) -> None:
         ahead, self._ahead = self._ahead, None
         wanted = {} if ahead is None else ahead.holds()
-        found = None
         if ahead is not None and wanted:
-            plan, rows, found = Plan(list(wanted), []), ahead.rows, ahead.found
+            plan, rows = Plan(list(wanted), []), ahead.rows
         else:
+            ahead = None
             plan = self.scheduler.plan()
             if not plan.parts:
                 return
@@ -322,42 +324,64 @@ class BatchEngine:
             rows, wanted = self._rows(plan)
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
-        draws = self._draws(due, rows, found)
+        draws = self._draws(due, rows, ahead)
         for part, own in due.items():
             self._follow(part, [draws[row] for row in own], drawn)
 
     def _draws(
-        self,
-        due: dict[Part, list[int]],
-        rows: Rows,
-        found: Callable[[], list[tuple[int, float]]] | None,
+        self, due: dict[Part, list[int]], rows: Rows, ahead: Ahead | None
     ) -> dict[int, Draw]:
         """What each row's token is drawn from: the least that the host has to read."""
         whose = {row: self._answers[self._keys[part.sequence]] for part in due for row in due[part]}
-        if all(answer.greedy and top is None for _, answer, top in whose.values()):
-            best = self._likeliest(list(due), rows, list(whose), found) if whose else ()
-            return {row: Draw(None, *one) for row, one in zip(whose, best, strict=True)}
-        few = {row: own for row, (_, own, top) in whose.items() if top is None and own.among}
+        untold = {row: own for row, (_, own, top) in whose.items() if top is None}
         # Of guesses it depends on those before them what is drawn, and whether anything is.
+        single = all(len(own) == 1 for own in due.values())
+        chosen = {row: own for row, own in untold.items() if not own.greedy}
+        every = len(untold) == len(whose) and all(own.drawable for own in untold.values())
+        if every and (not chosen or (single and self._drawing.serves(rows.dtype))):
+            found = self._found(list(due), rows, list(whose), ahead, chosen) if whose else []
+            if found is not None:
+                tokens = zip(whose, found, strict=True)
+                return {row: Draw(None, *one, is_drawn=row in chosen) for row, one in tokens}
+        few = {row: own for row, own in untold.items() if own.among}
         draws = draws_among(few, rows, {own[0] for own in due.values()})
         rest = [row for row in whose if row not in draws]
         if rest:
             draws |= {row: Draw(own) for row, own in zip(rest, rows.all(rest), strict=True)}
         return draws
 
-    def _likeliest(
+    def _found(
         self,
         due: list[Part],
         rows: Rows,
         every: list[int],
-        found: Callable[[], list[tuple[int, float]]] | None,
-    ) -> list[tuple[int, float]]:
+        ahead: Ahead | None,
+        chosen: dict[int, Answer],
+    ) -> list[tuple[int, float]] | None:
         """
-        The likeliest token of each row.
+        The token of each row that the device finds, and the likeliest's logit.
 
         Where the device has a queue, the step of these tokens is queued before they are waited for:
         so the device is not idle while the host reads them and tells of them.
+
+        Args:
+            due: whose.
+            rows: the logits.
+            every: which rows.
+            ahead: the step, if it was queued ahead.
+            chosen: whose tokens are drawn; of the others the likeliest is found.
+
+        Returns:
+            None where there is no memory to draw.
         """
+        found, at, keys = None, rows.at, _keys(chosen, 0)
+        if ahead is not None and ahead.keys.items() >= keys.items():
+            found, at = ahead.found, ahead.next
+        elif chosen:
+            drawn = self._drawing.queue(rows, _odds(chosen), keys)
+            if drawn is None:
+                return None
+            at = drawn
         known = self.steps.captured(len(every))
         if known is None or known.rows is not rows:
             return rows.best(every) if found is None else [found()[row] for row in every]
@@ -367,7 +391,8 @@ class BatchEngine:
             return rows.best(every)
         following = None
         if self._goes_on(due):
-            following = self._queued_ahead([part.sequence for part in due], every, known)
+            sequences = [part.sequence for part in due]
+            following = self._queued_ahead(sequences, every, known, at, chosen)
         every_row = found()
         best = [every_row[row] for row in every]
         if following is not None:
@@ -382,7 +407,12 @@ class BatchEngine:
         return room and any(self._answers[self._keys[part.sequence]][1].left > 1 for part in due)
 
     def _queued_ahead(
-        self, sequences: list[Sequence], at: list[int], known: Captured
+        self,
+        sequences: list[Sequence],
+        at: list[int],
+        known: Captured,
+        tokens: Tensor,
+        chosen: dict[int, Answer],
     ) -> Ahead | None:
         """Queue the step after the last one, of the tokens that it finds in rows ``at``."""
         step, graph, rows = known
@@ -393,8 +423,14 @@ class BatchEngine:
             for row, own in zip(at, sequences, strict=True):
                 parts[row] = _placed(own, [0])
             step.set(parts)
-            ops.cast.into(step.ids, rows.at, step.ids.dtype)
+            ops.cast.into(step.ids, tokens, step.ids.dtype)
             graph.replay()
+            following, keys = rows.at, _keys(chosen, 1)
+            if chosen:
+                drawn = self._drawing.queue(rows, _odds(chosen), keys)
+                if drawn is None:
+                    return None
+                following = drawn
             found = rows.best_later(range(len(parts)))
         except DeviceLostError:
             raise
@@ -402,7 +438,8 @@ class BatchEngine:
             return None
         if found is None:
             return None
-        return Ahead(sequences, at, [own.computed for own in sequences], rows, found)
+        positions = [own.computed for own in sequences]
+        return Ahead(sequences, at, positions, rows, found, following, keys)
 
     def _guess(self, sequence: Sequence) -> tuple[int, ...]:
         """What may follow, no more than there is room for."""
@@ -471,6 +508,14 @@ class BatchEngine:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
         return self.steps.mixed(parts, rows, ends or [0]), due
+
+
+def _odds(chosen: dict[int, Answer]) -> dict[int, Odds]:
+    return {row: answer.chance().odds for row, answer in chosen.items()}
+
+
+def _keys(chosen: dict[int, Answer], further: int) -> dict[int, int]:
+    return {row: answer.chance().key_of(further) for row, answer in chosen.items()}
 
 
 def _placed(own: Sequence, tokens: list[int]) -> Placed:
