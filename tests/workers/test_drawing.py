@@ -74,7 +74,9 @@ def alone(llm, wanted: Request) -> list[int]:
 @pytest.fixture
 def expected(llm):
     """What the host draws of :data:`REQUESTS`."""
-    return answers(BatchEngine(llm, context=96), REQUESTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Drawing, "serves", lambda *_: False)
+        return answers(BatchEngine(llm, context=96), REQUESTS)
 
 
 def test_as_the_host_draws(llm, expected, apart, unread):

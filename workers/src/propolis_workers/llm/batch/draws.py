@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from propolis_workers.llm.answer import Answer
+    from propolis_workers.llm.drawing import Odds
     from propolis_workers.llm.rows import Likely
     from propolis_workers.llm.rows import Rows
 
@@ -82,4 +83,14 @@ def draws_among(
     return {row: Draw(None, likely=likely[row], drawn=drawn.get(row)) for row in answers}
 
 
-__all__ = ["Draw", "draws_among"]
+def odds_of(answers: Mapping[int, Answer]) -> dict[int, Odds]:
+    """By what a device draws the tokens of answers, by their rows."""
+    return {row: answer.chance().odds for row, answer in answers.items()}
+
+
+def keys_of(answers: Mapping[int, Answer], further: int) -> dict[int, int]:
+    """Of the chances of the tokens that are so many after the next ones."""
+    return {row: answer.chance().key_of(further) for row, answer in answers.items()}
+
+
+__all__ = ["Draw", "draws_among", "keys_of", "odds_of"]

@@ -27,6 +27,8 @@ from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.blocks import blocks_of_windows
 from propolis_workers.llm.batch.draws import Draw
 from propolis_workers.llm.batch.draws import draws_among
+from propolis_workers.llm.batch.draws import keys_of
+from propolis_workers.llm.batch.draws import odds_of
 from propolis_workers.llm.batch.lookup import guess
 from propolis_workers.llm.batch.paged_cache import NOBODYS
 from propolis_workers.llm.batch.paged_cache import PagedCache
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from propolis import Tensor
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.steps import Captured
-    from propolis_workers.llm.drawing import Odds
     from propolis_workers.llm.rows import Rows
     from propolis_workers.llm.sampling import SamplingParams
     from propolis_workers.llm.session import LLM
@@ -374,11 +375,11 @@ class BatchEngine:
         Returns:
             None where there is no memory to draw.
         """
-        found, at, keys = None, rows.at, _keys(chosen, 0)
+        found, at, keys = None, rows.at, keys_of(chosen, 0)
         if ahead is not None and ahead.keys.items() >= keys.items():
             found, at = ahead.found, ahead.next
         elif chosen:
-            drawn = self._drawing.queue(rows, _odds(chosen), keys)
+            drawn = self._drawing.queue(rows, odds_of(chosen), keys)
             if drawn is None:
                 return None
             at = drawn
@@ -425,9 +426,9 @@ class BatchEngine:
             step.set(parts)
             ops.cast.into(step.ids, tokens, step.ids.dtype)
             graph.replay()
-            following, keys = rows.at, _keys(chosen, 1)
+            following, keys = rows.at, keys_of(chosen, 1)
             if chosen:
-                drawn = self._drawing.queue(rows, _odds(chosen), keys)
+                drawn = self._drawing.queue(rows, odds_of(chosen), keys)
                 if drawn is None:
                     return None
                 following = drawn
@@ -508,14 +509,6 @@ class BatchEngine:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
         return self.steps.mixed(parts, rows, ends or [0]), due
-
-
-def _odds(chosen: dict[int, Answer]) -> dict[int, Odds]:
-    return {row: answer.chance().odds for row, answer in chosen.items()}
-
-
-def _keys(chosen: dict[int, Answer], further: int) -> dict[int, int]:
-    return {row: answer.chance().key_of(further) for row, answer in chosen.items()}
 
 
 def _placed(own: Sequence, tokens: list[int]) -> Placed:
