@@ -235,6 +235,10 @@ def test_command_writes_checks_and_says_what_is_stale(install, tmp_path, capsys)
     out = capsys.readouterr().out
     assert "+| [a](reports/a.json) | wrong | 1.0 |" in out
     assert f"{page}: stale; `propolis op-matrix --reports {reports} -o {page}` writes it" in out
+    assert f"--- {page}" in out  # lines of it begin with -
+    assert call(*with_reports, "-o", str(page)) == 0
+    assert call("op-matrix", "--check", str(page)) == 1  # it would be written without reports
+    assert f"{page}: it cites reports, and none are given" in capsys.readouterr().out
     (reports / "a.json").write_text("{}")
     assert call(*with_reports, "--check", str(page)) == 2
 

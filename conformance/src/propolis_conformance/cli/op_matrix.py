@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, exists=True, path_type=Path)
 _SHOWN = 20
+_CITED = "| report | plugin |"  # in a page that has some
 
 
 @click.command("op-matrix")
@@ -93,10 +94,15 @@ def _is_current(page: Path, text: str, reports: Path | None) -> bool:
     if old == text:
         click.echo(f"{page}: current")
         return True
-    changes = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "now", "then", n=0))
+    changes = list(
+        difflib.unified_diff(old.splitlines(), text.splitlines(), str(page), "as it should be", n=0)
+    )
     for line in changes[:_SHOWN]:
         click.echo(line.rstrip())
     if len(changes) > _SHOWN:
         click.echo(f"... {len(changes) - _SHOWN} more lines")
+    if reports is None and _CITED in old:
+        click.echo(f"{page}: it cites reports, and none are given: --reports FOLDER names them")
+        return False
     click.echo(f"{page}: stale; {remedy}")
     return False
