@@ -70,6 +70,7 @@ def test_a_machine_without_a_gpu(machine):
         "no /dev/kfd and no /dev/dri/renderD*",
         nothing,
     )
+    assert told(doctor.devices(machine, lambda: 0)) == ("skipped", "HIP sees no AMD GPU", nothing)
     assert doctor.architecture(machine, {}).status == "skipped"
     assert doctor.visible_devices(machine, {}).status == "ok"
 
@@ -77,6 +78,7 @@ def test_a_machine_without_a_gpu(machine):
 def test_a_working_driver(machine):
     """What it offers, by architecture."""
     machine.gpu(110000).gpu(90010, number=2)
+    assert doctor.devices(machine, lambda: 0).status == "warning"
     assert told(doctor.driver(machine)) == (
         "ok",
         "/dev/kfd is there; the driver offers gfx1100 (node 1), gfx90a (node 2)",

@@ -42,7 +42,8 @@ def library() -> CheckResult:
             return CheckResult("skipped", f"{path} is used on no GPU", "see the next check")
         version = _ffi.version()
     except DeviceError as exc:
-        return CheckResult("warning" if gpus else "skipped", *parted(str(exc), _ffi.INSTALL))
+        said, remedy = parted(str(exc), _ffi.INSTALL)
+        return CheckResult(*(("warning", said, remedy) if gpus else ("skipped", said, _WITHOUT)))
     major, minor = hip.version()
     found = f"{path} is rocBLAS {version}, HIP is {major}.{minor}"
     if not version.startswith(f"{_ffi.expected_major()}."):
@@ -55,11 +56,11 @@ def architecture() -> CheckResult:
     """Whether rocBLAS has machine code for the GPUs of this machine, and computes with it."""
     try:
         gpus = list(hardware.enumerate_gpus())
+        if not gpus:
+            return CheckResult("skipped", "no GPU to look for files for", _WITHOUT)
         path = _ffi.path()
     except DeviceError as exc:
         return CheckResult("skipped", str(exc), "see the checks of the libraries and the devices")
-    if not gpus:
-        return CheckResult("skipped", "no GPU to look for files for", _WITHOUT)
     built = ROCBLAS.files.archs(path)
     said, remedies = [], []
     for gpu in gpus:
@@ -78,11 +79,11 @@ def hipblaslt() -> CheckResult:
     """Whether hipBLASLt is used, and computes where it is."""
     try:
         gpus = list(hardware.enumerate_gpus())
+        if not gpus:
+            return CheckResult("skipped", "no GPU to use it on", _WITHOUT)
         path = HIPBLASLT.path()
     except DeviceError as exc:
         return CheckResult("skipped", str(exc), "nothing to do where rocBLAS serves")
-    if not gpus:
-        return CheckResult("skipped", f"no GPU to use {path} on", _WITHOUT)
     allowed = probe.wanted()
     said, remedies = [], []
     for gpu in gpus:

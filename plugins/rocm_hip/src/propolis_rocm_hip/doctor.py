@@ -135,10 +135,12 @@ def _files(paths: list[str]) -> set[str]:
     return {str(Path(path).resolve()) for path in paths}
 
 
-def devices() -> CheckResult:
+def devices(system: System, count: Callable[[], int] = hardware.count) -> CheckResult:
     """What HIP sees, with free and usable memory."""
     try:
-        visible = hardware.count()
+        visible = count()
+        if not visible and driver(system).status == "skipped":
+            return CheckResult("skipped", "HIP sees no AMD GPU", _NO_GPU)
         if not visible:
             return CheckResult(
                 "warning",
@@ -234,6 +236,6 @@ CHECKS: Final = (
     DoctorCheck("rocm_hip.libraries", libraries),
     DoctorCheck("rocm_hip.architecture", partial(architecture, System())),
     DoctorCheck("rocm_hip.visible-devices", partial(visible_devices, System())),
-    DoctorCheck("rocm_hip.devices", devices),
+    DoctorCheck("rocm_hip.devices", partial(devices, System())),
     DoctorCheck("rocm_hip.cache", cache),
 )

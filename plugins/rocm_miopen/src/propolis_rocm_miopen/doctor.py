@@ -32,7 +32,8 @@ def library() -> CheckResult:
     try:
         path = _ffi.path()
     except DeviceError as exc:
-        return CheckResult("warning" if gpus else "skipped", *parted(str(exc), _ffi.INSTALL))
+        text, remedy = parted(str(exc), _ffi.INSTALL)
+        return CheckResult(*(("warning", text, remedy) if gpus else ("skipped", text, _WITHOUT)))
     if not gpus:
         return CheckResult("skipped", f"no GPU to try {path} on", _WITHOUT)
     verdicts = [(gpu, probe.verdict(gpu, path)) for gpu in gpus]
