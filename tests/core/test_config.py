@@ -63,6 +63,10 @@ def test_the_users_file(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text("threads = 7")
     assert Config.load().threads == 7
+    (folder / "config.toml").unlink()
+    (folder / "config.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"the settings file .*config\.toml is not a file"):
+        Config.load()
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert Config.load().threads == 0

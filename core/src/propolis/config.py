@@ -291,13 +291,12 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[st
 
 def _config_file() -> Path | None:
     named = os.environ.get("PROPOLIS_CONFIG")
-    if named:
-        if not Path(named).is_file():
-            msg = f"PROPOLIS_CONFIG names {named}, which is not a file"
-            raise ConfigError(msg)
-        return Path(named)
-    default = _config_home() / "config.toml"
-    return default if default.is_file() else None
+    path = Path(named) if named else _config_home() / "config.toml"
+    if path.is_file() or not (named or path.exists()):
+        return path if path.is_file() else None
+    msg = f"PROPOLIS_CONFIG names {named}, which" if named else f"the settings file {path}"
+    msg += " is not a file"
+    raise ConfigError(msg)
 
 
 def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[str, Any]) -> str:
