@@ -151,13 +151,14 @@ def test_room_for_the_answer(llm):
 
 
 def test_dropping_does_not_make_everything_fit(llm):
-    """What is too long alone is an error, and nothing is dropped for it."""
+    """What is too long alone is an error, and nothing is dropped for it, nor computed again."""
     talk = Conversation(llm)
     list(talk.say("a", max_tokens=3))
-    before = list(talk.messages)
+    before, computed = list(talk.messages), talk._engine.position
     with pytest.raises(ModelError, match="the prompt takes 108 tokens, the context is 96"):
-        list(talk.say("x" * 90, max_tokens=3))
+        talk.say("x" * 90, max_tokens=3)
     assert before == talk.messages
+    assert computed == talk._engine.position > 0
     check_goes_on(llm, talk)
 
 

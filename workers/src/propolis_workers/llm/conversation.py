@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
 from propolis_workers.llm.answer import expect_max_tokens
+from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.sampling import SamplingParams
 
@@ -75,10 +76,10 @@ class Conversation:
         (or of half the context), its oldest exchanges are dropped: ``dropped`` of the result.
 
         Returns:
-            The answer.  Its iteration raises ModelError where the text alone does not fit
-            into the context, and UsageError once something else was said.
+            The answer.  Its iteration raises UsageError once something else was said.
 
         Raises:
+            ModelError: the text alone does not fit into the context; nothing is dropped for it.
             ArgumentTypeError: the text is a batch of them, or nothing.
             UsageError: the text or an option cannot be used.
         """
@@ -86,6 +87,7 @@ class Conversation:
         expect_max_tokens(max_tokens)
         every = [*self.messages, {"role": "user", "content": text}]
         messages, ids = self._fitted(every, max_tokens)
+        expect_prompt(ids, len(ids), self.capacity, self._llm.config, self._llm.tokenizer)
         # What the model saw and the new prompt share is in the cache already; the
         # last token of the prompt is run again, for its logits.
         shared = _common_prefix(self._seen, ids[:-1])
