@@ -92,6 +92,13 @@ def test_stdin(propolis, llm):
     assert answered(llm, "-x") + "\n" == propolis("generate", "-n", "8", "--", "-x").out
 
 
+def test_stdin_of_nothing(propolis):
+    """An empty standard input, as of a pipe whose command failed, is no question."""
+    run = propolis("generate", "-", stdin="")
+    assert (2, "") == (run.code, run.out)
+    assert 'error: standard input is empty, and "-" reads the prompt from there' in run.err
+
+
 def test_stdin_of_bytes(propolis):
     """Standard input that is no UTF-8 is the user's mistake, not ours."""
     for command in (("generate", "-"), ("generate", "--raw", "-")):

@@ -59,7 +59,7 @@ def changed(complete, tmp_path):
         ({"guidance": -1.0}, UsageError, "guidance is -1.0; it must be 0 or greater"),
         ({"guidance": float("nan")}, UsageError, "guidance is nan"),
         ({"guidance": 1.0, "negative": "x"}, UsageError, "negative prompt has no effect at guid"),
-        ({"seed": -1}, UsageError, r"seed -1 is not in \[0, 2\*\*64\)$"),
+        ({"seed": -2}, UsageError, r"seed -2 is not in \[0, 2\*\*64\)$"),
         ({"seed": 2**64}, UsageError, r"is not in \[0, 2\*\*64\)$"),
         ({"seed": 2**64 - 2, "batch": 3}, UsageError, "and those of the 2 images after"),
         (

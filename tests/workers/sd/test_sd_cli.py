@@ -16,6 +16,8 @@ import pytest
 
 from propolis.errors import ModelError
 from propolis_workers.sd import images
+from propolis_workers.sd.models import PACKAGED
+from propolis_workers.sd.recipe import Recipe
 
 
 PROPOLIS = (sys.executable, "-c", "from propolis.cli import main; main()", "sd")
@@ -140,6 +142,33 @@ def test_info_of_one_of_many(propolis):
     assert "seed: 5" in first
     assert "own seed" not in "".join(first)
     assert second[-1] == "this image's own seed: 6"
+
+
+def test_a_model_of_somebody_else(propolis):
+    """What a server drew names no folder: the packaged model is found, another is asked for."""
+    propolis("generate", "x", "-o", "a.png", *FEW)
+    told = images.read_metadata("a.png")
+    pixels = images.read_image("a.png")
+    images.write_png("b.png", pixels, {**told, "model": "sd15-of-theirs"})
+    run = propolis("generate", "--from", "b.png", "-o", "c.png")
+    assert (2, "") == (run.code, run.out)
+    said = (
+        "error: b.png was drawn by the model 'sd15-of-theirs', which is no folder here; -m FOLDER"
+    )
+    assert said in run.err
+    assert Recipe.read("b.png").changed({"model": "."}).sealed().model == "."
+    images.write_png("d.png", pixels, {**told, "model": PACKAGED})
+    assert Recipe.read("d.png").model is None
+
+
+def test_another_seed_each_time(propolis):
+    """A seed of -1 is none, as elsewhere."""
+    seeds = set()
+    for name in ("a.png", "b.png"):
+        assert propolis("generate", "x", "-o", name, "-s", "1", "--seed", "-1").code == 0
+        seeds.add(images.read_metadata(name)["seed"])
+    assert len(seeds) == 2
+    assert min(seeds) >= 0
 
 
 def test_info_of_a_stranger(propolis):

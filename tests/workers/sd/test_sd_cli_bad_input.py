@@ -25,7 +25,7 @@ BAD = {
     "steps": (("-s", "0"), "steps is 0; scheduler dpmpp_2m takes 1 to "),
     "guidance": (("-g", "nan"), "guidance is nan; it must be 0 or greater"),
     "negative": (("-g", "1", "-n", "x"), "a negative prompt has no effect at guidance 1"),
-    "seed": (("--seed", "-1"), "seed -1 is not in [0, 2**64)"),
+    "seed": (("--seed", "-2"), "seed -2 is not in [0, 2**64)"),
     "batch": (("-b", "0"), "batch is 0; at least 1 image"),
     "eta": (("--eta", "0.5"), "scheduler dpmpp_2m takes no eta; ddim does"),
     "strength alone": (("--strength", "0.5"), "strength is about the image to start from"),

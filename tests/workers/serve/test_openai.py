@@ -240,6 +240,8 @@ def test_models(client):
     (only,) = client.models.list().data
     assert only.id == "tiny"
     assert client.models.retrieve("tiny").id == "tiny"
+    both = (client.get(f"/models{end}", cast_to=object) for end in ("", "/"))
+    assert next(both) == next(both)
     with pytest.raises(openai.NotFoundError, match="'other' is not served here"):
         client.models.retrieve("other")
 
@@ -252,7 +254,7 @@ def test_models(client):
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; supported: at least 1"),
         ({"surprise": 1}, "surprise", "surprise is not supported here: leave it out"),
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
-        ({"messages": []}, "messages", "messages has 0 elements; supported: at least 1"),
+        ({"messages": []}, "messages", "messages has 0 elements; supported: at least 1 element"),
         ({"messages": "hi"}, "messages", 'messages is "hi"; supported: a list'),
         ({"n": 1000}, "n", "n is 1000; supported: at most 16"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "role"),

@@ -100,6 +100,42 @@ def test_fewest_tokens(llm):
     assert llm.tokenizer.fewest("x" * 1000) > 50
 
 
+def test_each_likely_token_of_a_completion_is_told(server):
+    """Parts of characters have names of their own; the token that was drawn is always there."""
+    many = complete(server, logprobs=5, max_tokens=20).json()["choices"][0]["logprobs"]
+    assert any(name.startswith("bytes:\\x") for top in many["top_logprobs"] for name in top)
+    drawn = complete(server, logprobs=1, max_tokens=40, temperature=2, seed=1).json()
+    drawn = drawn["choices"][0]["logprobs"]
+    assert any(len(top) == 2 for top in drawn["top_logprobs"])  # not always the likeliest is drawn
+    for told in (many, drawn):
+        for token, own, top in zip(
+            told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+        ):
+            assert top[token] == own
+            assert "\ufffd" not in "".join(top)
+    assert {len(top) for top in many["top_logprobs"]} == {5}
+
+
+def test_no_top_k(server):
+    """A top_k of -1 is vLLM's for all tokens, as 0 is here; less is nothing."""
+    asked = {"temperature": 1, "seed": 3, "max_tokens": 12}
+    texts = [complete(server, **asked, top_k=k).json()["choices"][0]["text"] for k in (0, -1, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert complete(server, top_k=-2).status_code == 400
+
+
+def test_no_number(server):
+    """NaN, which JSON does not have and Python reads, is said to be none, and not too large."""
+    body = '{"prompt": "x", "temperature": NaN}'
+    got = server.http.post(
+        "/v1/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    said = "temperature is NaN; supported: a finite number"
+    assert (got.status_code, got.json()["error"]["message"]) == (400, said)
+    got = server.http.post("/v1/completions", content=body)
+    assert "the body is of no type; send JSON" in got.json()["error"]["message"]
+
+
 def test_top_logprobs_alone(server):
     """top_logprobs without logprobs is refused, not ignored."""
     got = server.chat(top_logprobs=3)
@@ -123,7 +159,7 @@ def test_completion_logprobs(server, llm):
     told, text = got["logprobs"], got["text"]
     assert len(told["tokens"]) == 6
     for token, place in zip(told["tokens"], told["text_offset"], strict=True):
-        assert text[place:].startswith(token) or "\ufffd" in token
+        assert text[place:].startswith(token) or token.startswith("bytes:\\x")
     lines = complete(server, logprobs=1, stream=True).text.split("\n\n")[:-2]
     places = []
     for line in lines:

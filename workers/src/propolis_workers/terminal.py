@@ -27,9 +27,12 @@ def standard_input() -> str:
     All of standard input.
 
     Raises:
-        UsageError: it is not UTF-8.
+        UsageError: it is empty, as after a command that failed, or not UTF-8.
     """
-    return decoded(sys.stdin.buffer.read())
+    raw = sys.stdin.buffer.read()
+    if not raw:
+        raise UsageError('standard input is empty, and "-" reads the prompt from there')
+    return decoded(raw)
 
 
 def decoded(raw: bytes, what: str = "standard input") -> str:

@@ -222,7 +222,8 @@ def _removable(config: Config, text: str) -> list[Local]:
     if mine:
         msg = f"{text} is not here by that name; there are: {', '.join(one.name for one in mine)}"
         raise ModelError(msg)
-    near = did_you_mean(text, [one.name for one in here], otherwise="`propolis models list` shows")
+    known = "`propolis models list` shows what is here"
+    near = did_you_mean(text, [one.name for one in here], otherwise=known)
     msg = f"{text} was not pulled: {near}"
     raise ModelError(msg)
 

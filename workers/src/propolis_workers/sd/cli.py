@@ -72,7 +72,9 @@ def sd() -> None:
 @click.option("-H", "--height", type=int, metavar="N", help="In pixels; the model's own.")
 @click.option("-s", "--steps", type=int, metavar="N", help="Steps; 25.")
 @click.option("-g", "--guidance", type=float, metavar="X", help="Weight of the prompt; 7.5.")
-@click.option("--seed", type=int, metavar="N", help="Makes the image repeatable.")
+@click.option(
+    "--seed", type=int, metavar="N", help="Makes the image repeatable; -1 for another each time."
+)
 @click.option("-b", "--batch", type=int, metavar="N", help="Images, with seeds one apart.")
 @click.option("--scheduler", metavar="NAME", help="ddim, euler, ...; the model's own.")
 @click.option("--sigmas", metavar="KIND", help="normal, karras or exponential.")
@@ -255,9 +257,10 @@ def _print_end(images: Images, written: int) -> None:
     params, seconds = images.params, images.seconds
     steps = seconds["steps"]
     count = "1 image" if written == 1 else f"{written} images"
+    calls = "1 step" if params.steps == 1 else f"{params.steps} steps"
     click.echo(
         f"{count} of {params.width}x{params.height}, seed {params.seed}, {params.scheduler}: "
-        f"text {seconds['text']:.1f} s, {params.steps} steps {steps:.1f} s, "
+        f"text {seconds['text']:.1f} s, {calls} {steps:.1f} s, "
         f"decoding {seconds['decode']:.1f} s",
         err=True,
     )

@@ -68,7 +68,7 @@ class GenerateParams:
         steps: calls of the UNet (with guidance, of two images each).
         guidance: how much the prompt counts; 1 or less turns it off, which halves the work.
         seed: of the first image, in [0, 2**64); the others have the next ones.
-            Drawn when None.
+            Drawn when None, or -1.
         batch: images to draw together.
         scheduler: a name of ``SCHEDULERS``; the model's own when None.
         sigmas: the noise levels: those of the timesteps (``normal``), ``karras`` or
@@ -198,7 +198,8 @@ def resolved(
         msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "
         msg += "leave it out, or give a guidance above 1"
         raise UsageError(msg)
-    seed = secrets.randbelow(1 << 32) if params.seed is None else params.seed
+    seed = secrets.randbelow(1 << 32) if params.seed in (None, -1) else params.seed
+    assert seed is not None  # noqa: S101  (for mypy)
     if not 0 <= seed <= _SEEDS - params.batch:
         last = "" if params.batch == 1 else f", and those of the {params.batch - 1} images after"
         msg = f"seed {seed} is not in [0, 2**64){last}"

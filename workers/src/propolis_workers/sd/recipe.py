@@ -13,12 +13,14 @@ from typing import Final
 
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
+from propolis.files import expanded
 from propolis_workers.sd.images import digest
 from propolis_workers.sd.images import read_image
 from propolis_workers.sd.images import read_mask
 from propolis_workers.sd.images import read_metadata
 from propolis_workers.sd.images import write_png
 from propolis_workers.sd.lora import LoRA
+from propolis_workers.sd.models import PACKAGED
 from propolis_workers.sd.params import GenerateParams
 from propolis_workers.sd.result import numbered
 
@@ -92,6 +94,7 @@ class Recipe:
         mask: what of it is drawn anew.
         loras: what changes the model.
         model: the folder; None for the packaged model.
+        origin: the file that says so, of which the model may be somebody else's.
         dtype: of the weights.
         index: the one image of the batch that is wanted; None for all.
     """
@@ -103,6 +106,7 @@ class Recipe:
     model: str | None = None
     dtype: str = "f32"
     index: int | None = None
+    origin: str | Path | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> Recipe:
@@ -115,14 +119,16 @@ class Recipe:
         """
         found = read_metadata(path)
         loras = _typed(path, {"loras": [], **found}, "loras", (list,))
+        model = _typed(path, found, "model", (str, type(None)))
         recipe = cls(
             values={k: _typed(path, found, k, kinds) for k, kinds in _VALUES.items() if k in found},
             image=_file(path, found, "image"),
             mask=_file(path, found, "mask"),
             loras=tuple(_file_of(path, one) for one in loras),
-            model=_typed(path, found, "model", (str, type(None))),
+            model=None if model == PACKAGED else model,
             dtype=_typed(path, found, "dtype", (str,)),
             index=_typed(path, found, "index", (int,)) if "index" in found else None,
+            origin=path,
         )
         batch = recipe.values.get("batch", 1)
         if recipe.dtype not in DTYPES or not 0 <= (recipe.index or 0) < max(batch, 1):
@@ -158,6 +164,7 @@ class Recipe:
             mask=mask,
             loras=loras or self.loras,
             model=options.get("model") or self.model,
+            origin=None if options.get("model") else self.origin,
             dtype=options.get("dtype") or self.dtype,
             index=index,
         )
@@ -167,8 +174,12 @@ class Recipe:
         The same with the SHA-256 of all files.
 
         Raises:
-            UsageError: a file is missing, or another one than it was.
+            UsageError: a file is missing, or another one than it was, or a PNG's model is not here.
         """
+        if self.origin is not None and self.model is not None and not expanded(self.model).exists():
+            msg = f"{self.origin} was drawn by the model {self.model!r}, which is no folder here; "
+            msg += "-m FOLDER says where it is"
+            raise UsageError(msg)
         return replace(
             self,
             image=self.image and self.image.sealed("image"),

@@ -48,7 +48,7 @@ class _Asked(Body):
     model: str = ""
     steps: Annotated[int, Field(ge=1, le=150)] = 20
     guidance_scale: Annotated[float, Field(ge=0, le=20)] = 7.5
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 64)] | None = None
     timeout: Seconds | None = None
     width: int | None = None
     height: int | None = None

@@ -173,6 +173,7 @@ class ImageService:
             pixels = given.get(side)
             if pixels is not None and not self.smallest <= pixels <= self.largest:
                 msg = f"{side} is {pixels}; supported: {self.smallest} to {self.largest} pixels"
+                msg += f", a multiple of {self.factor}"
                 raise ProblemError(400, msg, param=side)
         for name in ("image", "mask"):
             if given.get(name) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -181,6 +182,8 @@ def _headline(errors: list[Told], found: list[Told], http: HttpRequest) -> str:
             return f"the body is of the type {kind}; send JSON, with Content-Type: application/json"
         if found[0]["type"] == "missing":
             return "there is no body: send JSON, with Content-Type: application/json"
+        if not kind:
+            return "the body is of no type; send JSON, with Content-Type: application/json"
     return str(errors[0]["message"])
 
 
@@ -215,6 +218,8 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
     # Of a field that may be several things, each of them.
     same = [other for other in found if _field(other) == field and other["type"] in _SUPPORTED]
     kinds = dict.fromkeys(_supported(other) for other in same)
+    if len(kinds) > 1:
+        kinds = dict.fromkeys(map(_of_what, kinds))
     if kind == "union_tag_invalid":
         name, given = f"{name}.{_plain(one, 'discriminator')}", f"is {one['ctx']['tag']!r:.60}"
     else:
@@ -224,7 +229,25 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
 
 def _supported(one: Told) -> str:
     context = {key: str(value)[:300] for key, value in one.get("ctx", {}).items()}
-    return _SUPPORTED[one["type"]].format_map(context)
+    given = one.get("input")
+    if isinstance(given, float) and math.isnan(given):
+        return _SUPPORTED["finite_number"]
+    said = _SUPPORTED[one["type"]].format_map(context)
+    return said.removesuffix("s") if " 1 " in said else said
+
+
+def _of_what(bounds: str) -> str:
+    """Bounds beside other kinds of values say what they are of."""
+    if not bounds.startswith("at "):
+        return bounds
+    what = (
+        "a list of "
+        if "element" in bounds
+        else "a text of "
+        if "character" in bounds
+        else "a number, "
+    )
+    return what + bounds
 
 
 def _plain(one: Told, key: str) -> str:

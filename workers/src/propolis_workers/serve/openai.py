@@ -66,6 +66,7 @@ def models(service: Service | None, images: ImageService | None) -> APIRouter:
         head = {"id": name, "object": "model", "created": own.created, "owned_by": "propolis"}
         return {**head, **context}
 
+    @router.get("/v1/models/", include_in_schema=False, response_model=replies.ModelList)
     @router.get("/v1/models", response_model=replies.ModelList)
     async def every() -> Told:
         return {"object": "list", "data": [told(name) for name in there]}
@@ -344,7 +345,7 @@ def _sampling(
     return SamplingParams(
         temperature=given(asked.temperature, 1.0),
         top_p=given(asked.top_p, 1.0),
-        top_k=given(asked.top_k, 0),
+        top_k=max(given(asked.top_k, 0), 0),  # -1 is vLLM's for all
         min_p=given(asked.min_p, 0.0),
         repetition_penalty=given(asked.repetition_penalty, 1.0),
         presence_penalty=given(asked.presence_penalty, 0.0),

@@ -62,7 +62,7 @@ _Count = Annotated[int, Field(ge=1, le=10)]
 _Partial = Annotated[int, Field(ge=0, le=3)]
 _Steps = Annotated[int, Field(ge=1, le=150)]
 _Guidance = Annotated[float, Field(ge=0, le=20)]
-_Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Seed = Annotated[int, Field(ge=-1, lt=1 << 63)]
 
 
 class _Common(Body):

@@ -103,7 +103,6 @@ class Text:
 
     def likely(self, index: int, told: Sequence[Told]) -> Told | None:
         """The probabilities of the next tokens of a text; None where nobody asked."""
-        service = self._service
         told = [one for one in told if "logprobs" in one and not _ended(one)]
         if not told:
             return None
@@ -112,14 +111,26 @@ class Text:
             starts.append(self._lengths[index])
             self._lengths[index] += len(self._decoders[index].push(one["token"]))
         return {
-            "tokens": [service.text([one["token"]]) for one in told],
+            "tokens": [self._named(one["token"]) for one in told],
             "token_logprobs": [one["logprobs"]["own"] for one in told],
-            "top_logprobs": [
-                {service.text([token]): value for token, value in one["logprobs"]["top"]}
-                for one in told
-            ],
+            "top_logprobs": [self._top(one) for one in told],
             "text_offset": starts,
         }
+
+    def _top(self, one: Told) -> dict[str, float]:
+        """The likeliest tokens, and the one that was drawn; of those that read alike, the first."""
+        top: dict[str, float] = {}
+        for token, value in (*one["logprobs"]["top"], (one["token"], one["logprobs"]["own"])):
+            top.setdefault(self._named(token), value)
+        return top
+
+    def _named(self, token: int) -> str:
+        """What a token says; of one that is part of a character its bytes, as OpenAI has them."""
+        text = self._service.text([token])
+        if "\ufffd" not in text:
+            return text
+        raw = self._service.prompts.tokenizer.token_bytes(token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _ended(one: Told) -> bool:

@@ -208,8 +208,9 @@ class Painter:
         seconds = {"seconds": images.seconds}
         for n, pixels in enumerate(images):
             metadata = images.metadata(n)
-            # Paths of this machine are nobody's business.
-            metadata["model"] = self._model.name
+            # Paths of this machine are nobody's business; the packaged model has none.
+            if metadata["model"] is not None:
+                metadata["model"] = self._model.name
             metadata["loras"] = [
                 {**lora, "file": Path(lora["file"]).name} for lora in metadata["loras"]
             ]
