@@ -92,19 +92,12 @@ def test_stdin(propolis, llm):
     assert answered(llm, "-x") + "\n" == propolis("generate", "-n", "8", "--", "-x").out
 
 
-def test_stdin_of_nothing(propolis):
-    """An empty standard input, as of a pipe whose command failed, is no question."""
-    run = propolis("generate", "-", stdin="")
-    assert (2, "") == (run.code, run.out)
-    assert 'error: standard input is empty, and "-" reads the prompt from there' in run.err
-
-
-def test_stdin_of_bytes(propolis):
-    """Standard input that is no UTF-8 is the user's mistake, not ours."""
-    for command in (("generate", "-"), ("generate", "--raw", "-")):
-        run = propolis(*command, stdin=b"a\xff")
-        assert (2, "") == (run.code, run.out)
-        assert "error: standard input is not UTF-8: byte 0xff at 1" in run.err
+def test_stdin_that_is_no_prompt(propolis):
+    """Standard input that is no UTF-8, or empty as after a command that failed, is refused."""
+    for stdin, said in ((b"a\xff", "not UTF-8: byte 0xff at 1"), (b"", 'empty, and "-" reads')):
+        for raw in ((), ("--raw",)):
+            run = propolis("generate", *raw, "-", stdin=stdin)
+            assert (2, "", True) == (run.code, run.out, f"standard input is {said}" in run.err)
 
 
 @pytest.mark.parametrize(
