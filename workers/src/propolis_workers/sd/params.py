@@ -198,8 +198,9 @@ def resolved(
         msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "
         msg += "leave it out, or give a guidance above 1"
         raise UsageError(msg)
-    seed = secrets.randbelow(1 << 32) if params.seed in (None, -1) else params.seed
-    assert seed is not None  # noqa: S101  (for mypy)
+    seed = -1 if params.seed is None else params.seed
+    if seed == -1:
+        seed = secrets.randbelow(1 << 32)
     if not 0 <= seed <= _SEEDS - params.batch:
         last = "" if params.batch == 1 else f", and those of the {params.batch - 1} images after"
         msg = f"seed {seed} is not in [0, 2**64){last}"
