@@ -145,29 +145,24 @@ PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* 
     WindowPanel<T, N, K> right(x, s, j0, start);
     WarpTile<M, N> own;
     multiply_panels<M, N, K, false>(own, left, right, shared, rest < s.steps ? rest : s.steps, stages, w, x);
-    constexpr int COUNT = Sums::RUNS;
-    const bool whole = COUNT == 1 || (s.windows % 2 == 0 && s.plane % 2 == 0 && aligned<COUNT>(out));
-    own.each([&](int i, int j, const f32* sums) {
+    if (parts) {
+        store_rows(own, shared, parts + (i64)part * s.outs * s.all, s.all, i0, j0, s.outs, s.all);
+        return;
+    }
+    if (bias) {  // loaded before anything is stored, lest each wait for the one before
+        own.raise([&](int i, int) { return i0 + i < s.outs ? wide(bias[(i0 + i) * s.bias]) : 0.0f; });
+    }
+    const bool whole = s.windows % COPIED == 0 && s.plane % COPIED == 0 && aligned<COPIED>(out);
+    own.template each_pack<T>(shared, [&](int i, int j, const Pack<T, COPIED>& pack) {
         const i32 row = i0 + i, column = j0 + j;
         if (row >= s.outs) return;
-        if (parts) {
-            Pack<f32, COUNT> pack;
-#pragma unroll
-            for (int k = 0; k < COUNT; ++k) pack.at[k] = sums[k];
-            store_run(parts + ((i64)part * s.outs + row) * s.all + column, pack, s.all - column, whole);
-            return;
-        }
-        const f32 more = bias ? wide(bias[row * s.bias]) : 0.0f;
-        Pack<T, COUNT> pack;
-#pragma unroll
-        for (int k = 0; k < COUNT; ++k) pack.at[k] = narrow<T>(sums[k] + more);
         if (whole) {
             store_run(out + place_of(s.outs, s.windows, s.plane, row, column), pack, s.all - column, true);
             return;
         }
         // Neighbours may be of two images.
 #pragma unroll
-        for (int k = 0; k < COUNT; ++k) {
+        for (int k = 0; k < COPIED; ++k) {
             if (column + k < s.all) out[place_of(s.outs, s.windows, s.plane, row, column + k)] = pack.at[k];
         }
     });

@@ -124,7 +124,7 @@ PROPOLIS_FN Asking<T> rounded(const Sums& sums, [[maybe_unused]] int which) {
     auto& own = held[warp_of_block()][which];
 #pragma unroll
     for (int i = 0; i < Sums::COUNT; ++i) own[query_of(i)][other_of(i)] = narrow<T>(sums.at[i]);
-    __syncwarp();
+    sync_warp();
     made.template load<false>(&own[0][0], FRAGMENT);
 #endif
     return made;

@@ -37,6 +37,17 @@
 #define PROPOLIS_FRAGMENTS 1
 #endif
 
+// What the threads of a warp wrote to shared memory, each of them may read.
+PROPOLIS_FN void sync_warp() {
+#if defined(PROPOLIS_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#else
+    __syncwarp();
+#endif
+}
+
 #if PROPOLIS_FRAGMENTS
 #if defined(PROPOLIS_WMMA)
 constexpr int SPAN = 16;
@@ -354,11 +365,11 @@ struct Sums {
             store_pack<RUN>(&own[0][a.row(i)][a.depth(i)], bits_as<Pack<T, RUN>>(a.runs[i]));
             store_pack<RUN>(&own[1][b.row(i)][b.depth(i)], bits_as<Pack<T, RUN>>(b.runs[i]));
         }
-        __syncwarp();
+        sync_warp();
         for (int first = 0; first < SPAN; first += FRAGMENT) {
             add(Left<T>{&own[0][0][first], SPAN, 1}, Right<T>{&own[1][0][first], SPAN, 1});
         }
-        __syncwarp();
+        sync_warp();
     }
 };
 

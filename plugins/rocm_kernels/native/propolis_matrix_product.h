@@ -119,19 +119,50 @@ struct WarpTile {
             for (int j = 0; j < COLUMNS; ++j) sums[i][j].add(by.left[i], by.right[j]);
         }
     }
-    // use(row, column, sums): of this thread's, so many neighbours of a row as Sums has together.
-    template <class Use>
-    PROPOLIS_METHOD void each(const Use& use) const {
+    // add(row, column): what a sum has more.
+    template <class Add>
+    PROPOLIS_METHOD void raise(const Add& add) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+#pragma unroll
+                for (int e = 0; e < Sums::COUNT; ++e) {
+                    sums[i][j].at[e] += add(row() + i * FRAGMENT + Sums::row(e), column() + j * FRAGMENT + Sums::column(e));
+                }
+            }
+        }
+    }
+    // use(row, column, pack): sums as 16 bytes of neighbours in a row, by way of the operands' shared memory, so that
+    // threads which are neighbours have what follows in memory.
+    template <class Out, class T, class Use>
+    PROPOLIS_METHOD void each_pack(T* shared, const Use& use) const {
+        constexpr int WIDTH = COLUMNS * FRAGMENT, COUNT = 16 / sizeof(Out), APART = WIDTH + COUNT;
+        static_assert(WARPS * FRAGMENT * APART * sizeof(Out) <= 2 * (M + N) * (32 + GAP) * sizeof(T),
+                      "WarpTile: two stages of operands are less than sums need");
+        Out* own = (Out*)(void*)shared + warp_of_block() * FRAGMENT * APART;
+        __syncthreads();  // operands are no longer read
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
 #pragma unroll
                 for (int e = 0; e < Sums::COUNT; e += Sums::RUNS) {
-                    use(row() + i * FRAGMENT + Sums::row(e), column() + j * FRAGMENT + Sums::column(e),
-                        &sums[i][j].at[e]);
+                    Pack<Out, Sums::RUNS> pack;
+#pragma unroll
+                    for (int k = 0; k < Sums::RUNS; ++k) pack.at[k] = narrow<Out>(sums[i][j].at[e + k]);
+                    store_pack<Sums::RUNS>(own + Sums::row(e) * APART + j * FRAGMENT + Sums::column(e), pack);
                 }
             }
+            sync_warp();
+#pragma unroll
+            for (int n = 0; n < FRAGMENT * WIDTH / COUNT; n += PROPOLIS_WARP) {
+                const int which = n + lane_of_warp(), down = which / (WIDTH / COUNT), along = which % (WIDTH / COUNT) * COUNT;
+                if (FRAGMENT * WIDTH / COUNT % PROPOLIS_WARP == 0 || down < FRAGMENT) {
+                    use(row() + i * FRAGMENT + down, column() + along, load_pack<COUNT>(own + down * APART + along));
+                }
+            }
+            sync_warp();
         }
     }
 };
@@ -224,6 +255,17 @@ PROPOLIS_FN void store_run(T* to, const Pack<T, COUNT>& pack, i64 left, bool who
     }
 }
 
+// The sums of a tile, whose first is that of row i0 and column j0 of (m, n), to rows that lie `apart`.
+template <int M, int N, class T, class Out>
+PROPOLIS_FN void store_rows(const WarpTile<M, N>& own, T* shared, Out* to, i64 apart, i64 i0, i64 j0, i64 m, i64 n) {
+    constexpr int COUNT = 16 / sizeof(Out);
+    const bool whole = n % COUNT == 0 && apart % COUNT == 0 && aligned<COUNT>(to);
+    own.template each_pack<Out>(shared, [&](i64 row, i64 column, const Pack<Out, COUNT>& pack) {
+        row += i0, column += j0;
+        if (row < m) store_run(to + row * apart + column, pack, n - column, whole);
+    });
+}
+
 // Tiles of a product in an order in which those that run at a time share operands: GROUP columns wide.
 constexpr int GROUP = 8;
 struct TilePlace {
@@ -257,30 +299,22 @@ PROPOLIS_FN void product_of_fragments(const Product<T, Out>& p, f32* parts, cons
     const i32 there = (i32)((rest + K - 1) / K);
     WarpTile<M, N> own;
     multiply_panels<M, N, K, across>(own, left, right, shared, there < steps ? there : steps, stages, p.a, b);
-    Out* out = p.out + which * p.m * out_row;
-    const bool even = Sums::RUNS == 2 && p.n % 2 == 0;
-    const bool paired = even && out_row % 2 == 0 && aligned<2>(p.out);
-    own.each([&](i64 row, i64 column, const f32* sums) {
-        row += i0, column += j0;
-        if (row >= p.m) return;
-        if (parts) {
-            Pack<f32, Sums::RUNS> pack;
-#pragma unroll
-            for (int k = 0; k < Sums::RUNS; ++k) pack.at[k] = sums[k];
-            store_run(parts + (which * p.m + row) * p.n + column, pack, p.n - column, even);
-            return;
-        }
-        Pack<Out, Sums::RUNS> pack;
-#pragma unroll
-        for (int k = 0; k < Sums::RUNS; ++k) {
-            f32 sum = sums[k];
-            if (p.bias && column + k < p.n) {
-                sum += wide(p.bias[row * p.bias_row + (column + k) * p.bias_step]);
-            }
-            pack.at[k] = narrow<Out>(sum);
-        }
-        store_run(out + row * out_row + column, pack, p.n - column, paired);
-    });
+    if (parts) {
+        store_rows(own, shared, parts + which * p.m * p.n, p.n, i0, j0, p.m, p.n);
+        return;
+    }
+    // Loaded before anything is stored, lest each wait for the one before.
+    const auto add_bias = [&](bool of_rows) {
+        const i32 rows = (i32)(p.m - i0 < M ? p.m - i0 : M), columns = (i32)(p.n - j0 < N ? p.n - j0 : N);
+        const Out* bias = p.bias + (of_rows ? i0 * p.bias_row : 0) + j0 * p.bias_step;
+        own.raise([&](i32 row, i32 column) {
+            row = row < rows ? row : rows - 1, column = column < columns ? column : columns - 1;
+            return (f32)wide(bias[(of_rows ? row * p.bias_row : 0) + column * p.bias_step]);
+        });
+    };
+    if (p.bias && p.bias_row) add_bias(true);
+    if (p.bias && !p.bias_row) add_bias(false);
+    store_rows(own, shared, p.out + which * p.m * out_row, out_row, i0, j0, p.m, p.n);
 }
 
 #endif
