@@ -95,6 +95,7 @@ def main() -> None:
 def compare(folder: Path, rounds: int, dtype: str) -> None:
     """Let both take turns; print seconds, memory, and what ours spent them on."""
     if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
         write_model(folder)
     contenders = {name: Contender(name, folder, dtype) for name in ("propolis", "diffusers")}
     steps: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
