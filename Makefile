@@ -34,10 +34,8 @@ REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 # them in one process.
 PARALLEL ?= -n $(shell nproc) --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
-# Of the tests of `make test-all` that are not judged beside others, one of several parts: 1/2.
-PART ?=
-# Tests of `make test-all` that the caller has run elsewhere.
-ELSEWHERE ?=
+# Of `make rest`, for what there is time: "--seed 3 --seconds 600", and -m slow or "not slow".
+SOME ?=
 # COVERAGE=1 keeps what the tests of `make test` and `make test-all` cover: twice the time.
 MEASURED := OPENBLAS_NUM_THREADS=1 $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest
 
@@ -51,7 +49,7 @@ unexport OPENBLAS_CORETYPE
 unexport ROCM_PATH HIPSIM_WARP
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick test-all oracles live-oracles ray \
+.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick rest test-all oracles live-oracles ray \
 	conformance arm rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
@@ -77,8 +75,10 @@ quick: $(DEV) hipsim ## The tests of make test alone
 	$(if $(COVERAGE),$(BIN)/python -m coverage erase)
 	$(MEASURED) $(PARALLEL) --quick
 
-test-all: $(ORACLES) $(CK) hipsim ## All that make test leaves out; with COVERAGE=1 how much both covered
-	$(MEASURED) $(PARALLEL) --rest $(addprefix --part=,$(PART)) $(addprefix --deselect=,$(ELSEWHERE))
+rest: $(ORACLES) $(CK) hipsim
+	$(MEASURED) $(PARALLEL) --rest $(SOME)
+
+test-all: rest ## All that make test leaves out; with COVERAGE=1 how much both covered
 	@$(BESIDE) $(CONFORMANCE) live-oracles
 ifdef COVERAGE
 	$(BIN)/python -m coverage combine --quiet

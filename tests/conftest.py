@@ -14,6 +14,8 @@ import importlib_metadata
 import pytest
 from selection import pytest_addoption
 from selection import pytest_collection_modifyitems
+from selection import pytest_runtest_protocol
+from selection import pytest_sessionstart
 from selection import pytest_terminal_summary
 from selection import pytest_testnodedown
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
+    "pytest_runtest_protocol",
+    "pytest_sessionstart",
     "pytest_terminal_summary",
     "pytest_testnodedown",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from itertools import product
@@ -52,21 +53,40 @@ def test_cases_are_no_cells() -> None:
     )
 
 
-def test_parts_are_all(tmp_path) -> None:
-    """Parts of the slow tests are all of them, none twice, each about as many."""
-    source = "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(60))\n"
-    (tmp_path / "test_slow.py").write_text(source + "def test_it(n): ...\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    parts = []
-    for part in (1, 2):
-        options = ["--collect-only", "-q", "--rest", f"--part={part}/2", "-p", "selection"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        parts.append({line for line in done.stdout.splitlines() if "::" in line})
-    assert len(parts[0] | parts[1]) == len(parts[0]) + len(parts[1]) == 60
-    assert min(map(len, parts)) > 15
+def selected(folder, *options: str) -> str:
+    """What pytest prints of three files of slow tests of which each takes a fifth of a second."""
+    source = "import pytest, time\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(4))\n"
+    for name in "abc":
+        (folder / f"test_{name}.py").write_text(source + "def test_it(n): time.sleep(0.2)\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "--rest", "-p", "selection", *options, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_seeds_are_orders(tmp_path) -> None:
+    """A seed takes all tests, those of a file together, and its files in an order of its own."""
+    orders = set()
+    for seed in (0, 1):
+        printed = selected(tmp_path, "--collect-only", "-qq", "--seed", str(seed))
+        files = [line.split("::")[0] for line in printed.splitlines() if "::" in line]
+        assert ["test_a.py"] * 4 + ["test_b.py"] * 4 + ["test_c.py"] * 4 == sorted(files)
+        runs = [file for file, before in zip(files, ["", *files], strict=False) if file != before]
+        assert 3 == len(runs)
+        orders.add(tuple(runs))
+    assert 2 == len(orders)
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_no_test_begins_late(tmp_path, processes) -> None:
+    """Of tests that take longer than they may, some are judged, and the others counted."""
+    printed = selected(tmp_path, "--seconds", "0.5", *processes)
+    [passed] = re.findall(r"(\d+) passed", printed)
+    [late] = re.findall(r"left for want of time =+\s+(\d+) tests", printed)
+    assert int(passed) in range(1, 12)
+    assert 12 == int(passed) + int(late)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ ADDED = """\
 all live comparisons with torch, transformers and diffusers
 every op and dtype of the ROCm plugins by the conformance suite, at both warp sizes"""
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
+_DEADLINE = pytest.StashKey[float]()
+_LATE = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("propolis")
     group.addoption("--quick", action="store_true", help="the tests of `make test`")
     group.addoption("--rest", action="store_true", help="the others, live comparisons aside")
-    group.addoption("--part", metavar="K/N", help="of those tests the K-th of N parts, from 1")
+    group.addoption("--seconds", type=float, help="begin no test after so many seconds")
+    group.addoption("--seed", type=int, help="take their files in another order, by this number")
 
 
 @pytest.hookimpl(trylast=True)  # folders mark their tests before
@@ -42,18 +46,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cells = surplus_cells(items)
     why = {item: _why_not_quick(item, cells) for item in items}
     wanted = ("",) if quick else ("slow", "cell")
-    part, parts = map(int, (config.getoption("--part") or "1/1").split("/"))
-    # By their names, so that all are of one part, whichever others there are.
-    mine = [crc32(item.nodeid.encode()) % parts == part - 1 for item in items]
-    kept = [item for item, own in zip(items, mine, strict=True) if own and why[item] in wanted]
+    kept = [item for item in items if why[item] in wanted]
     left_out = Counter(filter(None, why.values()))
     config.stash[_LEFT_OUT] = left_out
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = dict(left_out)
     gone = set(items).difference(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in gone])
-    # The long ones first, so that no process is left with one while the other has nothing to do.
-    items[:] = sorted(kept, key=lambda item: why[item] != "slow")
+    seed = config.getoption("--seed")
+    if seed is None:
+        # The long ones first, so that no process is left with one while others have nothing to do.
+        items[:] = sorted(kept, key=lambda item: why[item] != "slow")
+    else:
+        # A file's tests stay together: they share what they need.
+        items[:] = sorted(kept, key=lambda item: crc32(f"{seed} {item.path.name}".encode()))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Count seconds from here on, in each process."""
+    seconds = session.config.getoption("--seconds")
+    if seconds is not None:
+        session.config.stash[_DEADLINE] = time.monotonic() + seconds
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Leave a test for which there is no time, and count it."""
+    config = item.config
+    if time.monotonic() < config.stash.get(_DEADLINE, float("inf")):
+        return None
+    config.stash[_LATE] = config.stash.get(_LATE, 0) + 1
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["late"] = config.stash[_LATE]
+    return True
 
 
 def _why_not_quick(item: pytest.Item, cells: set[pytest.Item]) -> str:
@@ -90,16 +115,22 @@ def surplus_cells(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    """Take what a process of pytest-xdist's counted; all of them count the same."""
-    left_out = getattr(node, "workeroutput", {}).get("left_out")
-    if left_out is not None:
-        node.config.stash[_LEFT_OUT] = Counter(left_out)
+    """Take what a process of pytest-xdist's counted; all leave out the same, each others late."""
+    told = getattr(node, "workeroutput", {})
+    stash = node.config.stash
+    if "left_out" in told:
+        stash[_LEFT_OUT] = Counter(told["left_out"])
+    stash[_LATE] = stash.get(_LATE, 0) + told.get("late", 0)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say what more there is."""
+    late = config.stash.get(_LATE, 0)
+    if late:
+        terminalreporter.section("left for want of time")
+        terminalreporter.write_line(f"{late} tests")
     left_out = config.stash.get(_LEFT_OUT, None)
     if config.getoption("--quick") and left_out:
         terminalreporter.section("left to `make test-all`")
