@@ -54,10 +54,10 @@ def test_cases_are_no_cells() -> None:
 
 
 def selected(folder, *options: str) -> str:
-    """What pytest prints of three files of slow tests of which each takes a fifth of a second."""
-    source = "import pytest, time\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(4))\n"
+    """What pytest prints of three files of four slow tests."""
+    source = "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(4))\n"
     for name in "abc":
-        (folder / f"test_{name}.py").write_text(source + "def test_it(n): time.sleep(0.2)\n")
+        (folder / f"test_{name}.py").write_text(source + "def test_it(n): ...\n")
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "--rest", "-p", "selection", *options, str(folder)],
@@ -83,10 +83,12 @@ def test_seeds_are_orders(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "2")])
-def test_no_test_begins_late(tmp_path, processes) -> None:
-    """Of tests that take longer than they may, some are judged, and the others counted."""
-    printed = selected(tmp_path, "--seconds", "0.5", *processes)
-    [passed] = re.findall(r"(\d+) passed", printed)
-    [late] = re.findall(r"left for want of time =+\s+(\d+) tests", printed)
-    assert int(passed) in range(1, 12)
-    assert 12 == int(passed) + int(late)
+@pytest.mark.parametrize(("seconds", "passed", "late"), [(0, 0, 12), (1000, 12, 0)])
+def test_no_test_begins_late(tmp_path, processes, seconds, passed, late) -> None:
+    """Tests for which there is no time are not judged, and counted."""
+    printed = selected(tmp_path, "--seconds", str(seconds), *processes)
+    counted = [
+        sum(map(int, re.findall(pattern, printed)))
+        for pattern in (r"(\d+) passed", r"left for want of time =+\s+(\d+) tests")
+    ]
+    assert [passed, late] == counted
