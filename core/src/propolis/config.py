@@ -196,6 +196,7 @@ class Config(BaseSettings):
     probe_timeout: float = Field(
         20.0,
         gt=0,
+        le=86_400,
         description="Seconds that a plugin's probe may take before it is rejected.",
     )
     cache_dir: Annotated[Path, pydantic.BeforeValidator(expanded)] = Field(

@@ -329,11 +329,9 @@ class Tensor(dlpack.Exchanged):
             device: the default runtime's CPU when None.
 
         Raises:
-            DTypeError: there is no such dtype; the message names those there are.
+            DTypeError: it is no array, or masked, or there is no such dtype.
         """
-        if not isinstance(array, np.ndarray):
-            msg = f"from_numpy: a {type(array).__name__} is no numpy array: np.asarray makes one"
-            raise DTypeError(msg)
+        array = dtypes.plain_array(array)
         device = device or _default_device()
         dtype = dtypes.from_numpy(array.dtype)
         if device.kind != "cpu":

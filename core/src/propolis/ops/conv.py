@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 Sizes = int | tuple[int, ...]
+_FARTHEST = 1 << 31  # what a step of windows stays below
 
 WINDOW: Final = {
     "kernel": "sizes of a window, such as (height, width).",
@@ -61,9 +62,9 @@ def conv1d(
     /,
     bias: Tensor | None = None,
     *,
-    stride: int = 1,
-    padding: int = 0,
-    dilation: int = 1,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
 ) -> Meta:
     """
@@ -154,10 +155,10 @@ def conv_transpose1d(
     /,
     bias: Tensor | None = None,
     *,
-    stride: int = 1,
-    padding: int = 0,
-    output_padding: int = 0,
-    dilation: int = 1,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
 ) -> Meta:
     """
@@ -249,13 +250,13 @@ def spatial(name: str, what: str, value: Sizes, rank: int, *, least: int) -> Sha
     An attribute as one number for each spatial dimension.
 
     Raises:
-        OpError: it has another count of numbers, or one is below ``least``.
+        OpError: it has another count of numbers, or one is below ``least`` or too large.
     """
     whole = integers(name, what, value)
     sizes = (whole,) * rank if isinstance(whole, int) else tuple(whole)
-    if len(sizes) != rank or any(n < least for n in sizes):
+    if len(sizes) != rank or not all(least <= n < _FARTHEST for n in sizes):
         msg = f"{name}: {what} {value} must be {rank} numbers (or one for all) of at least {least}"
-        raise OpError(msg)
+        raise OpError(msg if all(n < _FARTHEST for n in sizes) else f"{msg} and below 2**31")
     return sizes
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from typing import Final
 from typing import Protocol
 
+import numpy as np
+
 from propolis.errors import OpError
 from propolis.released import storage_of
 from propolis.storage import SharedStorage
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.tensor import Device
+
+
+# What plain attributes may be, by their annotation, and how that is said; a bool counts as no int.
+_PLAIN: Final = {
+    "int": ((int, np.integer), "an integer"),
+    "float": ((float, int, np.floating, np.integer), "a number"),
+    "bool": ((bool, np.bool_), "True or False"),
+}
 
 
 class Checked(Protocol):
@@ -70,6 +80,50 @@ def check_tensors(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"Tensor.from_numpy makes one"
             )
             raise OpError(msg)
+
+
+def plain_attributes(signature: inspect.Signature) -> dict[str, tuple[type, ...]]:
+    """The usual types of attributes whose annotation says all; others are looked at closer."""
+    found: dict[str, tuple[type, ...]] = {}
+    for name, parameter in signature.parameters.items():
+        kind, _, none = str(parameter.annotation).partition(" | ")
+        if kind in _PLAIN and none in ("", "None"):
+            usual = (float, int) if kind == "float" else _PLAIN[kind][0][:1]
+            found[name] = (*usual, type(None)) if none else usual
+    return found
+
+
+def check_rest(spec: Any, args: tuple[Any, ...], required: int, kwargs: dict[str, Any]) -> None:
+    """
+    Refuse tensors behind the required ones that are elsewhere, and attributes of a wrong type.
+
+    Raises:
+        OpError: names the parameter.
+    """
+    plain = spec.plain
+    given: Any = kwargs.items()
+    if len(args) > required:
+        given = (*zip(spec.rest, args[required:], strict=False), *given)
+    for name, value in given:
+        if name in plain:
+            if value.__class__ not in plain[name]:
+                _check_plain(spec, name, value)
+        elif isinstance(value, Tensor) and value.device is not args[0].device:
+            raise mixed_devices(spec, args, kwargs)
+
+
+def _check_plain(spec: Checked, name: str, value: Any) -> None:
+    """
+    Refuse an attribute that is of none of the types that its annotation means.
+
+    Raises:
+        OpError: names the attribute, what it is and what it may be.
+    """
+    kind, _, none = str(spec.signature.parameters[name].annotation).partition(" | ")
+    types, words = _PLAIN[kind]
+    if not isinstance(value, types) or (kind == "int" and isinstance(value, bool)):
+        msg = f"{spec.name}: {name} is {value!r}; allowed: {words}{none and ', or None'}"
+        raise OpError(msg)
 
 
 def mixed_devices(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
@@ -166,6 +220,7 @@ def overlapping(
     Raises:
         OpError: another one shares memory with it, or the op does not work in place.
     """
+    expect_writable(spec, target)
     same = []
     for name, value in _named(spec, args, kwargs)[own:]:
         if not (_may_share(value, target) and _touches(value, target)):
@@ -184,6 +239,22 @@ def overlapping(
         )
         raise OpError(msg)
     return same
+
+
+def expect_writable(spec: Checked, target: Tensor) -> bool:
+    """
+    True; a destination in memory that is only read, which only memory from numpy is, is refused.
+
+    Raises:
+        OpError: it is.
+    """
+    if target.storage.__class__ is SharedStorage and not target.array.flags.writeable:
+        msg = (
+            f"{spec.name}: {target!r} is written and read-only (a mapped file, or a read-only "
+            f"array): ops.copy makes a tensor that can be written"
+        )
+        raise OpError(msg)
+    return True
 
 
 def may_share(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

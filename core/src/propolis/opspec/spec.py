@@ -24,13 +24,16 @@ from propolis.dtypes import DType
 from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.layout import Shape
+from propolis.opspec.check import check_rest
 from propolis.opspec.check import check_tensors
 from propolis.opspec.check import expect_apart
+from propolis.opspec.check import expect_writable
 from propolis.opspec.check import in_place
 from propolis.opspec.check import is_clear
 from propolis.opspec.check import may_share
 from propolis.opspec.check import mixed_devices
 from propolis.opspec.check import overlapping
+from propolis.opspec.check import plain_attributes
 from propolis.opspec.docstrings import completed
 from propolis.opspec.tolerance import DEFAULT_TOLERANCE
 from propolis.opspec.tolerance import EXACT
@@ -131,6 +134,8 @@ class OpSpec:
             for name, parameter in self.signature.parameters.items()
             if parameter.kind is parameter.POSITIONAL_ONLY and parameter.annotation == "Tensor"
         )
+        self.rest: Final = names[len(self._tensors) :]
+        self.plain: Final = plain_attributes(self.signature)
         outs = ("out",) if outputs == 1 else tuple(f"out{i}" for i in range(outputs))
         self.taken: Final = ((*outs, *names), outputs + len(self._tensors))
         self._key_index = tuple(names.index(name) for name in self.dtypes)
@@ -230,9 +235,7 @@ class OpSpec:
                 if tensor.device is not device:
                     raise mixed_devices(self, args, kwargs)
             if kwargs or len(args) > required:
-                for value in (*args[required:], *kwargs.values()):
-                    if isinstance(value, Tensor) and value.device is not device:
-                        raise mixed_devices(self, args, kwargs)
+                check_rest(self, args, required, kwargs)
         except (AttributeError, TypeError, IndexError, OpError) as exc:
             check_tensors(self, args, kwargs)
             if isinstance(exc, TypeError | IndexError):
@@ -255,7 +258,7 @@ class OpSpec:
 
     def _run(self, run: Callable[..., None], outs: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Run; what is read of memory that the first argument shares and is written, as it was."""
-        if self.mutates and may_share(args, kwargs):
+        if self.mutates and expect_writable(self, args[0]) and may_share(args, kwargs):
             args, kwargs = in_place(self, args[0], args, kwargs)
         run(*outs, *args, **kwargs)
 
