@@ -316,6 +316,7 @@ def test_no_text(llm, monkeypatch, entry, prompt):
     [
         (None, "messages is None; supported: a list of messages: put a text into one"),
         ("hello", "messages is 'hello'; supported: a list of messages"),
+        ([], "messages is empty: there is nothing to answer"),
         (["a", "b"], "message 0 is 'a'; a message is a mapping .* each of several conversations"),
         ([[{"role": "user", "content": "a"}]], r"message 0 is \[.*; a message is a mapping"),
         ([{"role": "user", "content": ["a", "b"]}], r"message 0 has \['a', 'b'\] as its content; "),

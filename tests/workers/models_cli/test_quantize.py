@@ -176,6 +176,33 @@ def test_refused(models, source, tmp_path, tiny_folder):
     assert "`propolis models pull a/b:f16` gets it" in done.err
 
 
+@pytest.mark.parametrize(
+    ("kind", "number", "said"),
+    [
+        ("f16", 1e30, "1e+30, which f16 cannot hold"),
+        ("q8_0", -1e30, "1e+30, which q8_0 cannot hold"),
+        ("q8_0", np.nan, "nan"),
+        ("f16", np.inf, "inf"),
+        ("q8_0", 1e5, None),
+    ],
+)
+def test_numbers_that_do_not_fit(models, tmp_path, kind, number, said):
+    """A model whose numbers the type cannot hold is refused by the tensor, and nothing is left."""
+    path, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("token_embd.weight", np.full((4, 256), number, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    done = models("quantize", str(path), str(out), "--type", kind)
+    if said is None:
+        assert (0, True) == (done.code, out.exists())
+        return
+    assert (2, False) == (done.code, out.exists())
+    assert f"token_embd.weight has {said}: give another --type, or mend the model" in done.err
+
+
 def test_full_disk(models, source, tmp_path, monkeypatch):
     """A disk that fills is said, and nothing is left behind."""
     from propolis_workers.models import quantize

@@ -59,6 +59,19 @@ def test_default_name(propolis):
     assert [["out.png"], ["out.2-1.png", "out.2-2.png"], ["out.3.png"]] == names
 
 
+def test_a_name_that_was_free(propolis, monkeypatch):
+    """Of two that draw at once the one that ends later takes the next free name."""
+    real = Recipe.save
+
+    def beside(self, images, path):
+        Path("out.png").write_text("another's")
+        return real(self, images, path)
+
+    monkeypatch.setattr(Recipe, "save", beside)
+    assert ["out.2.png"] == propolis("generate", "a", *FEW).out.split()
+    assert "another's" == Path("out.png").read_text()
+
+
 def test_reproduces(propolis, make):
     """--from draws the same file again, byte by byte, whatever it was drawn from."""
     make.picture(), make.mask(), make.lora()

@@ -241,6 +241,10 @@ def test_limits(studio, wrong, field):
         ({"scheduler": "nope"}, "nope"),
         ({"operation": "image_transform", "input_image": "%%"}, "image is not base64"),
         ({"operation": "image_transform", "input_image": "aGk="}, "no image that can be read"),
+        (
+            {"operation": "image_transform", "input_image": encoded(np.zeros((8, 8, 3), np.uint8))},
+            "the image is 8x8; supported: 64 to 256 pixels a side",
+        ),
         ({"operation": "infer"}, "no model that writes"),
     ],
 )

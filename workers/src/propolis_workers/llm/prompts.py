@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
@@ -204,7 +205,13 @@ class Prompts:
             begun: what the answer begins with.
             continued: as for :meth:`render`.
             most: as for :meth:`text`.
+
+        Raises:
+            ArgumentTypeError: there is no message.
         """
+        if isinstance(messages, list | tuple) and not messages:
+            msg = "messages is empty: there is nothing to answer; give one with role and content"
+            raise ArgumentTypeError(msg)
         text = self.render(messages, tools=tools, variables=variables, continued=continued) + begun
         self._expect_short(text, most)
         return self.tokenizer.encode(text)

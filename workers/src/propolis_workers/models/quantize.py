@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 FLOATS = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _AT_ONCE = 1 << 24  # numbers; bounds the memory
+_LARGEST = 65504  # up to here f16 holds all, and so do scales of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,9 @@ def converted(raw: np.ndarray, dtype: DType, entry: Entry, device: Device) -> It
         dtype: what they are, a float or the entry's own type.
         entry: what they become.
         device: whose op computes.
+
+    Raises:
+        UsageError: a number is none, or is larger than the type can hold.
     """
     if dtype is entry.dtype:
         yield raw
@@ -166,11 +170,29 @@ def converted(raw: np.ndarray, dtype: DType, entry: Entry, device: Device) -> It
     for start in range(0, rows, step):
         some = raw[start * row * dtype.block_bytes : (start + step) * row * dtype.block_bytes]
         values = np.frombuffer(some.tobytes(), dtype.numpy).reshape(-1, row).astype(np.float32)
+        most = float(np.abs(values).max(initial=0))
+        if not most <= _LARGEST and not _holds(values, entry.dtype, device):
+            what = (
+                f"{most:.3g}, which {entry.dtype} cannot hold" if np.isfinite(most) else str(most)
+            )
+            msg = f"{entry.name} has {what}: give another --type, or mend the model"
+            raise UsageError(msg)
         if entry.dtype.is_block:
             values = ops.quantize(Tensor.from_numpy(values, device), entry.dtype).numpy()
         else:
             values = values.astype(entry.dtype.numpy)
         yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _holds(values: np.ndarray, dtype: DType, device: Device) -> bool:
+    """Whether large numbers, and no others, are numbers in a type still."""
+    if not np.isfinite(values).all():
+        return False
+    if dtype.is_block:
+        stored = ops.quantize(Tensor.from_numpy(values, device), dtype)
+        return bool(np.isfinite(ops.dequantize(stored).numpy()).all())
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(values.astype(dtype.numpy).astype(np.float32)).all())
 
 
 def _stored(wanted: DType | None, info: TensorInfo) -> DType:

@@ -144,7 +144,8 @@ def generate(
             write_preview(done, draw)
 
         images = model.generate(params, progress=after_step, tiled=tiled)
-    written = recipe.save(images, path)
+    # A name that was free before may be taken now.
+    written = recipe.save(images, None if output is None else path)
     if as_json:
         print_json(_report(model, images, recipe, written))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from dataclasses import field
@@ -229,15 +230,15 @@ class Recipe:
                 files[name] = file.named()
         return [{**images.metadata(index), **files} for index in self._wanted(images)]
 
-    def save(self, images: Images, path: Path) -> list[Path]:
+    def save(self, images: Images, path: Path | None) -> list[Path]:
         """
-        Write the images that are wanted, with what reproduces them.
+        Write the images that are wanted, with what reproduces them; by a free name for None.
 
         Raises:
             UsageError: one cannot be written.
         """
         wanted = self._wanted(images)
-        paths = numbered(path, len(wanted))
+        paths = numbered(path or free_path(len(wanted)), len(wanted))
         for one, index, metadata in zip(paths, wanted, self.metadata(images), strict=True):
             write_png(one, images[index], metadata)
         return paths
@@ -268,6 +269,20 @@ def output_path(given: str | None) -> Path:
         number += 1
         path = Path(f"out.{number}.png")
     return path
+
+
+def free_path(count: int) -> Path:
+    """
+    A free name for so many images, taken at once: who draws beside this process gets the next.
+
+    Raises:
+        UsageError: nothing can be written here.
+    """
+    while True:
+        path = output_path(None)
+        with contextlib.suppress(FileExistsError):
+            numbered(path, count)[0].open("xb").close()
+            return path
 
 
 def _lora_option(text: str) -> File:

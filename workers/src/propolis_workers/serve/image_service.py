@@ -179,9 +179,10 @@ class ImageService:
             if given.get(name) is not None:
                 given = {**given, name: _base64(name, given[name])}
         params, _, _ = self._twin.planned(params_of(given), sides=sides)
-        if max(params.width or 0, params.height or 0) > self.largest:
-            most = f"up to {self.largest} pixels a side: make it smaller"
-            msg = f"the image is {params.width}x{params.height}; supported: {most}"
+        own = params.width or self.size, params.height or self.size
+        if not self.smallest <= min(own) <= max(own) <= self.largest:
+            range_ = f"{self.smallest} to {self.largest} pixels a side"
+            msg = f"the image is {own[0]}x{own[1]}; supported: {range_}: make it of such a size"
             raise ProblemError(400, msg, param="image")
         return {**given, "seed": params.seed}
 
