@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,16 @@ def kernels():
         pytest.skip(str(exc))
 
 
-_own: list[Runtime] = []  # the first that a test started: each start takes a third of a second
+@cache
+def _started() -> Runtime:
+    """As the settings have it before a test changes them; each start takes a third of a second."""
+    return Runtime.start(Config.load())
 
 
 @pytest.fixture(autouse=True)
 def default_runtime(monkeypatch):
     """Tensors without a device are of a runtime of these tests' own: others see no kernels."""
-    monkeypatch.setattr(runtimes, "_default", *_own or (None,))
-    yield
-    if not _own and runtimes._default is not None:
-        _own.append(runtimes._default)
+    monkeypatch.setattr(runtimes, "_default", _started())
 
 
 @pytest.fixture
