@@ -99,6 +99,9 @@ ray: $(RAY) ## Install Ray apart from the rest, and kill one of two replicas und
 SHARE_32 ?=
 SHARE_64 ?= --seed 64 --scale 0.25
 SHARE_CPU ?=
+# Of the plugin with the most ops alone: a shard without any unit is an error.
+SHARD_32 ?=
+SHARD_64 ?=
 # The longest first; each waits in part, for a limit of time or a process.
 CONFORMANCE := conformance-64 conformance-32 conformance-cpu
 BESIDE = $(MAKE) --no-print-directory -j3 --output-sync=target
@@ -112,7 +115,7 @@ conformance-cpu:
 conformance-%:
 	export ROCM_PATH="$(CURDIR)/build/hipsim/host" HIPSIM_WARP=$* \
 		XDG_CACHE_HOME="$(CURDIR)/build/cache" PROPOLIS_REQUIRE_ROCM=1; \
-	for plugin in rocm_kernels rocm_blas rocm_miopen flash_attn_ck; do \
+	for plugin in "rocm_kernels $(SHARD_$*)" rocm_blas rocm_miopen flash_attn_ck; do \
 		$(BIN)/propolis conformance $$plugin --timeout 300 $(SHARE_$*) || exit 1; \
 	done; \
 	$(PYTEST) -q $(ON_DEVICE)
