@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from propolis import Tensor
 from propolis import dtypes
 from propolis.config import Config
+from propolis.errors import ArgumentTypeError
+from propolis.errors import DeviceNotFoundError
 from propolis.errors import DTypeError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
@@ -113,6 +115,19 @@ def test_the_default_device_is_the_default_runtimes_cpu():
     set_default_runtime(other)
     assert Tensor.from_numpy(count(2)).device is other.cpu
     assert Tensor.from_blocks(np.zeros(18, np.uint8), dtypes.q4_0, (32,)).device is other.cpu
+
+
+def test_devices_by_id():
+    """An id is a device of the process's runtime; what is neither is named."""
+    here = default_runtime().cpu
+    tensor = Tensor.from_numpy(count(2), "cpu")
+    assert here is tensor.device
+    assert here is Tensor.from_blocks(np.zeros(18, np.uint8), dtypes.q4_0, (32,), "cpu:0").device
+    assert tensor.to("cpu") is tensor
+    with pytest.raises(DeviceNotFoundError, match="no device 'cqu'; present: cpu"):
+        tensor.to("cqu")
+    with pytest.raises(ArgumentTypeError, match="device is 5; supported: an id"):
+        tensor.to(5)
 
 
 def test_scalars(cpu):

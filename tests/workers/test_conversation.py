@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis_workers.llm import SamplingParams
@@ -334,6 +335,19 @@ def test_bad_text(llm):
     with pytest.raises(UsageError, match="lone surrogate"):
         talk.say("\udc80")
     check_goes_on(llm, talk)
+
+
+def test_a_system_message_that_is_no_text(llm):
+    """It is refused by its name, before the model's template meets it."""
+    with pytest.raises(ArgumentTypeError, match="system is 5; supported: a text"):
+        Conversation(llm, system=5)
+
+
+def test_stopped_before_it_began(llm):
+    """An answer that nobody iterated over is stopped with nothing kept of it."""
+    talk = Conversation(llm)
+    assert not talk.say("a").stop()
+    assert [] == talk.messages
 
 
 @pytest.mark.parametrize("then", ["say", "reset"])

@@ -311,8 +311,22 @@ def test_context_of_a_model(llm):
         list(llm.complete("x" * 96))
     with pytest.raises(ModelError, match="takes 97 tokens, the context is 96"):
         list(llm.complete("x" * 97))
-    with pytest.raises(ModelError, match="context is 0"):
-        llm.complete(prompt, context=0)
+    for wrong in (0, "9", 2.5):
+        with pytest.raises(UsageError, match=f"context is {wrong!r}; allowed: an integer from 1"):
+            llm.complete(prompt, context=wrong)
+
+
+def test_numbers_of_numpy(llm):
+    """Lengths that numpy computed are as good as Python's."""
+    generation = llm.complete("x" * 90, max_tokens=np.int64(3), context=np.uint16(93))
+    list(generation)
+    assert 3 == len(generation.finish.ids)
+
+
+def test_an_answer_that_was_not_begun(llm):
+    """Nobody takes an answer that was not generated yet for an empty one."""
+    with pytest.raises(UsageError, match="iterate over the answer first"):
+        _ = llm.complete("a").finish
 
 
 def test_bos(tiny, tmp_path):

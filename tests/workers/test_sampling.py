@@ -335,6 +335,8 @@ def test_history_outside_the_vocabulary():
         ("temperature", math.inf),
         ("temperature", "1"),
         ("temperature", True),
+        ("temperature", np.True_),
+        ("top_k", np.ones(2, int)),
         ("top_k", -1),
         ("top_k", 1.5),
         ("top_p", 0.0),
@@ -351,3 +353,11 @@ def test_parameters_are_checked(name, value):
     """A wrong parameter's message names it, what was given and what is allowed."""
     with pytest.raises(UsageError, match=rf"^{name} is .*; allowed: "):
         SamplingParams(**{name: value})
+
+
+def test_parameters_of_numpy():
+    """Numbers that numpy computed are those of Python: they are kept, compared and written so."""
+    given = {"temperature": np.float32(0.5), "top_k": np.int64(4), "seed": np.uint8(7)}
+    params = SamplingParams(**given)
+    assert SamplingParams(temperature=0.5, top_k=4, seed=7) == params
+    assert {float, int} == {type(getattr(params, name)) for name in given}

@@ -64,7 +64,7 @@ def test_without_stops_all_text_passes():
     assert finder.flush() == ""
 
 
-@pytest.mark.parametrize("stops", [[""], "stop", [1], ["x"] * 65, ["x" * 1025]])
+@pytest.mark.parametrize("stops", [[""], "stop", [1], ["x"] * 65, ["x" * 1025], None, 5])
 def test_useless_stops_are_refused(stops):
     """Empty, overlong, too many or untyped stop strings are a UsageError of one line."""
     with pytest.raises(UsageError, match=r"^[^\n]+$"):

@@ -31,7 +31,7 @@ from propolis.storage import Memory
 from propolis.storage import Storage
 from propolis.tensor import Device
 from propolis.tensor import Tensor
-from propolis.tensor import set_default_device as _set_default_device
+from propolis.tensor import set_opener as _set_opener
 
 
 if TYPE_CHECKING:
@@ -59,13 +59,14 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
-def _cpu() -> Device:
+def _opened(device: str | None) -> Device:
     from propolis.runtime import default_runtime  # noqa: PLC0415  (see _LAZY)
 
-    return default_runtime().cpu
+    runtime = default_runtime()
+    return runtime.cpu if device is None else runtime.device(device)
 
 
-_set_default_device(_cpu)
+_set_opener(_opened)
 
 __all__ = [
     "API_LEVEL",

@@ -317,7 +317,7 @@ class Tensor(dlpack.Exchanged):
     # -- exchange --------------------------------------------------------------
 
     @classmethod
-    def from_numpy(cls, array: np.ndarray, device: Device | None = None) -> Tensor:
+    def from_numpy(cls, array: np.ndarray, device: Device | str | None = None) -> Tensor:
         """
         A tensor with the elements of ``array``.
 
@@ -326,13 +326,13 @@ class Tensor(dlpack.Exchanged):
 
         Args:
             array: of a numpy dtype that has a :class:`~propolis.dtypes.DType`.
-            device: the default runtime's CPU when None.
+            device: or an id of the default runtime's; its CPU when None.
 
         Raises:
             DTypeError: it is no array, or masked, or there is no such dtype.
         """
         array = dtypes.plain_array(array)
-        device = device or _default_device()
+        device = _opened(device)
         dtype = dtypes.from_numpy(array.dtype)
         if device.kind != "cpu":
             return _upload(np.ascontiguousarray(array), array.shape, dtype, device)
@@ -345,11 +345,7 @@ class Tensor(dlpack.Exchanged):
 
     @classmethod
     def from_blocks(
-        cls,
-        raw: np.ndarray,
-        dtype: DType,
-        shape: Shape,
-        device: Device | None = None,
+        cls, raw: np.ndarray, dtype: DType, shape: Shape, device: Device | str | None = None
     ) -> Tensor:
         """
         A row-major tensor of any dtype over raw bytes, as weight files hold them.
@@ -358,7 +354,7 @@ class Tensor(dlpack.Exchanged):
             raw: contiguous 1-D uint8 array; on the CPU the tensor shares it.
             dtype: plain or block format.
             shape: in elements; the last size is a multiple of the block size.
-            device: the default runtime's CPU when None.
+            device: or an id of the default runtime's; its CPU when None.
 
         Raises:
             ShapeError: the shape does not fit the bytes.
@@ -371,7 +367,7 @@ class Tensor(dlpack.Exchanged):
                 f"1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
             )
             raise DTypeError(msg)
-        device = device or _default_device()
+        device = _opened(device)
         layout = Layout.contiguous(shape)
         row = dtype.nbytes(shape[-1] if shape else 1)
         expected = layout.numel // max(shape[-1] if shape else 1, 1) * row
@@ -435,8 +431,9 @@ class Tensor(dlpack.Exchanged):
             return raw.reshape(*self.shape[:-1], self.dtype.nbytes(self.shape[-1]))
         return raw.view(self.dtype.numpy).reshape(self.shape)
 
-    def to(self, device: Device) -> Tensor:
-        """This tensor on ``device``: itself when it is there, else a contiguous copy."""
+    def to(self, device: Device | str) -> Tensor:
+        """This tensor on ``device``, or on the default runtime's of that id: itself or a copy."""
+        device = _opened(device)
         if device is self.device:
             return self
         host = self.numpy()
@@ -482,7 +479,7 @@ class Tensor(dlpack.Exchanged):
 
     @classmethod
     def from_dlpack(
-        cls, source: Any, device: Device | None = None, *, copy: bool | None = None
+        cls, source: Any, device: Device | str | None = None, *, copy: bool | None = None
     ) -> Tensor:
         """
         A tensor with the elements of any that has ``__dlpack__``: torch's, JAX's, CuPy's ...
@@ -491,7 +488,7 @@ class Tensor(dlpack.Exchanged):
 
         Args:
             source: the tensor or array; if it is on a GPU its library copies it.
-            device: the default runtime's CPU when None.
+            device: or an id of the default runtime's; its CPU when None.
             copy: True for memory of its own, False for the same or an error.
 
         Raises:
@@ -581,18 +578,22 @@ def _upload(array: np.ndarray, shape: Shape, dtype: DType, device: Device) -> Te
     return tensor
 
 
-def _no_default() -> Device:
-    msg = "no default device is set: give one"
+def _opened(device: Device | str | None) -> Device:
+    return device if isinstance(device, Device) else _open(device)
+
+
+def _cannot_open(device: str | None) -> Device:
+    msg = f"no runtime opens device {device}: give an open one"
     raise UsageError(msg)
 
 
-_default_device: Callable[[], Device] = _no_default
+_open: Callable[[str | None], Device] = _cannot_open
 
 
-def set_default_device(factory: Callable[[], Device]) -> None:
-    """Let ``factory`` give the device of tensors that are made without one."""
-    global _default_device  # noqa: PLW0603  (one per process is its meaning)
-    _default_device = factory
+def set_opener(opener: Callable[[str | None], Device]) -> None:
+    """Let ``opener`` open devices by id, and give that of tensors that are made without one."""
+    global _open  # noqa: PLW0603  (one per process is its meaning)
+    _open = opener
 
 
-__all__ = ["Device", "Dispatch", "Tensor", "set_default_device"]
+__all__ = ["Device", "Dispatch", "Tensor", "set_opener"]

@@ -130,7 +130,9 @@ public:
     }
     bool truth() {
         PyObject* object = next();
-        return object && PyObject_IsTrue(object) == 1;
+        const int value = object ? PyObject_IsTrue(object) : 0;
+        if (value < 0) ok_ = false;
+        return value > 0;
     }
     Kind kind() { return (Kind)whole(); }
     PyObject* next() {

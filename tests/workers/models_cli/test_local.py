@@ -115,6 +115,14 @@ def test_setting(models, pulled, monkeypatch, tmp_path):
     assert str(tmp_path / "elsewhere") in models("list").out
 
 
+def test_setting_of_a_file(models, pulled, monkeypatch):
+    """A file where models should lie is told; it is not a folder without models."""
+    monkeypatch.setenv("PROPOLIS_MODELS_DIR", str(pulled))
+    done = models("list")
+    assert done.code == 2
+    assert f"{pulled} is no folder: models cannot be kept there; set models_dir to one" in done.err
+
+
 @pytest.mark.parametrize("name", [NAME, f"{NAME}:q8_0", f"{NAME}:Model-Q8_0.gguf"])
 def test_named(pulled, name):
     """Where a path is wanted, the name of a pulled model will do: settings, commands, Python."""

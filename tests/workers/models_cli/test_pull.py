@@ -414,8 +414,8 @@ def test_full_disk(repository, models, folder, monkeypatch):
 
 def test_no_permission(repository, models, folder):
     """A folder that may not be written is named."""
-    folder.parent.mkdir(parents=True)
-    folder.write_text("a file")
+    folder.mkdir(parents=True)
+    (folder / REPO.partition("/")[0]).write_text("a file")
     done = models("pull", REPO)
     assert done.code == 1
     assert "cannot be written (Not a directory)" in done.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Final
+from typing import SupportsIndex
 
 from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
@@ -34,6 +36,24 @@ def expect_text(name: str, value: object) -> None:
         raise ArgumentTypeError(msg)
 
 
+def expect_whole(name: str, value: object, *, least: int) -> int:
+    """
+    An integer, of Python's or numpy's, as Python's.
+
+    Raises:
+        UsageError: it is no integer, a truth value, or below ``least``.
+    """
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:  # an array
+            number = least - 1
+        if number >= least:
+            return number
+    msg = f"{name} is {shown(value)}; allowed: an integer from {least}"
+    raise UsageError(msg)
+
+
 def expect_unicode(what: str, text: str) -> None:
     """
     Refuse a text that no file and no vocabulary holds.
@@ -48,4 +68,4 @@ def expect_unicode(what: str, text: str) -> None:
         raise UsageError(msg) from None
 
 
-__all__ = ["expect_text", "expect_unicode", "shown"]
+__all__ = ["expect_text", "expect_unicode", "expect_whole", "shown"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
-from propolis.errors import UsageError
+from propolis_workers.arguments import expect_whole
 from propolis_workers.llm.among import places_among
 from propolis_workers.llm.detokenizer import Detokenizer
 from propolis_workers.llm.drawing import Chance
@@ -95,18 +95,6 @@ def expect_params(params: object) -> None:
         raise ArgumentTypeError(msg)
 
 
-def expect_max_tokens(max_tokens: object) -> None:
-    """
-    Check the most tokens that an answer may have.
-
-    Raises:
-        UsageError: it is no integer from 1.
-    """
-    if type(max_tokens) is not int or max_tokens < 1:
-        msg = f"max_tokens is {max_tokens!r}; allowed: an integer from 1"
-        raise UsageError(msg)
-
-
 def draw_together(answers: Sequence[Answer], likely: Sequence[Likely]) -> list[int | None]:
     """
     The next tokens of several answers, as :meth:`Answer.draw_among` draws them one by one.
@@ -178,14 +166,13 @@ class Answer:
         Raises:
             UsageError: ``max_tokens`` or the stop strings are not as described.
         """
-        expect_max_tokens(max_tokens)
+        self._max_tokens = expect_whole("max_tokens", max_tokens, least=1)
         self.finish = Finish(prompt_tokens=len(prompt))
         self.tokens = [*history, *prompt]
         self._tokenizer = tokenizer
         self._sampler = Sampler(params)
         top_k = min(params.top_k, tokenizer.vocab_size)
         self._odds = Odds(params.temperature, top_k, params.top_p, params.min_p)
-        self._max_tokens = max_tokens
         self._stops = StopStrings(stops)
         self._ending = ending
         self._ends = ending.of(tokenizer.eos_ids)
@@ -391,4 +378,4 @@ def expect_prompt(
         raise ModelError(msg)
 
 
-__all__ = ["Answer", "Finish", "StopReason", "expect_max_tokens", "expect_prompt", "longer"]
+__all__ = ["Answer", "Finish", "StopReason", "expect_prompt", "longer"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
-from propolis_workers.llm.answer import expect_max_tokens
+from propolis_workers.arguments import expect_whole
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.sampling import SamplingParams
@@ -35,6 +35,8 @@ class Conversation:
     """
 
     def __init__(self, llm: LLM, *, system: str | None = None, context: int | None = None) -> None:
+        if system is not None:
+            expect_text("system", system)
         self._llm = llm
         self._system = system
         # Not the whole context of a model made for 128k tokens: on a device its keys and
@@ -84,7 +86,7 @@ class Conversation:
             UsageError: the text or an option cannot be used.
         """
         expect_text("text", text)
-        expect_max_tokens(max_tokens)
+        max_tokens = expect_whole("max_tokens", max_tokens, least=1)
         every = [*self.messages, {"role": "user", "content": text}]
         messages, ids = self._fitted(every, max_tokens)
         expect_prompt(ids, len(ids), self.capacity, self._llm.config, self._llm.tokenizer)
@@ -173,7 +175,7 @@ class Turn(Generation):
         """
         talk = self.conversation
         if talk._turn is self:  # noqa: SLF001  (one unit)
-            if self.finish.text:
+            if self._answer.finish.text:
                 self.finish.stop_reason = "INTERRUPTED"
                 talk._join(self)  # noqa: SLF001
             talk._turn = None  # noqa: SLF001

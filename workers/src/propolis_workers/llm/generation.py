@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from propolis.errors import UsageError
 from propolis_workers.llm.answer import Answer
 from propolis_workers.llm.answer import expect_prompt
 from propolis_workers.suspects import suspects
@@ -77,7 +78,15 @@ class Generation:
 
     @property
     def finish(self) -> Finish:
-        """How it went; complete once the iteration has ended."""
+        """
+        How it went; complete once the iteration has ended.
+
+        Raises:
+            UsageError: it has not begun.
+        """
+        if self._stream is None:
+            msg = 'nothing was generated yet: iterate over the answer first: "".join(answer)'
+            raise UsageError(msg)
         return self._answer.finish
 
     def __iter__(self) -> Iterator[str]:

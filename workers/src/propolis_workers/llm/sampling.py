@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from dataclasses import field
+from numbers import Real
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
@@ -14,6 +15,7 @@ import numpy as np
 
 from propolis.errors import ModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_whole
 from propolis_workers.llm.among import places_among
 from propolis_workers.llm.chances import finite
 from propolis_workers.llm.chances import likeliest
@@ -65,21 +67,28 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check_real("temperature", self.temperature, low=0.0, high=math.inf)
-        _check_int("top_k", self.top_k, low=0)
-        _check_real("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
-        _check_real("min_p", self.min_p, low=0.0, high=1.0)
-        _check_real(
-            "repetition_penalty", self.repetition_penalty, low=0.0, high=math.inf, low_open=True
-        )
-        _check_int("repeat_last_n", self.repeat_last_n, low=-1)
+        self._real("temperature", low=0.0)
+        self._int("top_k", low=0)
+        self._real("top_p", low=0.0, high=1.0, low_open=True)
+        self._real("min_p", low=0.0, high=1.0)
+        self._real("repetition_penalty", low=0.0, low_open=True)
+        self._int("repeat_last_n", low=-1)
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_real(name, getattr(self, name), low=-2.0, high=2.0)
+            self._real(name, low=-2.0, high=2.0)
         for token, bias in self.logit_bias.items():
-            _check_int("a token of logit_bias", token, low=0)
+            expect_whole("a token of logit_bias", token, least=0)
             _check_real(f"logit_bias of {token}", bias, low=-100.0, high=100.0)
         if self.seed is not None:
-            _check_int("seed", self.seed, low=0)
+            self._int("seed", low=0)
+
+    def _real(
+        self, name: str, *, low: float, high: float = math.inf, low_open: bool = False
+    ) -> None:
+        number = _check_real(name, getattr(self, name), low=low, high=high, low_open=low_open)
+        object.__setattr__(self, name, number)
+
+    def _int(self, name: str, *, low: int) -> None:
+        object.__setattr__(self, name, expect_whole(name, getattr(self, name), least=low))
 
 
 class NoTokenError(ModelError):
@@ -354,19 +363,13 @@ class Sampler:
 
 def _check_real(
     name: str, value: object, *, low: float, high: float, low_open: bool = False
-) -> None:
-    """Refuse what is no finite number in the range."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        inside = low < value <= high if low_open else low <= value <= high
-        if inside and math.isfinite(value):
-            return
+) -> float:
+    """A finite number in the range, of Python's or numpy's, as Python's."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        inside = low < number <= high if low_open else low <= number <= high
+        if inside and math.isfinite(number):
+            return number
     above = "above" if low_open else "from"
     msg = f"{name} is {value!r}; allowed: a finite number {above} {low:g}"
     raise UsageError(msg if high == math.inf else f"{msg} to {high:g}")
-
-
-def _check_int(name: str, value: object, *, low: int) -> None:
-    """Refuse what is no integer at least `low`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        msg = f"{name} is {value!r}; allowed: an integer from {low}"
-        raise UsageError(msg)

@@ -23,7 +23,7 @@ from propolis.dispatch import DispatchTable
 from propolis.dtypes import parse_dtype
 from propolis.errors import UsageError
 from propolis_workers import events
-from propolis_workers.llm.answer import expect_max_tokens
+from propolis_workers.arguments import expect_whole
 from propolis_workers.llm.answer import expect_params
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.default_model import located
@@ -238,7 +238,7 @@ class LLM:
             ModelError: there are none, or too many, or one that the model does not know.
         """
         expect_params(params)
-        expect_max_tokens(max_tokens)
+        max_tokens = expect_whole("max_tokens", max_tokens, least=1)
         StopStrings(stops)  # refuses them before a sequence is taken
         # No more memory than this answer may need, or the one before it needed.
         capacity = min(self._limit(context), len(ids) + max_tokens)
@@ -261,10 +261,11 @@ class LLM:
     def _limit(self, context: int | None) -> int:
         """Tokens that a sequence may have; says so where the model was made for fewer."""
         longest = self.config.context_length
-        if context is not None and context > longest:
+        asked = longest if context is None else expect_whole("context", context, least=1)
+        if asked > longest:
             reason = f"{self.path.name} was trained for no more"
-            events.CONTEXT_CUT.emit(asked=context, used=longest, reason=reason)
-        return longest if context is None else min(context, longest)
+            events.CONTEXT_CUT.emit(asked=asked, used=longest, reason=reason)
+        return min(asked, longest)
 
     def _free_engine(self, capacity: int) -> Engine | None:
         """The sequence of an answer that is complete, where it is long enough."""
@@ -388,9 +389,8 @@ def _counter(
 ) -> Callable[[int], None] | None:
     if progress is None:
         return None
-    tensors: Mapping[str, object] = source.tensors
-    total = sum(source.tensors[name].nbytes for name in tensors)
-    done = 0
+    tensors = dict(source.tensors)
+    total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
 
     def count(nbytes: int) -> None:
         nonlocal done

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propolis.config import data_home
+from propolis.errors import ConfigError
 from propolis.errors import ModelError
 from propolis_workers.models.names import SPLIT
 from propolis_workers.models.names import ModelName
@@ -86,9 +87,13 @@ class Store:
         The one that the settings name.
 
         Raises:
-            ConfigError: they name none, and this user has no home folder.
+            ConfigError: they name none, and this user has no home folder; or what is no folder.
         """
-        return cls(config.models_dir or data_home() / "models")
+        folder = config.models_dir or data_home() / "models"
+        if folder.exists() and not folder.is_dir():
+            msg = f"{folder} is no folder: models cannot be kept there; set models_dir to one"
+            raise ConfigError(msg)
+        return cls(folder)
 
     def path(self, repository: str, file: str) -> Path:
         """
