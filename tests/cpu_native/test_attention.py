@@ -13,11 +13,11 @@ from propolis import ops
 KEYS, HEADS, KV_HEADS = 300, 6, 2
 
 
-def inputs(dim, kept):
+def inputs(dim, kept, kv_heads=KV_HEADS):
     """Queries in f32, keys and values as they are kept."""
     rng = np.random.default_rng(17)
     q = rng.normal(0, 1, (1, KEYS, HEADS, dim)).astype(np.float32)
-    k, v = (rng.normal(0, 1, (1, KEYS, KV_HEADS, dim)).astype(kept) for _ in range(2))
+    k, v = (rng.normal(0, 1, (1, KEYS, kv_heads, dim)).astype(kept) for _ in range(2))
     return q, k, v
 
 
@@ -26,15 +26,23 @@ def inputs(dim, kept):
     [{}, {"window": (90, 0)}, {"softcap": 20.0}, {"alibi": True}],
     ids=["plain", "window", "softcap", "alibi"],
 )
-@pytest.mark.parametrize(("dim", "kept"), [(64, np.float16), (64, np.float32), (40, np.float32)])
-def test_a_query_is_the_same_alone_and_among_others(runtime, dim, kept, options):
+@pytest.mark.parametrize(
+    ("dim", "kept", "kv_heads"),
+    [
+        (64, np.float16, KV_HEADS),
+        (64, np.float16, HEADS),
+        (64, np.float32, KV_HEADS),
+        (40, np.float32, HEADS),
+    ],
+)
+def test_a_query_is_the_same_alone_and_among_others(runtime, dim, kept, kv_heads, options):
     """
     To the bit, by each of the ways: one query, three, a vector of them, and all of a prompt.
 
     So what a prompt leaves does not depend on where it was parted, nor an answer on its batch.
     """
     device = runtime().cpu
-    q, k, v = inputs(dim, kept)
+    q, k, v = inputs(dim, kept, kv_heads)
     name = ops.attention if kept is np.float32 else ops.qattention
     if options.get("alibi"):
         slopes = np.linspace(0.01, 0.2, HEADS, dtype=np.float32)

@@ -1,6 +1,8 @@
 // Attention of many queries of a sequence, in the lanes of one vector or two.
 #pragma once
 
+#include <vector>
+
 #include "attention.h"
 #include "pool.h"
 #include "room.h"
@@ -9,7 +11,8 @@ namespace propolis {
 namespace {
 
 constexpr int TOGETHER = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;  // sums of a vector that are in registers
-constexpr int ABREAST = VECTOR == 64 ? 4 : VECTOR == 32 ? 2 : 1;   // keys whose scores are
+constexpr int ABREAST = VECTOR >= 32 ? 4 : 1;                      // keys whose scores are
+constexpr i64 SIDES = 4;                                        // blocks of queries that share keys
 constexpr int MOST_VECTORS = VECTOR == 64 ? 2 : 1;                 // of queries, for which there are registers
 
 // One of the sixteen sums that `score` has in a vector's lanes: of every sixteenth element, from the r-th on.
@@ -69,6 +72,14 @@ PROPOLIS_INLINE F32s or_zero(F32s x) {
     return x;
 }
 
+// Lanes [from, to) as they are, the others minus infinity.
+PROPOLIS_INLINE F32s within(F32s x, i64 from, i64 to) {
+    static constexpr f32 NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const F32s lane = load(NUMBERS);
+    PROPOLIS_EACH x.part[p] = (lane.part[p] >= (f32)from) & (lane.part[p] < (f32)to) ? x.part[p] : f32v{} - INFINITE;
+    return x;
+}
+
 // Elements [e, e + U) of acc = acc * before + next * (the sum of weights[j] * values[j]).
 template <int N, int U>
 PROPOLIS_INLINE void weigh_some(const f32* const* values, i64 count, const f32* weights, const F32s (&before)[N],
@@ -113,16 +124,107 @@ PROPOLIS_INLINE F32s total_tree(const f32* weights, i64 r, i64 count) {
     }
 }
 
+// Queries of a head in N vectors, a lane each, and what they have of the keys so far.
+template <int N>
+struct Side {
+    static constexpr i64 LANES = propolis::LANES * N, EACH = propolis::LANES;
+
+    i64 head, first, count, origin;  // the token of lane 0, in its sequence; the position of that
+    Range range;                     // of the keys that some of them see
+    f32 *q = nullptr, *acc = nullptr, *tops = nullptr;  // scaled; sums; largest scores, and totals: [..][lane]
+
+    static i64 size(i64 dim, i64 value_dim) { return LANES * (dim + value_dim + 2); }
+
+    template <class T>
+    void open(const Attention& a, const Sequence& s, f32* at) {
+        const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
+        q = at;
+        acc = q + LANES * dim;
+        tops = acc + LANES * value_dim;
+        for (i64 lane = 0; lane < LANES; ++lane) {
+            const T* from = (const T*)a.q.at + s.row * a.q.strides[0] +
+                            (s.first + first + std::min(lane, count - 1)) * a.q.strides[1] + head * a.q.strides[2];
+            for (i64 i = 0; i < dim; ++i) q[i * LANES + lane] = wide(from[i]) * a.scale;
+        }
+        std::fill(acc, tops, 0.0f);
+        std::fill(tops, tops + LANES, -INFINITE);
+        std::fill(tops + LANES, tops + 2 * LANES, 0.0f);
+    }
+
+    // Scores of n keys, from the j0-th on, as a cap, distances and who sees whom bend them.
+    void bend(const Attention& a, i64 j0, i64 n, f32* scores) const {
+        if (a.softcap != 0 || a.alibi) {
+            const f32 slope = a.alibi ? a.alibi[head] : 0;
+            for (i64 j = 0; j < n; ++j) {
+                f32* row = scores + j * LANES;
+                for (i64 lane = 0; lane < LANES; ++lane) row[lane] = bent(a, row[lane], slope, origin + lane - j0 - j);
+            }
+        }
+        const bool late = a.right >= 0 && j0 + n - 1 > origin + a.right;
+        const bool early = a.left >= 0 && j0 < origin + count - 1 - a.left;
+        if (!late && !early) return;
+        for (i64 j = 0; j < n; ++j) {  // the lanes that see a key are some side by side
+            const i64 from = a.right < 0 ? 0 : std::clamp<i64>(j0 + j - origin - a.right, 0, LANES);
+            const i64 to = a.left < 0 ? LANES : std::clamp<i64>(j0 + j - origin + a.left + 1, 0, LANES);
+            for (int v = 0; v < N; ++v) {
+                f32* lanes = scores + (j * N + v) * EACH;
+                store(lanes, within(load(lanes), from - v * EACH, to - v * EACH));
+            }
+        }
+    }
+
+    // n keys and their values, from the j0-th on, in one part.
+    void add(const Attention& a, const f32* const* key, const f32* const* value, i64 j0, i64 n, f32* scores) {
+        const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
+        score_lanes<N>(key, n, q, dim, scores);
+        bend(a, j0, n, scores);
+        F32s before[N], next[N];
+        for (int v = 0; v < N; ++v) {
+            f32* lanes = scores + v * EACH;
+            F32s top = splat(-INFINITE);
+            for (i64 j = 0; j < n; ++j) top = larger(load(lanes + j * LANES), top);
+            const F32s less = or_zero(top);
+            for (i64 j = 0; j < n; ++j) store(lanes + j * LANES, exp_below(load(lanes + j * LANES) - less));
+            const F32s old = load(tops + v * EACH), all = larger(old, top);
+            before[v] = exp_below(old - or_zero(all));
+            next[v] = exp_below(top - or_zero(all));
+            f32* total = tops + LANES + v * EACH;
+            store(total, fma(total_tree<N, 1>(lanes, 0, n), next[v], product(load(total), before[v])));
+            store(tops + v * EACH, all);
+        }
+        i64 e = 0;
+        for (; e + TOGETHER <= value_dim; e += TOGETHER) weigh_some<N, TOGETHER>(value, n, scores, before, next, e, acc);
+        for (; e < value_dim; ++e) weigh_some<N, 1>(value, n, scores, before, next, e, acc);
+    }
+
+    template <class T>
+    void close(const Attention& a, const Sequence& s) const {
+        const i64 heads = a.q.shape[2], value_dim = a.out.shape[3];
+        for (i64 lane = 0; lane < count; ++lane) {
+            const i64 token = s.first + first + lane;
+            const f32 sums = tops[LANES + lane];
+            T* out = (T*)a.out.at + ((s.row * a.q.shape[1] + token) * heads + head) * value_dim;
+            const f32 inverse = sums == 0 ? 1.0f : 1.0f / sums;
+            for (i64 e = 0; e < value_dim; ++e) out[e] = narrow<T>(acc[e * LANES + lane] * inverse);
+            if (a.lse) {
+                const f32 less = tops[lane] == -INFINITE ? 0 : tops[lane];
+                ((f32*)a.lse)[(s.row * heads + head) * a.q.shape[1] + token] = __builtin_logf(sums) + less;
+            }
+        }
+    }
+};
+
 template <class T, class K, int N>
 void many(const Attention& a, const Tokens& wanted) {
-    constexpr i64 LANES = propolis::LANES * N;  // queries of a task
-    constexpr i64 EACH = propolis::LANES;
-    const i64 heads = a.q.shape[2], kv_heads = a.k.shape[2], group = heads / kv_heads;
+    typedef Side<N> Queries;
+    const i64 kv_heads = a.k.shape[2], group = a.q.shape[2] / kv_heads;
     const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
-    // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence; the last ones first,
+    // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence: SIDES and more of them, of
+    // all heads that read these keys, so that keys are fetched and widened once for them.  The last ones first,
     // they see most.
+    const i64 sides = std::max<i64>(1, SIDES / group), lanes = sides * Queries::LANES;
     i64 total = 0;
-    const auto blocks = [&](const Sequence& s) { return wanted(s) ? (s.tokens + LANES - 1) / LANES : 0; };
+    const auto blocks = [&](const Sequence& s) { return wanted(s) ? (s.tokens + lanes - 1) / lanes : 0; };
     for (i64 s = 0; s < a.batch; ++s) total += blocks(sequence_at(a, s));
     parallel(a.threads, total * kv_heads, [&](i64 number) {
         i64 block = total - 1 - number % total, index = 0;
@@ -132,36 +234,30 @@ void many(const Attention& a, const Tokens& wanted) {
             block -= blocks(s);
             s = sequence_at(a, ++index);
         }
-        const i64 t0 = block * LANES, count = std::min<i64>(LANES, s.tokens - t0);
-        const i64 origin = s.valid - s.tokens + t0;  // position of lane 0
-        const Range range = seen(a, s.valid, origin, origin + count - 1);
         const Rows<K> keys(a, a.k, s, kv_head), values(a, a.v, s, kv_head);
 
         constexpr bool direct = std::is_same_v<K, f32>;
         thread_local Room<> memory;
-        const i64 per_head = LANES * (dim + value_dim + 2);
+        thread_local std::vector<Queries> members;
+        const i64 score_size = (PART + ABREAST) * Queries::LANES;
         const i64 wide_rows = direct ? 0 : PART * (padded(dim) + padded(value_dim));
-        f32* scores = memory.of(group * per_head + (PART + TOGETHER) * LANES + wide_rows);
-        f32* head_memory = scores + (PART + TOGETHER) * LANES;
-        f32* widened = head_memory + group * per_head;
-        for (i64 g = 0; g < group; ++g) {
-            f32 *q = head_memory + g * per_head, *acc = q + LANES * dim, *tops = acc + LANES * value_dim;
-            const i64 h = kv_head * group + g;
-            for (i64 lane = 0; lane < LANES; ++lane) {
-                const T* from = (const T*)a.q.at + s.row * a.q.strides[0] +
-                                (s.first + t0 + std::min(lane, count - 1)) * a.q.strides[1] +
-                                h * a.q.strides[2];
-                for (i64 i = 0; i < dim; ++i) q[i * LANES + lane] = wide(from[i]) * a.scale;
+        f32* scores = memory.of(score_size + wide_rows + group * sides * Queries::size(dim, value_dim));
+        f32 *widened = scores + score_size, *at = widened + wide_rows;
+        members.clear();
+        Range range{s.valid, 0};
+        for (i64 first = block * lanes; first < std::min((block + 1) * lanes, s.tokens); first += Queries::LANES) {
+            const i64 count = std::min(Queries::LANES, s.tokens - first), origin = s.valid - s.tokens + first;
+            const Range own = seen(a, s.valid, origin, origin + count - 1);
+            range = {std::min(range.first, own.first), std::max(range.end, own.end)};
+            for (i64 g = 0; g < group; ++g, at += Queries::size(dim, value_dim)) {
+                members.push_back({kv_head * group + g, first, count, origin, own});
+                members.back().template open<T>(a, s, at);
             }
-            std::fill(acc, acc + LANES * value_dim, 0.0f);
-            std::fill(tops, tops + LANES, -INFINITE);
-            std::fill(tops + LANES, tops + 2 * LANES, 0.0f);
         }
         for (i64 j0 = range.first, end; j0 < range.end; j0 = end) {
             end = std::min(part_end(j0), range.end);
-            const i64 n = end - j0;
             const f32 *key[PART], *value[PART];
-            for (i64 j = 0; j < n; ++j) {
+            for (i64 j = 0; j < end - j0; ++j) {
                 if constexpr (direct) {
                     key[j] = keys[j0 + j];
                     value[j] = values[j0 + j];
@@ -174,71 +270,18 @@ void many(const Attention& a, const Tokens& wanted) {
                     f32* to = widened + j * padded(dim);
                     f32* to_value = widened + PART * padded(dim) + j * padded(value_dim);
                     const K *from = keys[j0 + j], *from_value = values[j0 + j];
-                    for (i64 i = 0; i < dim; i += EACH) store(to + i, kept_at(from, i, dim - i));
-                    for (i64 i = 0; i < value_dim; i += EACH) {
-                        store(to_value + i, kept_at(from_value, i, value_dim - i));
-                    }
+                    for (i64 i = 0; i < dim; i += LANES) store(to + i, kept_at(from, i, dim - i));
+                    for (i64 i = 0; i < value_dim; i += LANES) store(to_value + i, kept_at(from_value, i, value_dim - i));
                     key[j] = to;
                     value[j] = to_value;
                 }
             }
-            // Whether some of these keys are hidden from some of these queries.
-            const bool edges = (a.right >= 0 && j0 + n - 1 > origin + a.right) ||
-                               (a.left >= 0 && j0 < origin + count - 1 - a.left);
-            for (i64 g = 0; g < group; ++g) {
-                f32 *q = head_memory + g * per_head, *acc = q + LANES * dim;
-                f32* tops = acc + LANES * value_dim;
-                score_lanes<N>(key, n, q, dim, scores);
-                if (a.softcap != 0 || a.alibi || edges) {
-                    const f32 slope = a.alibi ? a.alibi[kv_head * group + g] : 0;
-                    for (i64 j = 0; j < n; ++j) {
-                        f32* row = scores + j * LANES;
-                        for (i64 lane = 0; lane < LANES; ++lane) {
-                            const i64 position = origin + lane, at = j0 + j;
-                            const f32 v = bent(a, row[lane], slope, position - at);
-                            const bool hidden = (a.right >= 0 && at > position + a.right) ||
-                                                (a.left >= 0 && at < position - a.left);
-                            row[lane] = hidden ? -INFINITE : v;
-                        }
-                    }
-                }
-                F32s before[N], next[N];
-                for (int v = 0; v < N; ++v) {
-                    f32* lanes = scores + v * EACH;
-                    F32s top = splat(-INFINITE);
-                    for (i64 j = 0; j < n; ++j) top = larger(load(lanes + j * LANES), top);
-                    const F32s less = or_zero(top);
-                    for (i64 j = 0; j < n; ++j) store(lanes + j * LANES, exp_below(load(lanes + j * LANES) - less));
-                    const F32s old = load(tops + v * EACH), all = larger(old, top);
-                    before[v] = exp_below(old - or_zero(all));
-                    next[v] = exp_below(top - or_zero(all));
-                    f32* total = tops + LANES + v * EACH;
-                    store(total, fma(total_tree<N, 1>(lanes, 0, n), next[v], product(load(total), before[v])));
-                    store(tops + v * EACH, all);
-                }
-                i64 e = 0;
-                for (; e + TOGETHER <= value_dim; e += TOGETHER) {
-                    weigh_some<N, TOGETHER>(value, n, scores, before, next, e, acc);
-                }
-                for (; e < value_dim; ++e) weigh_some<N, 1>(value, n, scores, before, next, e, acc);
+            for (Queries& own : members) {
+                const i64 first = std::max(j0, own.range.first), n = std::min(end, own.range.end) - first;
+                if (n > 0) own.add(a, key + (first - j0), value + (first - j0), first, n, scores);
             }
         }
-        for (i64 g = 0; g < group; ++g) {
-            const f32* acc = head_memory + g * per_head + LANES * dim;
-            const f32* tops = acc + LANES * value_dim;
-            const i64 h = kv_head * group + g;
-            for (i64 lane = 0; lane < count; ++lane) {
-                const i64 token = s.first + t0 + lane;
-                const f32 sums = tops[LANES + lane];
-                T* out = (T*)a.out.at + ((s.row * a.q.shape[1] + token) * heads + h) * value_dim;
-                const f32 inverse = sums == 0 ? 1.0f : 1.0f / sums;
-                for (i64 e = 0; e < value_dim; ++e) out[e] = narrow<T>(acc[e * LANES + lane] * inverse);
-                if (a.lse) {
-                    const f32 less = tops[lane] == -INFINITE ? 0 : tops[lane];
-                    ((f32*)a.lse)[(s.row * heads + h) * a.q.shape[1] + token] = __builtin_logf(sums) + less;
-                }
-            }
-        }
+        for (const Queries& own : members) own.template close<T>(a, s);
     });
 }
 
