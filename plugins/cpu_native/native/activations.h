@@ -49,37 +49,39 @@ inline Span panel(i64 rows, i64 number) {
     }
 }
 
-// Sixteen numbers of 16 bits as high and low bytes, both signed.  A low byte of -128, which has no opposite, that
-// some machines' products need, becomes -127.
-PROPOLIS_INLINE void split(I32s& numbers, i8* upper, i8* lower) {
+// Sixteen numbers of 16 bits as high and low bytes, both signed.
+PROPOLIS_INLINE void split(const I32s& numbers, i8* upper, i8* lower) {
 #if defined(__AVX512F__)
-    __m512i v = (__m512i)numbers.part[0];
-    const __mmask16 odd = _mm512_cmpeq_epi32_mask(_mm512_and_si512(v, _mm512_set1_epi32(0xff)), _mm512_set1_epi32(0x80));
-    v = _mm512_mask_add_epi32(v, odd, v, _mm512_set1_epi32(1));
+    const __m512i v = (__m512i)numbers.part[0];
     _mm_storeu_si128((__m128i*)lower, _mm512_cvtepi32_epi8(v));
     const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
     _mm_storeu_si128((__m128i*)upper, _mm512_cvtepi32_epi8(high));
-    numbers.part[0] = (i32v)v;
 #else
     i32 each[LANES];
     std::memcpy(each, &numbers, sizeof each);
     for (int e = 0; e < LANES; ++e) {
-        each[e] += (i8)each[e] == -128;
         lower[e] = (i8)each[e];
         upper[e] = (i8)((each[e] + 128) >> 8);
     }
-    std::memcpy(&numbers, each, sizeof each);
 #endif
 }
 
-// Numbers of 8 bits as bytes.
-PROPOLIS_INLINE void as_bytes(const I32s& numbers, i8* to) {
+// The numbers of a sub-block, of 8 bits, as bytes.
+PROPOLIS_INLINE void as_bytes(const I32s& first, const I32s& second, i8* to) {
 #if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)numbers.part[0]));
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)first.part[0]));
+    _mm_storeu_si128((__m128i*)(to + LANES), _mm512_cvtepi32_epi8((__m512i)second.part[0]));
+#elif defined(__AVX2__)
+    // Halves are packed by themselves, so that fours lie as 0 2 4 6, 1 3 5 7.
+    const __m256i a = _mm256_packs_epi32((__m256i)first.part[0], (__m256i)first.part[1]);
+    const __m256i b = _mm256_packs_epi32((__m256i)second.part[0], (__m256i)second.part[1]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order));
 #else
-    i32 each[LANES];
-    std::memcpy(each, &numbers, sizeof each);
-    for (int e = 0; e < LANES; ++e) to[e] = (i8)each[e];
+    i32 each[SUBBLOCK];
+    std::memcpy(each, &first, sizeof first);
+    std::memcpy(each + LANES, &second, sizeof second);
+    for (int e = 0; e < SUBBLOCK; ++e) to[e] = (i8)each[e];
 #endif
 }
 
@@ -133,6 +135,31 @@ PROPOLIS_INLINE void find_scales(Scales& found, const T* x, int count, f32 most)
 }
 
 typedef i32 Word __attribute__((may_alias, aligned(1)));
+typedef i64 Pair __attribute__((may_alias, aligned(1)));
+
+// The numbers of a sub-block as words, of each four the even ones and then the odd ones: fours `apart` from each other.
+PROPOLIS_INLINE void as_words(const I32s& first, const I32s& second, Pair* to, i64 apart) {
+    Pair each[GROUPS];
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const auto half = [](const I32s& a, Pair* to) {
+        const __m256i words = _mm256_packs_epi32((__m256i)a.part[0], (__m256i)a.part[1]);
+        const __m128i each = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+        const __m256i order = _mm256_broadcastsi128_si256(each);
+        _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(_mm256_shuffle_epi8(words, order), 0xd8));
+    };
+    half(first, each);
+    half(second, each + GROUPS / 2);
+#else
+    i32 numbers[SUBBLOCK];
+    std::memcpy(numbers, &first, sizeof first);
+    std::memcpy(numbers + LANES, &second, sizeof second);
+    i16 words[SUBBLOCK];
+    for (int e = 0; e < SUBBLOCK; ++e) words[e & ~3 | (e & 1) << 1 | (e & 2) >> 1] = (i16)numbers[e];
+    std::memcpy(each, words, sizeof words);
+#endif
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; ++g) to[g * apart] = each[g];
+}
 
 // Sub-blocks [i0, i1) of a panel's rows as integers with a scale: bytes, and where an element stands out, 16 bits as a
 // lower and an upper byte, both signed.  Language models have rows with elements a hundred times the others: bytes
@@ -162,16 +189,21 @@ void round_panel(const Product& p, const Rounded& r, i64 first, i64 i0, i64 i1) 
             F32s totals[2][LANES];
             for (int s = 0; s < count; ++s, x += SUBBLOCK) {
                 const F32s up = splat(of.up[s]), inverse = splat(of.inverse[s]);
-                I32s a = bits_as<I32s>(fma(load_wide(x) * up, inverse, rounder)) - rounded;
-                I32s b = bits_as<I32s>(fma(load_wide(x + LANES) * up, inverse, rounder)) - rounded;
+                const I32s a = bits_as<I32s>(fma(load_wide(x) * up, inverse, rounder)) - rounded;
+                const I32s b = bits_as<I32s>(fma(load_wide(x + LANES) * up, inverse, rounder)) - rounded;
+                if (p.format->words) {
+                    as_words(a, b, (Pair*)(r.bytes + 2 * first * p.k + 2 * (i + s) * SUBBLOCK * WIDTH) + row, WIDTH);
+                    totals[0][s] = parts == 1 ? as_floats(a) + as_floats(b) : as_floats(a);
+                    totals[1][s] = as_floats(b);
+                    continue;
+                }
                 i8 apart[2 * SUBBLOCK];
                 Word* const to = (Word*)(r.bytes + 2 * first * p.k + (i + s) * SUBBLOCK * WIDTH) + row;
                 if (of.finer[s]) {
                     split(a, apart + SUBBLOCK, apart);
                     split(b, apart + SUBBLOCK + LANES, apart + LANES);
                 } else {
-                    as_bytes(a, apart);
-                    as_bytes(b, apart + LANES);
+                    as_bytes(a, b, apart);
                 }
 #pragma GCC unroll 8
                 for (int g = 0; g < GROUPS; ++g) to[g * WIDTH] = ((const Word*)apart)[g];

@@ -6,6 +6,7 @@
 #include "activations.h"
 #include "kernels.h"
 #include "matrix.h"
+#include "room.h"
 #include "tiles.h"
 
 namespace propolis {
@@ -41,87 +42,176 @@ struct Panel {
     const u8* finer;
 };
 
+// The weights of one scale in sixteen rows, as products take them.
+template <class F>
+struct Weights {
+    static constexpr int EACH = GROUPS * GRAIN<F> / SUBBLOCK;  // groups
+    std::conditional_t<IN_WORDS<F>, I32s[2 * EACH], U8s[EACH]> w;
+    F32s d, shift;
+
+    PROPOLIS_INLINE void take(const u8* tile, int sub, int part) {
+        const int which = sub * (SUBBLOCK / GRAIN<F>) + part;
+        for_each<EACH>([&](auto g) PROPOLIS_INLINED {
+            const U8s own = factors<F>(tile, sub, part * EACH + g);
+            if constexpr (IN_WORDS<F>) {
+                widen_bytes(own, w[2 * g], w[2 * g + 1]);
+            } else {
+                w[g] = own;
+            }
+        });
+        d = F::scale(tile, which);
+        shift = F::shift(tile, which);
+    }
+};
+
 // What one scale's weights add to the sums.
-template <class F, int M, int FIRST, bool FINER>
-PROPOLIS_INLINE void add_products(F32s (&sums)[M], const U8s (&w)[GROUPS * GRAIN<F> / SUBBLOCK], const F32s& d,
-                                  const F32s& shift, const Panel& at, int part) {
-    constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK;
-    I32s upper[beside(M)] = {}, lower[beside(M)];
-    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
-        lower[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
-    });
+template <class F, int M, int FIRST>
+PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const Panel& at, int part) {
+    constexpr int each = Weights<F>::EACH;
     constexpr int some = BY_SIGN<F> ? 1 : std::min(each, IN_16_BITS<(1 << (F::LOW + F::HIGH)) - 1>);
-    const auto products = [&](const I32s& sums, int g, const Four* a) PROPOLIS_INLINED {
-        return BY_SIGN<F> ? dot_signed(sums, w[g], *a) : dot_groups<some>(sums, w + g, a, M);
-    };
+    I32s all[beside(M)];
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+        all[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
+    });
+    const bool finer = any_finer<beside(M), M>(at.finer + FIRST);
     if constexpr (BY_TWO_ROWS && beside(M) == 2) {
         static_assert(each % 2 == 0);
-        const auto both_rows = [&](const i8* bytes, I32s (&to)[beside(M)]) PROPOLIS_INLINED {
+        const auto both_rows = [&](const i8* bytes, I32s& one, I32s& other) PROPOLIS_INLINED {
             I32s even{}, odd{};
             for_each<each / 2>([&](auto pair) PROPOLIS_INLINED {
                 const Four* four = (const Four*)bytes + (part * each + 2 * pair) * M + FIRST;
-                dot_two_rows(even, odd, w + 2 * pair, four, four + M);
+                dot_two_rows(even, odd, own.w + 2 * pair, four, four + M);
             });
-            I32s first, second;
-            part_rows(even, odd, first, second);
-            to[0] = to[0] + first;
-            to[1] = to[1] + second;
+            part_rows(even, odd, one, other);
         };
-        both_rows(at.lower, lower);
-        if constexpr (FINER) both_rows(at.upper, upper);
+        I32s one, other;
+        both_rows(at.lower, one, other);
+        all[0] = all[0] + one;
+        all[1] = all[1] + other;
+        if (finer) {
+            both_rows(at.upper, one, other);
+            all[0] = all[0] + (one << 8);
+            all[1] = all[1] + (other << 8);
+        }
     } else {
-        for_each<each / some>([&](auto number) PROPOLIS_INLINED {
-            constexpr int g = number * some;
-            const int four = (part * each + g) * M + FIRST;
-            for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
-                lower[j] = products(lower[j], g, (const Four*)at.lower + four + j);
-                if constexpr (FINER) upper[j] = products(upper[j], g, (const Four*)at.upper + four + j);
+        // Of as many rows as there are sums, from the j-th on.
+        const auto products = [&]<int count>(const i8* bytes, I32s (&to)[count], int j) PROPOLIS_INLINED {
+            for_each<each / some>([&](auto number) PROPOLIS_INLINED {
+                constexpr int g = number * some;
+                const Four* const four = (const Four*)bytes + (part * each + g) * M + FIRST + j;
+                if constexpr (some > 1) {
+                    dot_groups<some>(to, own.w + g, four, M);
+                } else {
+                    for_each<count>([&](auto i) PROPOLIS_INLINED {
+                        to[i] = dot(to[i], own.w[g], four[i]);
+                    });
+                }
             });
-        });
+        };
+        products(at.lower, all, 0);
+        if (finer) {
+            for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+                if (!at.finer[FIRST + j]) return;
+                read_again();
+                I32s upper[1] = {};
+                products(at.upper, upper, j);
+                all[j] = all[j] + (upper[0] << 8);
+            });
+        }
     }
     for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
-        const I32s both = FINER ? (upper[j] << 8) + lower[j] : lower[j];
         // The weights' scale last: with the other it might be no normal number.
-        sums[i] = fma(as_floats(both) * splat(at.scales[i]), d, sums[i]);
-        if constexpr (F::SHIFTED) sums[i] = fma(shift, splat(at.totals[part * M + i]), sums[i]);
+        sums[i] = fma(as_floats(all[j]) * splat(at.scales[i]), own.d, sums[i]);
+        if constexpr (F::SHIFTED) sums[i] = fma(own.shift, splat(at.totals[part * M + i]), sums[i]);
     });
 }
 
-template <class F, int M>
-PROPOLIS_INLINE void fast_tile(const Product& p, const u8* tile, i64 m, F32s (&sums)[M]) {
-    constexpr int each = GROUPS * GRAIN<F> / SUBBLOCK, parts = SUBBLOCK / GRAIN<F>;
+// The same by words.
+template <class F, int M, int FIRST>
+PROPOLIS_INLINE void add_word_products(F32s (&sums)[M], const Weights<F>& own, const Panel& at, int part) {
+    constexpr int each = 2 * Weights<F>::EACH;
+    const auto& w = own.w;
+    I32s all[beside(M)];
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+        all[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
+    });
+    for_each<each>([&](auto h) PROPOLIS_INLINED {
+        for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+            const i32v two = repeated(((const Four*)at.lower)[((part * each / 2 + h / 2) * M + FIRST + j) * 2 + h % 2]);
+            PROPOLIS_EACH {
+                all[j].part[p] += pairs_of_words(w[h].part[p], two);
+                PROPOLIS_IN_ORDER(all[j].part[p]);
+            }
+        });
+    });
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
+        constexpr int i = FIRST + j;
+        sums[i] = fma(as_floats(all[j]) * splat(at.scales[i]), own.d, sums[i]);
+        if constexpr (F::SHIFTED) sums[i] = fma(own.shift, splat(at.totals[part * M + i]), sums[i]);
+    });
+}
+
+// A tile, or its weights as products take them.
+template <class F, int M, class Tile>
+PROPOLIS_INLINE void fast_tile(const Product& p, const Tile* tile, i64 m, F32s (&sums)[M]) {
+    constexpr bool TAKEN = std::is_same_v<Tile, Weights<F>>;
+    constexpr int parts = SUBBLOCK / GRAIN<F>, subs = F::K / SUBBLOCK;
     const i64 scales = p.k / SUBBLOCK;
     const i8* const bytes = p.bytes + 2 * m * p.k;
     Panel at{bytes, bytes + M * p.k, p.scales + m * scales, p.starts + m * scales * parts,
              p.sums + m * scales * parts, p.finer + m * scales};
     for_each<M>([&](auto i) PROPOLIS_INLINED { sums[i] = splat(0.0f); });
-    for (i64 block = 0; block < p.k / F::K; ++block, tile += F::BYTES) {
-        const i64 ahead = M == 1 ? AHEAD : p.k / F::K * F::BYTES;
+    for (i64 block = 0; block < p.k / F::K; ++block, tile += TAKEN ? subs * parts : F::BYTES) {
+        if constexpr (!TAKEN) {
+            const i64 ahead = M == 1 ? AHEAD : p.k / F::K * F::BYTES;
 #pragma GCC unroll 8
-        for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + ahead + l);
+            for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + ahead + l);
+        }
 #pragma GCC unroll 1
-        for (int sub = 0; sub < F::K / SUBBLOCK; ++sub) {
+        for (int sub = 0; sub < subs; ++sub) {
             for_each<parts>([&](auto part) PROPOLIS_INLINED {
-                const int which = sub * parts + part;
-                U8s w[each];
-                for_each<each>([&](auto g) PROPOLIS_INLINED { w[g] = factors<F>(tile, sub, part * each + g); });
-                const F32s d = F::scale(tile, which), shift = F::shift(tile, which);
-                for_each<M / beside(M)>([&](auto some) PROPOLIS_INLINED {
-                    constexpr int first = some * beside(M);
-                    if (any_finer<beside(M), M>(at.finer + first)) {
-                        add_products<F, M, first, true>(sums, w, d, shift, at, part);
-                    } else {
-                        add_products<F, M, first, false>(sums, w, d, shift, at, part);
-                    }
-                });
+                const auto add = [&](const Weights<F>& own) PROPOLIS_INLINED {
+                    for_each<M / beside(M)>([&](auto some) PROPOLIS_INLINED {
+                        constexpr int first = some * beside(M);
+                        read_again();
+                        if constexpr (IN_WORDS<F>) {
+                            add_word_products<F, M, first>(sums, own, at, part);
+                        } else {
+                            add_products<F, M, first>(sums, own, at, part);
+                        }
+                    });
+                };
+                if constexpr (TAKEN) {
+                    add(tile[sub * parts + part]);
+                } else {
+                    Weights<F> own;
+                    own.take(tile, sub, part);
+                    add(own);
+                }
             });
-            at.lower += SUBBLOCK * M;
+            at.lower += (IN_WORDS<F> ? 2 : 1) * SUBBLOCK * M;
             at.upper += SUBBLOCK * M;
             at.scales += M;
             at.starts += parts * M;
             at.totals += parts * M;
             at.finer += M;
+        }
+    }
+}
+
+// Of a thread, for a tile's weights as products take them.
+inline u8* room_for_weights(i64 size) {
+    thread_local Room<u8> memory;
+    return memory.of(size);
+}
+
+template <class F>
+void take_all(const u8* tile, i64 k, Weights<F>* to) {
+    constexpr int parts = SUBBLOCK / GRAIN<F>, subs = F::K / SUBBLOCK;
+    for (i64 block = 0; block < k / F::K; ++block, tile += F::BYTES) {
+        for (int sub = 0; sub < subs; ++sub) {
+            for_each<parts>([&](auto part) PROPOLIS_INLINED { (to++)->take(tile, sub, part); });
         }
     }
 }
@@ -166,15 +256,26 @@ template <class F, int M, bool exact>
 void rows(const Product& p, i64 t0, i64 t1, i64 m0, i64 m1) {
     const i64 tile_bytes = p.k / F::K * F::BYTES;
     for (i64 tile = t0; tile < t1; ++tile) {
+        const u8* const at = p.tiles + tile * tile_bytes;
         i64 m = m0;
-        for (; m + M <= m1; m += M) {
-            F32s sums[M];
-            if constexpr (exact) {
-                exact_tile<F, M>(p, p.tiles + tile * tile_bytes, m, sums);
-            } else {
-                fast_tile<F, M>(p, p.tiles + tile * tile_bytes, m, sums);
+        const auto each = [&](auto kernel) PROPOLIS_INLINED {
+            for (; m + M <= m1; m += M) {
+                F32s sums[M];
+                kernel(sums);
+                write<M>(p, tile, m, sums);
             }
-            write<M>(p, tile, m, sums);
+        };
+        if constexpr (exact) {
+            each([&](auto& sums) PROPOLIS_INLINED { exact_tile<F, M>(p, at, m, sums); });
+        } else {
+            if constexpr (M == MOST && M > 1) {
+                if (m1 - m0 >= 2 * M) {  // taken apart once for all of them
+                    auto* const taken = (Weights<F>*)room_for_weights(p.k / GRAIN<F> * (i64)sizeof(Weights<F>));
+                    take_all<F>(at, p.k, taken);
+                    each([&](auto& sums) PROPOLIS_INLINED { fast_tile<F, M>(p, taken, m, sums); });
+                }
+            }
+            each([&](auto& sums) PROPOLIS_INLINED { fast_tile<F, M>(p, at, m, sums); });
         }
         if constexpr (M > 1) {
             if (m < m1) rows<F, exact ? 1 : M / 2, exact>(p, tile, tile + 1, m, m1);
@@ -244,7 +345,7 @@ void decode(f32* out, const u8* const* rows, int count, i64 k) {
 template <class F>
 constexpr Format format(const char* name) {
     return {name, F::K, F::SOURCE, F::BYTES, put_row<F>, get_row<F>, rows<F, MOST, false>,
-            rows<F, 4, true>, widen<F>, decode<F>, EXCESS<F>, GRAIN<F>};
+            rows<F, 4, true>, widen<F>, decode<F>, EXCESS<F>, GRAIN<F>, IN_WORDS<F>};
 }
 
 }  // namespace propolis

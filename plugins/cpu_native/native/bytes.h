@@ -68,39 +68,14 @@ PROPOLIS_INLINE I32s dot(const I32s& sums, const U8s& w, i32 a) {
     return c;
 }
 
-// The same of signed bytes from -128 on.  What is given to `dot_signed` is made by `as_dotted`, and its
-// sums are too large by OFFSET times the sum of the other factors.
+// The same of signed bytes from -128 on, where they are not widened to words (below).  What is given is made by
+// `as_dotted`, and sums are too large by OFFSET times the sum of the other factors.
 #if defined(PROPOLIS_VNNI)
 constexpr i32 OFFSET = 128;
 PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w ^ repeat_byte(0x80); }
-PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) { return dot(sums, w, a); }
 #else
 constexpr i32 OFFSET = 0;
 PROPOLIS_INLINE U8s as_dotted(const U8s& w) { return w; }
-PROPOLIS_INLINE I32s dot_signed(const I32s& sums, const U8s& w, i32 a) {
-#if defined(__SSSE3__)
-    // Products of pairs of bytes with signs fit 16 bits where one factor is unsigned: |w| and +-a.
-    I32s c;
-    PROPOLIS_EACH {
-        const i32v four = repeated(a);
-#if defined(__AVX512BW__)
-        const __m512i v = (__m512i)w.part[p];
-        const i32v turned = (i32v)_mm512_mask_sub_epi8((__m512i)four, _mm512_movepi8_mask(v), _mm512_setzero_si512(), (__m512i)four);
-        const u32v size = (u32v)_mm512_abs_epi8(v);
-#elif defined(__AVX2__)
-        const i32v turned = (i32v)_mm256_sign_epi8((__m256i)four, (__m256i)w.part[p]);
-        const u32v size = (u32v)_mm256_abs_epi8((__m256i)w.part[p]);
-#else
-        const i32v turned = (i32v)_mm_sign_epi8((__m128i)four, (__m128i)w.part[p]);
-        const u32v size = (u32v)_mm_abs_epi8((__m128i)w.part[p]);
-#endif
-        c.part[p] = sums.part[p] + whole(pairs_of(size, turned));
-    }
-    return c;
-#else
-    return dot(sums, w, a);
-#endif
-}
 #endif
 
 // The same of two rows of weights and two of activations at once (i8mm): `even` has of each four rows of weights the
@@ -141,23 +116,53 @@ constexpr int IN_16_BITS =
 #else
     1;
 #endif
-// `sums` and the products of so many groups, whose fours lie `apart` from each other.
-template <int groups>
-PROPOLIS_INLINE I32s dot_groups(const I32s& sums, const U8s* w, const Four* a, [[maybe_unused]] int apart) {
+// To the sums of so many rows the products of so many groups, whose fours lie `apart` from each other, side by side.
+template <int groups, int rows>
+PROPOLIS_INLINE void dot_groups([[maybe_unused]] I32s (&sums)[rows], [[maybe_unused]] const U8s* w,
+                                [[maybe_unused]] const Four* a, [[maybe_unused]] int apart) {
 #if defined(__SSSE3__)
-    if constexpr (groups > 1) {
-        I32s c;
-        PROPOLIS_EACH {
-            i16v pairs = (i16v)pairs_of(w[0].part[p], repeated(a[0]));
+    i16v pairs[rows][PARTS];
 #pragma GCC unroll 8
-            for (int g = 1; g < groups; ++g) pairs += (i16v)pairs_of(w[g].part[p], repeated(a[g * apart]));
-            c.part[p] = sums.part[p] + whole((i32v)pairs);
+    for (int g = 0; g < groups; ++g) {
+#pragma GCC unroll 8
+        for (int j = 0; j < rows; ++j) {
+            const i32v four = repeated(a[g * apart + j]);
+            PROPOLIS_EACH {
+                const i16v own = (i16v)pairs_of(w[g].part[p], four);
+                pairs[j][p] = g == 0 ? own : pairs[j][p] + own;
+                PROPOLIS_IN_ORDER(pairs[j][p]);
+            }
         }
-        return c;
     }
+#pragma GCC unroll 8
+    for (int j = 0; j < rows; ++j) PROPOLIS_EACH sums[j].part[p] += whole((i32v)pairs[j][p]);
 #endif
-    return dot(sums, *w, *a);
 }
+
+// Signed bytes by way of words, as pairs of products of bytes with signs do not fit 16 bits: of each four the even ones
+// and the odd ones, and sums of two products of these.
+#if defined(__SSSE3__) && !defined(PROPOLIS_VNNI)
+constexpr bool BY_WORDS = true;
+PROPOLIS_INLINE void widen_bytes(const U8s& bytes, I32s& even, I32s& odd) {
+    PROPOLIS_EACH {
+        even.part[p] = (i32v)((i16v)bytes.part[p] << 8 >> 8);
+        odd.part[p] = (i32v)((i16v)bytes.part[p] >> 8);
+    }
+}
+PROPOLIS_INLINE i32v pairs_of_words(i32v w, i32v a) {
+#if defined(__AVX512BW__)
+    return (i32v)_mm512_madd_epi16((__m512i)w, (__m512i)a);
+#elif defined(__AVX2__)
+    return (i32v)_mm256_madd_epi16((__m256i)w, (__m256i)a);
+#else
+    return (i32v)_mm_madd_epi16((__m128i)w, (__m128i)a);
+#endif
+}
+#else
+constexpr bool BY_WORDS = false;
+PROPOLIS_INLINE void widen_bytes(const U8s&, I32s&, I32s&) {}
+PROPOLIS_INLINE i32v pairs_of_words(i32v w, i32v) { return w; }
+#endif
 
 // One of sixteen bytes for each of sixty-four numbers below 16.
 PROPOLIS_INLINE U8s look_up(const i8* table, const U8s& index) {

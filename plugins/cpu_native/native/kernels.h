@@ -38,6 +38,7 @@ struct Format {
     void (*decode)(f32* out, const u8* const* rows, int count, i64 k);
     i32 excess;    // of the factors of bytes
     int grain;     // elements of a sum of activations
+    bool words;    // activations are words: of each four the even ones, then the odd ones
 };
 std::span<const Format> formats_of_32();   // elements a block
 std::span<const Format> formats_of_256();

@@ -116,6 +116,11 @@ PROPOLIS_INLINE void store(f32* to, const F32s& s) {
     PROPOLIS_EACH ((anywhere*)to)[p] = (anywhere)s.part[p];
 }
 
+// What is in memory is read again: with sixteen registers and fewer, the compiler would keep it by copies of it.
+PROPOLIS_INLINE void read_again() {
+    if constexpr (VECTOR < 64) asm volatile("" : : : "memory");
+}
+
 template <class To, class From>
 PROPOLIS_INLINE To bits_as(const From& from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -141,10 +146,14 @@ PROPOLIS_INLINE F32s fma(const F32s& a, const F32s& b, const F32s& c) {
     return d;
 }
 // A product that is rounded as such: of a sum of two products, the compiler may put either into its one rounding.
+// And steps in the order that they are written in: it would put all products before all sums, and has no registers
+// for that.
 #if defined(__aarch64__)
 #define PROPOLIS_ROUNDED(x) asm("" : "+w"(x))
+#define PROPOLIS_IN_ORDER(x) asm volatile("" : "+w"(x))
 #else
 #define PROPOLIS_ROUNDED(x) asm("" : "+v"(x))
+#define PROPOLIS_IN_ORDER(x) asm volatile("" : "+v"(x))
 #endif
 PROPOLIS_INLINE F32s product(const F32s& a, const F32s& b) {
     F32s c = a * b;
@@ -223,6 +232,27 @@ PROPOLIS_INLINE F32s folded_each(const F32s (&a)[LANES], F f) {
     const __m512d x = pairs(fours[0], fours[1]), y = pairs(fours[2], fours[3]);
     F32s all;
     all.part[0] = f((f32v)_mm512_unpacklo_pd(x, y), (f32v)_mm512_unpackhi_pd(x, y));
+    return all;
+#elif defined(__AVX2__)
+    // The same, of vectors i, 4 + i | 8 + i, 12 + i; then of all: 0, 4, 2, 6 | 8, ... beside 1, 5, 3, 7 | 9, ...
+    const auto halves = [&](int i) PROPOLIS_INLINED {
+        const __m256 x = (__m256)f(a[i].part[0], a[i].part[1]), y = (__m256)f(a[i + 8].part[0], a[i + 8].part[1]);
+        return (__m256)f((f32v)_mm256_permute2f128_ps(x, y, 0x20), (f32v)_mm256_permute2f128_ps(x, y, 0x31));
+    };
+    const auto quarters = [&](int i) PROPOLIS_INLINED {
+        const __m256d x = (__m256d)halves(i), y = (__m256d)halves(i + 4);
+        return (__m256)f((f32v)_mm256_unpacklo_pd(x, y), (f32v)_mm256_unpackhi_pd(x, y));
+    };
+    const auto eighths = [&](int i) PROPOLIS_INLINED {
+        const __m256 x = quarters(i), y = quarters(i + 2);
+        return (__m256)f((f32v)_mm256_shuffle_ps(x, y, 0x88), (f32v)_mm256_shuffle_ps(x, y, 0xdd));
+    };
+    const __m256 even = eighths(0), odd = eighths(1);
+    const __m256d x = (__m256d)_mm256_unpacklo_ps(even, odd), y = (__m256d)_mm256_unpackhi_ps(even, odd);
+    const __m256 low = (__m256)_mm256_unpacklo_pd(x, y), high = (__m256)_mm256_unpackhi_pd(x, y);
+    F32s all;
+    all.part[0] = (f32v)_mm256_permute2f128_ps(low, high, 0x20);
+    all.part[1] = (f32v)_mm256_permute2f128_ps(low, high, 0x31);
     return all;
 #else
     f32 each[LANES];

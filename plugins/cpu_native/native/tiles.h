@@ -133,7 +133,7 @@ void get_row(u8* blocks, const u8* tile, int row, i64 count) {
     }
 }
 
-// A group of four as factors of `dot` (or `dot_signed`), and sixteen elements as numbers.
+// A group of four as factors of `dot` or of words, and sixteen elements as numbers.
 template <class F>
 PROPOLIS_INLINE U8s factors(const u8* block, int subblock, int g) {
     const U8s v = F::stored(block, subblock, g);
@@ -143,6 +143,9 @@ PROPOLIS_INLINE U8s factors(const u8* block, int subblock, int g) {
 }
 template <class F>
 constexpr bool BY_SIGN = F::CODED || F::SIGNED;
+// Whether activations are words, of 8 bits or of 16.
+template <class F>
+constexpr bool IN_WORDS = BY_WORDS && BY_SIGN<F>;
 template <class F>
 constexpr i32 EXCESS = BY_SIGN<F> ? OFFSET : F::ZERO;  // of factors
 
