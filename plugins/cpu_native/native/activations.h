@@ -22,9 +22,10 @@ constexpr int beside(int rows) { return std::min(rows, VECTOR >= 32 ? 4 : BY_TWO
 constexpr f32 MOST_ROUNDED = 127 * 256 + 127, MOST_COARSE = 127;
 
 // Rows of activations in panels of those that a kernel takes together: MOST rows each, and the last ones by
-// powers of 2.  What a panel has of a sub-block lies together, row beside row: words of four lower bytes.  Behind all
+// powers of 2.  What a panel has of a sub-block lies together, row beside row: four lower bytes at a time.  Behind all
 // of these are the upper ones, so that who reads none goes through no memory in between; they are there if one of the
-// rows that a kernel takes beside each other has some.  Each row has as many as if it lay alone.
+// rows that a kernel takes beside each other has some.  Each row has as many as if it lay alone.  Where a format's
+// products are of words, all are in their place, without such halves.
 struct Rounded {
     i8* bytes;
     f32* scales;

@@ -222,7 +222,7 @@ void many(const Attention& a, const Tokens& wanted) {
     // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence: SIDES and more of them, of
     // all heads that read these keys, so that keys are fetched and widened once for them.  The last ones first,
     // they see most.
-    const i64 sides = std::max<i64>(1, SIDES / group), lanes = sides * Queries::LANES;
+    const i64 sides = (SIDES + group - 1) / group, lanes = sides * Queries::LANES;
     i64 total = 0;
     const auto blocks = [&](const Sequence& s) { return wanted(s) ? (s.tokens + lanes - 1) / lanes : 0; };
     for (i64 s = 0; s < a.batch; ++s) total += blocks(sequence_at(a, s));

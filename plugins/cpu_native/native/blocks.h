@@ -141,7 +141,7 @@ PROPOLIS_INLINE void add_word_products(F32s (&sums)[M], const Weights<F>& own, c
             const i32v two = repeated(((const Four*)at.lower)[((part * each / 2 + h / 2) * M + FIRST + j) * 2 + h % 2]);
             PROPOLIS_EACH {
                 all[j].part[p] += pairs_of_words(w[h].part[p], two);
-                PROPOLIS_IN_ORDER(all[j].part[p]);
+                if constexpr (beside(M) > 1) PROPOLIS_IN_ORDER(all[j].part[p]);
             }
         });
     });

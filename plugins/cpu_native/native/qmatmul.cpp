@@ -95,21 +95,23 @@ void multiply(std::span<Product> all, bool exact) {
     const auto kernel = exact ? f.exact : f.fast;
     // Tasks of some ten microseconds: enough to share evenly, few enough to hand out.
     const i64 tiles = (one.n + TILE - 1) / TILE, weight_bytes = k / f.block * f.tile;
-    constexpr i64 ROWS = 64, TASK = 1 << 16;
+    constexpr i64 TASK = 1 << 16;
+    // Rows of a task, for which weights are taken apart once: fewer where threads would be left without a task.
+    const i64 most_rows = tiles * rows / 128 >= 8 * one.threads ? 128 : 64;
     const i64 fair = std::max<i64>(1, tiles * (i64)all.size() / (2 * one.threads));
     // Tiles of a task.
     const auto some = [&](const Product& p) {
-        const i64 fitting = TASK / (weight_bytes * (1 + std::min(p.m, ROWS) / MOST));
+        const i64 fitting = TASK / (weight_bytes * (1 + std::min(p.m, most_rows) / MOST));
         return std::min({std::max<i64>(1, fitting), fair, tiles});
     };
-    const auto row_parts = [](const Product& p) { return (p.m + ROWS - 1) / ROWS; };
+    const auto row_parts = [&](const Product& p) { return (p.m + most_rows - 1) / most_rows; };
     const i64 tasks = count([&](const Product& p) { return (tiles + some(p) - 1) / some(p) * row_parts(p); });
     const i64 work = tiles * weight_bytes * ((i64)all.size() + rows);
     parallel(work < (1 << 15) ? 1 : one.threads, tasks, [&](i64 task) {
         const auto [i, own] = place(task);
         const Product& p = all[i];
-        const i64 each = some(p), t0 = own / row_parts(p) * each, m0 = own % row_parts(p) * ROWS;
-        kernel(p, t0, std::min(t0 + each, tiles), m0, std::min(m0 + ROWS, p.m));
+        const i64 each = some(p), t0 = own / row_parts(p) * each, m0 = own % row_parts(p) * most_rows;
+        kernel(p, t0, std::min(t0 + each, tiles), m0, std::min(m0 + most_rows, p.m));
     });
 }
 

@@ -297,6 +297,15 @@ def test_what_cannot_be_used_is_named(server, wrong, param, says):
     assert says in error["message"]
 
 
+def test_unknown_fields_that_are_null(server):
+    """What a client knows and did not ask for is no reason to refuse it, in parts of a body neither."""
+    message = {**MESSAGES[0], "audio": None}
+    body = {"messages": [message], "max_tokens": 2, "prediction": None, "surprise": None}
+    assert 200 == server.http.post("/v1/chat/completions", json=body).status_code
+    body = {"prompt": "a", "max_tokens": 2, "suffix": None}
+    assert 200 == server.http.post("/v1/completions", json=body).status_code
+
+
 def test_an_empty_prompt_is_refused(server):
     """Nothing to continue is the client's error."""
     got = server.http.post("/v1/completions", json={"prompt": ""})
