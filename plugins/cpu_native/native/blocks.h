@@ -112,7 +112,7 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const 
         if (finer) {
             for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
                 if (!at.finer[FIRST + j]) return;
-                read_again();
+                if constexpr (M > 1) read_again();
                 I32s upper[1] = {};
                 products(at.upper, upper, j);
                 all[j] = all[j] + (upper[0] << 8);
@@ -156,25 +156,25 @@ PROPOLIS_INLINE void add_word_products(F32s (&sums)[M], const Weights<F>& own, c
 template <class F, int M, class Tile>
 PROPOLIS_INLINE void fast_tile(const Product& p, const Tile* tile, i64 m, F32s (&sums)[M]) {
     constexpr bool TAKEN = std::is_same_v<Tile, Weights<F>>;
-    constexpr int parts = SUBBLOCK / GRAIN<F>, subs = F::K / SUBBLOCK;
+    constexpr int parts = SUBBLOCK / GRAIN<F>, subs = F::K / SUBBLOCK, share = (F::BYTES + subs - 1) / subs;
     const i64 scales = p.k / SUBBLOCK;
     const i8* const bytes = p.bytes + 2 * m * p.k;
     Panel at{bytes, bytes + M * p.k, p.scales + m * scales, p.starts + m * scales * parts,
              p.sums + m * scales * parts, p.finer + m * scales};
     for_each<M>([&](auto i) PROPOLIS_INLINED { sums[i] = splat(0.0f); });
     for (i64 block = 0; block < p.k / F::K; ++block, tile += TAKEN ? subs * parts : F::BYTES) {
-        if constexpr (!TAKEN) {
-            const i64 ahead = M == 1 ? AHEAD : p.k / F::K * F::BYTES;
-#pragma GCC unroll 8
-            for (int l = 0; l < F::BYTES; l += 64) __builtin_prefetch(tile + ahead + l);
-        }
 #pragma GCC unroll 1
         for (int sub = 0; sub < subs; ++sub) {
+            if constexpr (!TAKEN) {
+                const u8* const later = tile + sub * share + (M == 1 ? AHEAD : p.k / F::K * F::BYTES);
+#pragma GCC unroll 16
+                for (int l = 0; l < share; l += 64) __builtin_prefetch(later + l);
+            }
             for_each<parts>([&](auto part) PROPOLIS_INLINED {
                 const auto add = [&](const Weights<F>& own) PROPOLIS_INLINED {
                     for_each<M / beside(M)>([&](auto some) PROPOLIS_INLINED {
                         constexpr int first = some * beside(M);
-                        read_again();
+                        if constexpr (TAKEN) read_again();
                         if constexpr (IN_WORDS<F>) {
                             add_word_products<F, M, first>(sums, own, at, part);
                         } else {
