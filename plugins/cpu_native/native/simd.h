@@ -335,6 +335,13 @@ PROPOLIS_INLINE F32s load_wide(const bf16* from) {
 #if defined(__AVX512F__)
     const __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
     return bits_as<F32s>(_mm512_slli_epi32(u, 16));
+#elif defined(__AVX2__)
+    F32s s;
+    PROPOLIS_EACH {
+        const __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + 8 * p)));
+        s.part[p] = (f32v)_mm256_slli_epi32(u, 16);
+    }
+    return s;
 #else
     U32s u;
     u32 each[LANES];
@@ -376,6 +383,20 @@ PROPOLIS_INLINE void store_narrow(bf16* to, const F32s& s) {
     const __m512i quiet = _mm512_or_si512((__m512i)u.part[0], _mm512_set1_epi32(0x400000));
     const __m512i narrow = _mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan, quiet), 16);
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(narrow));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+PROPOLIS_INLINE void store_narrow(f16* to, const F32s& s) {
+    PROPOLIS_EACH {
+        _mm_storeu_si128((__m128i*)(to + 8 * p), _mm256_cvtps_ph((__m256)s.part[p], _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+PROPOLIS_INLINE void store_narrow(bf16* to, const F32s& s) {
+    const U32s u = bits_as<U32s>(s);
+    U32s up = (u + splat<U32s>(0x7fffu) + ((u >> 16) & splat<U32s>(1u))) >> 16;
+    const U32s quiet = (u >> 16) | splat<U32s>(0x40u);
+    PROPOLIS_EACH up.part[p] = s.part[p] == s.part[p] ? up.part[p] : quiet.part[p];
+    const __m256i halves = _mm256_packus_epi32((__m256i)up.part[0], (__m256i)up.part[1]);  // each by itself
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(halves, 0xd8));
 }
 #endif
 
