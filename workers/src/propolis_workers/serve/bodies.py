@@ -46,7 +46,7 @@ _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 class Body(BaseModel):
     """
-    An object of which each field is known, or null: so say many clients that something was not asked for.
+    An object of which each field is known, or null: clients say so what was not asked for.
 
     Its lists are ``Field(fail_fast=True)``: refused for their first element that is wrong.
     """
@@ -59,7 +59,9 @@ class Body(BaseModel):
             msg = "{count} fields are more than there are"
             raise PydanticCustomError(kind, msg, {"count": len(given)})
         if isinstance(given, dict):
-            return {name: v for name, v in given.items() if v is not None or name in cls.model_fields}
+            return {
+                name: v for name, v in given.items() if v is not None or name in cls.model_fields
+            }
         return given
 
 
