@@ -298,7 +298,7 @@ def test_what_cannot_be_used_is_named(server, wrong, param, says):
 
 
 def test_unknown_fields_that_are_null(server):
-    """What a client knows and did not ask for is no reason to refuse it, nor is it within messages."""
+    """What a client did not ask for is no reason to refuse it, nor is it within messages."""
     message = {**MESSAGES[0], "audio": None}
     body = {"messages": [message], "max_tokens": 2, "prediction": None, "surprise": None}
     assert 200 == server.http.post("/v1/chat/completions", json=body).status_code

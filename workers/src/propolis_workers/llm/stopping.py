@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,8 +52,11 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        listed = isinstance(stops, Iterable) and not isinstance(stops, str)
-        if not listed or not all(isinstance(stop, str) for stop in stops):
+        try:
+            wrong = isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops)
+        except TypeError:  # no list at all
+            wrong = True
+        if wrong:
             msg = f"stop strings must be a list of str, not {type(stops).__name__}: {stops!r:.80}"
             raise UsageError(msg)
         if "" in stops:
