@@ -16,6 +16,7 @@ from propolis.dispatch import Handler
 from propolis.dispatch.capture import Graph
 from propolis.errors import ModelError
 from propolis.errors import OpError
+from propolis.errors import UsageError
 from propolis_workers.llm import LLM
 from propolis_workers.llm import chunks
 from propolis_workers.llm import engine as engine_module
@@ -371,8 +372,10 @@ def test_whole_context(llm):
 @pytest.mark.parametrize("context", [0, -1])
 def test_bad_capacity(llm, context):
     """A capacity below one token is refused, not taken for another."""
-    with pytest.raises(ModelError, match=f"context is {context}; supported: 1 to 96"):
+    with pytest.raises(UsageError, match=f"context is {context}; allowed: an integer from 1"):
         llm.engine(context)
+    with pytest.raises(ModelError, match=f"context is {context}; supported: 1 to 96"):
+        engine_module.Engine(llm.model, context)
 
 
 def test_empty_prompt(llm):

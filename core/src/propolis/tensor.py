@@ -433,8 +433,7 @@ class Tensor(dlpack.Exchanged):
 
     def to(self, device: Device | str) -> Tensor:
         """This tensor on ``device``, or on the default runtime's of that id: itself or a copy."""
-        device = _opened(device)
-        if device is self.device:
+        if (device := _opened(device)) is self.device:
             return self
         host = self.numpy()
         if self.dtype.is_block:

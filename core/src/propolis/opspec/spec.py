@@ -239,7 +239,6 @@ class OpSpec:
         except (AttributeError, TypeError, IndexError, OpError) as exc:
             check_tensors(self, args, kwargs)
             if isinstance(exc, TypeError | IndexError):
-                # Python says of which function; it is the op that was called.
                 msg = f"{self.name}{self.signature}: {str(exc).rpartition('() ')[2]}"
                 raise OpError(msg) from exc
             raise
