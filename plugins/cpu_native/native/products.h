@@ -6,7 +6,7 @@
 namespace propolis {
 
 // Rows of a block, and vectors of sixteen columns: as many sums as there are registers for.
-constexpr int ROWS = VECTOR == 64 ? 8 : VECTOR == 32 ? 4 : 2;
+constexpr int ROWS = VECTOR == 64 ? 8 : VECTOR == 32 ? 6 : 2;
 constexpr int MOST_ACROSS = VECTOR == 64 ? 3 : 1;
 
 // m (ROWS, ACROSS * 16) = a (ROWS, depth) @ b (depth, ACROSS * 16), added to m where it is `onto`.
