@@ -323,6 +323,13 @@ def test_numbers_of_numpy(llm):
     assert 3 == len(generation.finish.ids)
 
 
+def test_an_answer_that_was_left(llm):
+    """It is no complete one, nor one that was cut for its length."""
+    generation = llm.complete("a", max_tokens=50)
+    next(iter(generation))
+    assert "INTERRUPTED" == generation.finish.stop_reason
+
+
 def test_an_answer_that_was_not_begun(llm):
     """Nobody takes an answer that was not generated yet for an empty one."""
     with pytest.raises(UsageError, match="iterate over the answer first"):

@@ -121,8 +121,8 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const 
     }
     for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
-        // The weights' scale last: with the other it might be no normal number.
-        sums[i] = fma(as_floats(all[j]) * splat(at.scales[i]), own.d, sums[i]);
+        // The weights' scale first: that of activations may be as large as these are, or as small.
+        sums[i] = fma(as_floats(all[j]) * own.d, splat(at.scales[i]), sums[i]);
         if constexpr (F::SHIFTED) sums[i] = fma(own.shift, splat(at.totals[part * M + i]), sums[i]);
     });
 }
@@ -147,7 +147,7 @@ PROPOLIS_INLINE void add_word_products(F32s (&sums)[M], const Weights<F>& own, c
     });
     for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
         constexpr int i = FIRST + j;
-        sums[i] = fma(as_floats(all[j]) * splat(at.scales[i]), own.d, sums[i]);
+        sums[i] = fma(as_floats(all[j]) * own.d, splat(at.scales[i]), sums[i]);
         if constexpr (F::SHIFTED) sums[i] = fma(own.shift, splat(at.totals[part * M + i]), sums[i]);
     });
 }

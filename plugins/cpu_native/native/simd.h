@@ -499,7 +499,12 @@ PROPOLIS_INLINE F32s exp_below(const F32s& x) {
 }
 
 PROPOLIS_INLINE F32s silu(const F32s& x) {
-    return x / (splat(1.0f) + exp(splat(0.0f) - x));
+    // By the root of exp(-|x|), which is a normal number wherever the result is.
+    const F32s root = exp_below(magnitude(x) * splat(-0.5f)), share = splat(1.0f) / fma(root, root, splat(1.0f));
+    const F32s below = x * root * (root * share);
+    F32s c = x * share;
+    PROPOLIS_EACH c.part[p] = x.part[p] < 0 ? below.part[p] : c.part[p];
+    return c;
 }
 
 // x / 2 * (1 + erf(x / sqrt(2))), the rest of 1 as a product: erfc(z) = t * exp(-z * z) * P(t) with

@@ -165,6 +165,9 @@ def test_refused(models, source, tmp_path, tiny_folder):
     done = models("quantize", str(source), str(out), "--type", "q8_0")
     assert f"{out} exists: give another name, or --overwrite" in done.err
     assert models("quantize", str(source), str(out), "--type", "q8_0", "--overwrite").code == 0
+    done = models("quantize", str(source), str(source), "--type", "q8_0", "--overwrite")
+    assert (done.code, source.exists()) == (2, True)
+    assert f"{source} is the model itself, which would be gone: give another file" in done.err
     done = models("quantize", str(out), str(tmp_path / "2.gguf"), "--type", "q4_0")
     assert done.code == 2
     assert "is quantised already (token_embd.weight is q8_0)" in done.err

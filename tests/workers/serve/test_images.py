@@ -273,6 +273,13 @@ def test_sizes_of_images_that_cannot_be(studio):
         assert error["message"] == size + remedy
 
 
+def test_edits_by_json(studio):
+    """What is a form elsewhere too says so, instead of missing its fields."""
+    got = studio.http.post("/v1/images/edits", json={"prompt": "x", "image": "y"})
+    said = "the body is of the type application/json; send a form, as multipart/form-data"
+    assert (got.status_code, got.json()["error"]["message"]) == (400, said)
+
+
 def test_a_negative_prompt_without_guidance(studio):
     """It is named, as the request calls it."""
     body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 1}

@@ -297,12 +297,16 @@ def test_what_cannot_be_used_is_named(server, wrong, param, says):
     assert says in error["message"]
 
 
-def test_unknown_fields_that_are_null(server):
+def test_fields_that_are_null(server):
     """What a client did not ask for is no reason to refuse it, nor is it within messages."""
     message = {**MESSAGES[0], "audio": None}
     body = {"messages": [message], "max_tokens": 2, "prediction": None, "surprise": None}
     assert 200 == server.http.post("/v1/chat/completions", json=body).status_code
-    body = {"prompt": "a", "max_tokens": 2, "suffix": None}
+    body["model"] = None
+    assert 200 == server.http.post("/v1/chat/completions", json=body).status_code
+    error = server.http.post("/v1/chat/completions", json={"messages": None}).json()["error"]
+    assert "messages is null; supported: a list" in error["message"]
+    body = {"prompt": "a", "max_tokens": 2, "suffix": None, "echo": None}
     assert 200 == server.http.post("/v1/completions", json=body).status_code
 
 

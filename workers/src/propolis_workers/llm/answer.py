@@ -58,7 +58,7 @@ class Finish:
         cached_tokens: of those of the prompt, how many were found in a cache that sequences share.
         prefill_seconds: from the start to the first token.
         decode_seconds: from the first token to the last.
-        stop_reason: why it ended.
+        stop_reason: why it ended; "INTERRUPTED" while it has not.
         stop_string: the stop string that matched, or None.
     """
 
@@ -68,7 +68,7 @@ class Finish:
     cached_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    stop_reason: StopReason = "MAX_TOKENS"
+    stop_reason: StopReason = "INTERRUPTED"
     stop_string: str | None = None
 
     @property

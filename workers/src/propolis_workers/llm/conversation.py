@@ -157,6 +157,7 @@ class Turn(Generation):
         ids: their tokens.
         dropped: the oldest messages, for which the context has no room any more.
         joined: whether the exchange is in the conversation.
+        stopped: whether it was ended before its end: nothing more of it comes.
     """
 
     conversation: Conversation
@@ -164,6 +165,7 @@ class Turn(Generation):
     ids: list[int]
     dropped: list[dict[str, str]]
     joined: bool = False
+    stopped: bool = False
 
     def stop(self) -> bool:
         """
@@ -175,6 +177,7 @@ class Turn(Generation):
         """
         talk = self.conversation
         if talk._turn is self:  # noqa: SLF001  (one unit)
+            self.stopped = True
             if self._answer.finish.text:
                 self.finish.stop_reason = "INTERRUPTED"
                 talk._join(self)  # noqa: SLF001
@@ -183,9 +186,13 @@ class Turn(Generation):
 
     def _shown(self) -> Iterator[str]:
         talk = self.conversation
+        if self.stopped:
+            return
         talk._check_current(self)  # noqa: SLF001
         for piece in super()._shown():
             yield piece
+            if self.stopped:
+                return
             talk._check_current(self)  # noqa: SLF001
         talk._join(self)  # noqa: SLF001
 

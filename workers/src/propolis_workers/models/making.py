@@ -12,6 +12,7 @@ from propolis.cli import json_option
 from propolis.cli import print_json
 from propolis.cli import settings
 from propolis.errors import ModelError
+from propolis.errors import UsageError
 from propolis.wording import size_of
 from propolis_workers.terminal import loading_bar
 
@@ -44,6 +45,9 @@ def quantize(
     path = located(source, config)
     _expect_gguf(path)
     expect_new(target, overwrite=overwrite)
+    if target.exists() and target.samefile(path):
+        msg = f"{target} is the model itself, which would be gone: give another file"
+        raise UsageError(msg)
     with loading_bar(quiet=as_json) as progress:
         done = make(path, target, kind, Runtime.start(config).cpu, progress)
     if as_json:

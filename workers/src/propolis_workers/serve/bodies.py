@@ -46,7 +46,7 @@ _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 class Body(BaseModel):
     """
-    An object of which each field is known, or null: clients say so what was not asked for.
+    An object of which each field is known.  Null counts as not given: clients say so.
 
     Its lists are ``Field(fail_fast=True)``: refused for their first element that is wrong.
     """
@@ -59,9 +59,8 @@ class Body(BaseModel):
             msg = "{count} fields are more than there are"
             raise PydanticCustomError(kind, msg, {"count": len(given)})
         if isinstance(given, dict):
-            return {
-                name: v for name, v in given.items() if v is not None or name in cls.model_fields
-            }
+            needed = {name for name, field in cls.model_fields.items() if field.is_required()}
+            return {name: v for name, v in given.items() if v is not None or name in needed}
         return given
 
 

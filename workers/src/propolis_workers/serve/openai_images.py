@@ -14,6 +14,7 @@ from typing import Final
 from typing import Literal
 
 from fastapi import APIRouter
+from fastapi import Depends
 from fastapi import Form
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -154,7 +155,7 @@ def routes(service: ImageService) -> APIRouter:
             service, http, asked, asked.params(), tuple(asked.loras.items()), "generation", until
         )
 
-    @router.post("/v1/images/edits")
+    @router.post("/v1/images/edits", dependencies=[Depends(_expect_form)])
     async def edits(
         asked: Annotated[EditRequest, Form()], http: HttpRequest, within: Timeout = None
     ) -> Response:
@@ -174,6 +175,14 @@ def routes(service: ImageService) -> APIRouter:
         return await _respond(service, http, asked, params, (), "edit", until)
 
     return router
+
+
+def _expect_form(http: HttpRequest) -> None:
+    """Refuse JSON, where it would be a form without any field."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        msg = f"the body is of the type {kind or 'nothing'}; send a form, as multipart/form-data"
+        raise ProblemError(400, msg)
 
 
 def _mask(data: bytes) -> bytes:
