@@ -14,7 +14,7 @@ from propolis_cpu_native.ops_quantized import FORMATS
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("dtype", sorted(FORMATS, key=str), ids=str)
 def test_huge_activations(runtime, dtype, rows):
-    """Sums of bytes times their scale may be beyond f32, where products with small weights are not."""
+    """Sums of bytes times their scale may be beyond f32 where products with weights are not."""
     device, rng = runtime().cpu, np.random.default_rng(7)
     w = Tensor.from_numpy(rng.normal(0, 0.02, (32, 512)).astype(np.float32), device)
     blocks = ops.quantize(w, dtype)
