@@ -220,12 +220,16 @@ void many(const Attention& a, const Tokens& wanted) {
     const i64 kv_heads = a.k.shape[2], group = a.q.shape[2] / kv_heads;
     const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
     // Tasks: heads of keys, which stay in the cache, by blocks of queries of a sequence: SIDES and more of them, of
-    // all heads that read these keys, so that keys are fetched and widened once for them.  The last ones first,
-    // they see most.
-    const i64 sides = (SIDES + group - 1) / group, lanes = sides * Queries::LANES;
-    i64 total = 0;
+    // all heads that read these keys, so that keys are fetched and widened once for them; fewer where threads would
+    // be left without a task.  The last ones first, they see most.
+    i64 sides = (SIDES + group - 1) / group, lanes, total;
     const auto blocks = [&](const Sequence& s) { return wanted(s) ? (s.tokens + lanes - 1) / lanes : 0; };
-    for (i64 s = 0; s < a.batch; ++s) total += blocks(sequence_at(a, s));
+    for (;; sides /= 2) {
+        lanes = sides * Queries::LANES;
+        total = 0;
+        for (i64 s = 0; s < a.batch; ++s) total += blocks(sequence_at(a, s));
+        if (sides == 1 || total * kv_heads >= 4 * a.threads) break;
+    }
     parallel(a.threads, total * kv_heads, [&](i64 number) {
         i64 block = total - 1 - number % total, index = 0;
         const i64 kv_head = number / total;

@@ -206,6 +206,7 @@ inline u8* room_for_weights(i64 size) {
     return memory.of(size);
 }
 
+// All of them.
 template <class F>
 void take_all(const u8* tile, i64 k, Weights<F>* to) {
     constexpr int parts = SUBBLOCK / GRAIN<F>, subs = F::K / SUBBLOCK;
