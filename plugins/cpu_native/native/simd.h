@@ -170,11 +170,6 @@ PROPOLIS_INLINE F32s larger(const F32s& a, const F32s& b) {  // of NaN and b: b
     PROPOLIS_EACH c.part[p] = a.part[p] > b.part[p] ? a.part[p] : b.part[p];
     return c;
 }
-PROPOLIS_INLINE F32s smaller(const F32s& a, const F32s& b) {
-    F32s c;
-    PROPOLIS_EACH c.part[p] = a.part[p] < b.part[p] ? a.part[p] : b.part[p];
-    return c;
-}
 PROPOLIS_INLINE F32s magnitude(const F32s& a) {
     return bits_as<F32s>(bits_as<U32s>(a) & splat<U32s>(0x7fffffffu));
 }
@@ -441,41 +436,9 @@ PROPOLIS_INLINE I32s load_widened(const T* from) {
 
 constexpr f32 INFINITE = std::numeric_limits<f32>::infinity();
 
-// exp, to 2 units of the last place, and one more where it is denormal.
-PROPOLIS_INLINE F32s exp(const F32s& x) {
-    // exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; ln(2) in two parts, so that r is exact.
-    const F32s bounded = smaller(larger(x, splat(-104.0f)), splat(89.0f));
-    const F32s shifted = fma(bounded, splat(1.44269504f), splat(12582912.0f));  // rounds: 1.5 * 2**23
-    const F32s n = shifted - splat(12582912.0f);
-    F32s r = fma(n, splat(-0.693359375f), bounded);
-    r = fma(n, splat(2.12194440e-4f), r);
-    F32s y = splat(1.0f / 5040);
-    y = fma(y, r, splat(1.0f / 720));
-    y = fma(y, r, splat(1.0f / 120));
-    y = fma(y, r, splat(1.0f / 24));
-    y = fma(y, r, splat(1.0f / 6));
-    y = fma(y, r, splat(0.5f));
-    y = fma(y, r, splat(1.0f));
-    y = fma(y, r, splat(1.0f));
-    // 2**n as two factors: n may be 128.
-    const I32s whole = bits_as<I32s>(shifted) - splat<I32s>(0x4b400000);
-    const I32s half = whole >> 1;
-    const F32s one = bits_as<F32s>((half + splat<I32s>(127)) << 23);
-    const F32s other = bits_as<F32s>((whole - half + splat<I32s>(127)) << 23);
-    y = y * one * other;
-    F32s c;
-    PROPOLIS_EACH {
-        f32v v = y.part[p];
-        const f32v zero = {};
-        v = x.part[p] < -103.9721f ? zero : v;
-        v = x.part[p] > 88.7228394f ? zero + INFINITE : v;
-        c.part[p] = x.part[p] == x.part[p] ? v : x.part[p];
-    }
-    return c;
-}
-
-// The same of what is not above 0, in half the steps; NaN stays NaN.
+// exp of what is not above 0, to 2 units of the last place, and one more where it is denormal; NaN stays NaN.
 PROPOLIS_INLINE F32s exp_below(const F32s& x) {
+    // exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; ln(2) in two parts, so that r is exact.
     F32s bounded;
     PROPOLIS_EACH bounded.part[p] = x.part[p] < -104.0f ? f32v{} - 104.0f : x.part[p];
     const F32s shifted = fma(bounded, splat(1.44269504f), splat(12582912.0f));
