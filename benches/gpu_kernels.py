@@ -334,7 +334,7 @@ def attended(q: torch.Tensor, backend: SDPBackend, *, causal: bool) -> torch.Ten
 
 
 def products(b: Bench) -> Iterator[Case]:
-    """Mat-vec, which is measured within whole models, and attention."""
+    """Mat-vec of plain weights, and attention."""
     for dtype in ("f32", "f16"):
         size = 4 if dtype == "f32" else 2
         m, n, k = 1, 8192, 8192
@@ -371,6 +371,25 @@ def products(b: Bench) -> Iterator[Case]:
                 limit=1.3 if backend is SDPBackend.FLASH_ATTENTION else None,
                 graph=True,
             )
+
+
+def decoding(b: Bench) -> Iterator[Case]:
+    """One row by a vocabulary of weights in each block format; torch's is a copy of as much."""
+    n, k = 128256, 4096
+    x, _ = b.pair(1, k)
+    out, _ = b.out(1, n)
+    for dtype in sorted(dtypes.BLOCKS, key=str):
+        nbytes = n * k // dtype.block_size * dtype.block_bytes
+        blocks = np.resize(np.frombuffer(b.random.bytes(MIB), np.uint8), nbytes)
+        w = Tensor.from_blocks(blocks, dtype, (n, k), b.device)
+        halves = torch.empty((2, nbytes // 2), dtype=torch.uint8, device="cuda")
+        yield Case(
+            f"qmatmul {dtype} 1x{n}x{k}",
+            nbytes,
+            lambda x=x, w=w: ops.qmatmul.into(out, x, w),
+            lambda h=halves: h[0].copy_(h[1]),
+            limit=1 / 0.85,
+        )
 
 
 def matrices(b: Bench) -> Iterator[Case]:
@@ -464,7 +483,7 @@ def main() -> int:
     print("\n".join(lines), flush=True)
     results: list[dict[str, Any]] = []
     missed = 0
-    for make in (elementwise, rows, products, matrices, convolutions):
+    for make in (elementwise, rows, products, decoding, matrices, convolutions):
         for case in make(bench):
             if not case.name.startswith(arguments.only):
                 continue

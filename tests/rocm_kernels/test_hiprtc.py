@@ -40,7 +40,7 @@ TARGETS = [
 ]
 
 # The compiler of ROCm 5 gives a thread of a block of 1024 on RDNA 64 registers, half of what there
-# are: 16 to 64 bytes of a row's elements do not stay in them.
+# are: 16 to 64 bytes of a row's elements, or blocks, do not stay in them.
 CROWDED = {
     f"norm_{op}_{dtype}_wide"
     for op, dtype in (
@@ -52,6 +52,9 @@ CROWDED = {
         ("rms_norm", "f8e4m3"),
     )
 }
+
+CROWDED |= {f"normed_quantized_rope_{w}" for w in ("q3_k", "q4_k", "q5_k", "q6_k")}
+CROWDED |= {f"quantized_matmul_rows_{rows}_q5_k" for rows in (2, 4)}
 
 # On CDNA it leaves two packs of 16-bit elements in memory, 32 bytes a thread.
 CROWDED |= {

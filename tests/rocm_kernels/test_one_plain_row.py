@@ -13,6 +13,7 @@ from propolis import ops
 from propolis_rocm_kernels import ops_matmul_one
 from propolis_rocm_kernels import ops_normed
 from propolis_rocm_kernels import ops_quantized_matmul_one
+from propolis_rocm_kernels._constants import BLOCK
 
 
 TYPES = [dtypes.f32, dtypes.f16, dtypes.bf16]
@@ -132,7 +133,8 @@ def test_keys_and_values_are_kept(rocm, rows, taken, dtype, kept) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_more_rows_than_blocks(rocm, rows, taken, monkeypatch, dtype, gated) -> None:
     """Blocks that have the row go on to further rows of weights."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    monkeypatch.setattr(ops_quantized_matmul_one, "THREADS", BLOCK)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_SHALLOW", 0)
     n = 40 * rocm.compute_units + 2
     (x, a), (y, b), (weight, c) = rows(dtype, 1, 520), rows(dtype, 1, 520), rows(dtype, 520)
     w, matrix = rows(dtype, n, 520, scale=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,8 @@ from propolis.dispatch import DispatchTable
 from propolis_rocm_kernels import ops_normed_quantized
 from propolis_rocm_kernels import ops_normed_quantized_rope
 from propolis_rocm_kernels import ops_quantized_matmul_one
+from propolis_rocm_kernels import ops_quantized_matmul_rows
+from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import PART
 
 
@@ -46,7 +50,8 @@ def turned(counting):
 
 def product(device, x, dtype, rows):
     """A product with random blocks, and their values in f64."""
-    numbers = np.random.default_rng([rows, x.size]).normal(size=(rows, x.size))
+    depth = x.shape[-1]
+    numbers = np.random.default_rng([rows, depth]).normal(size=(rows, depth))
     w = ops.quantize(Tensor.from_numpy(numbers.astype(np.float32), device), dtype)
     out = ops.qmatmul(Tensor.from_numpy(x, device), w).numpy()
     return out, ops.dequantize(w).numpy().astype(np.float64)
@@ -77,7 +82,8 @@ def test_products(rocm, taken, dtype, rows, depth) -> None:
 @pytest.mark.parametrize("depth", [256, 4608])
 def test_more_rows_than_blocks(rocm, taken, monkeypatch, dtype, depth) -> None:
     """Blocks that have rounded the row go on to further rows of weights, in a step or several."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    monkeypatch.setattr(ops_quantized_matmul_one, "THREADS", BLOCK)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_SHALLOW", 0)
     rows = 40 * rocm.compute_units + 3
     x = np.random.default_rng(0).normal(size=depth).astype(np.float32)
     out, w = product(rocm, x, dtype, rows)
@@ -124,6 +130,107 @@ def test_who_multiplies(rocm, taken) -> None:
     assert taken == []
 
 
+# -- of two to four rows -----------------------------------------------------------------
+
+
+@pytest.fixture
+def several(counting):
+    """The blocks of each launch for several rows."""
+    return counting(ops_quantized_matmul_rows._KERNELS)
+
+
+ONLY_TWO = (dtypes.q2_k, dtypes.q6_k)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [(d, rows) for d in FORMATS for rows in (2, 3, 4) if rows == 2 or d not in ONLY_TWO],
+    ids=str,
+)
+def test_several_rows(rocm, several, dtype, rows) -> None:
+    """Each row is rounded as one alone, and its sums are the same to the bit."""
+    rng = np.random.default_rng(rows)
+    x = rng.normal(size=(rows, 768)).astype(np.float32)
+    x *= np.exp(rng.normal(0, 8, (rows, 1))).astype(np.float32)
+    out, w = product(rocm, x, dtype, 37)
+    assert out.shape == (rows, 37)
+    for row, sums in zip(x, out, strict=True):
+        judge(sums, row, w)
+        np.testing.assert_array_equal(sums, product(rocm, row, dtype, 37)[0])
+    assert len(several) == 1
+
+
+def test_who_multiplies_several(rocm, several) -> None:
+    """More rows, rows with gaps between them, deep ones, and exact numerics are for others."""
+    (impl,) = ops_quantized_matmul_rows.OPS
+    w = ops.quantize(Tensor.from_numpy(np.ones((4, 64), np.float32), rocm), dtypes.q8_0)
+    x = Tensor.from_numpy(np.ones((5, 128), np.float32), rocm)
+    assert impl.supports(x.narrow(0, 0, 3).narrow(1, 0, 64).contiguous(), w) is None
+    gaps = x.narrow(0, 0, 3).narrow(1, 0, 64)
+    assert "do not follow each other" in impl.supports(gaps, w)
+    assert impl.supports(x.narrow(1, 0, 64).contiguous(), w).startswith("5 rows are for other")
+    deep = Tensor.from_numpy(np.ones((2, 1 << 19), np.float32), rocm)
+    assert "bytes of LDS" in impl.supports(deep, ops.quantize(deep, dtypes.q8_0))
+    three = Tensor.from_numpy(np.ones((3, 256), np.float32), rocm)
+    for dtype in ONLY_TWO:
+        blocks = Tensor.from_blocks(np.zeros(dtype.block_bytes, np.uint8), dtype, (1, 256), rocm)
+        assert f"of {dtype} it takes 2 to 2" in impl.supports(three, blocks)
+    for part in (gaps, x.narrow(1, 0, 64).contiguous()):
+        assert np.allclose(ops.qmatmul(part, w).numpy(), 64, rtol=1e-2)
+    assert several == []
+
+
+# -- of what is left to others -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [d for d in FORMATS if d.block_size == PART], ids=str)
+def test_blocks_that_are_left(rocm, taken, dtype) -> None:
+    """Formats that lanes take two blocks of at a time leave rows of an odd number to others."""
+    x = np.random.default_rng(3).normal(size=3 * PART).astype(np.float32)
+    out, w = product(rocm, x, dtype, 5)
+    alone = dtype in (dtypes.q8_0, dtypes.q8_1)
+    if alone:
+        judge(out, x, w)
+    else:
+        np.testing.assert_allclose(out, w @ x, rtol=1e-2, atol=1e-2)
+        (impl,) = ops_quantized_matmul_one.OPS
+        blocks = ops.quantize(Tensor.from_numpy(np.ones((5, x.size), np.float32), rocm), dtype)
+        reason = impl.supports(Tensor.from_numpy(x, rocm), blocks)
+        assert reason == f"rows of 96 {dtype} elements are taken 64 at a time"
+    assert len(taken) == alone
+
+
+@pytest.mark.parametrize("dtype", [dtypes.q4_0, dtypes.q4_1, dtypes.q5_1, dtypes.mxfp4], ids=str)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_blocks_that_begin_elsewhere(rocm, taken, several, dtype, rows) -> None:
+    """Rows of a view whose blocks do not lie in pairs are for others."""
+    x = np.random.default_rng(4).normal(size=(rows, 2 * PART)).astype(np.float32)
+    numbers = np.random.default_rng(5).normal(size=(6, 5 * PART)).astype(np.float32)
+    w = ops.quantize(Tensor.from_numpy(numbers, rocm), dtype).narrow(1, PART, 2 * PART)
+    out = ops.qmatmul(Tensor.from_numpy(x, rocm), w).numpy()
+    expected = x @ ops.dequantize(w).numpy().T
+    np.testing.assert_allclose(out, expected, rtol=1e-2, atol=5e-2)
+    assert (taken, several) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "blocks", "threads"),
+    [
+        (2560, 9728, 128, 640),  # a round of one block a unit
+        (4096, 14336, 128, 1024),
+        (5120, 13824, 132, 640),  # two rounds of as many
+        (2048, 2048, 256, 256),  # two blocks a unit, of shallow rows
+        (64, 4096, 8, 256),
+    ],
+)
+def test_shares_of_units(rows, depth, blocks, threads) -> None:
+    """Every compute unit of 132 has as many rows, or nearly, and rounds a deep row only once."""
+    device = SimpleNamespace(compute_units=132, warp_size=32)
+    w = SimpleNamespace(dtype=dtypes.q4_k, shape=(rows, depth), strides=(depth, 1))
+    made = ops_quantized_matmul_one.plan(device, rows, w)
+    assert (made.blocks, made.threads, made.lanes) == (blocks, threads, 32)
+
+
 # -- of the norm of a sum ----------------------------------------------------------------
 
 
@@ -168,7 +275,8 @@ def test_gated_products_of_a_norm(rocm, taken, normed, dtype, rows, depth) -> No
 @pytest.mark.parametrize("depth", [4608, 9216])
 def test_long_rows_and_many(rocm, monkeypatch, taken, normed, depth, gated) -> None:
     """Rows beyond what threads hold are read again; blocks go on to further rows of weights."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    monkeypatch.setattr(ops_quantized_matmul_one, "THREADS", BLOCK)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_SHALLOW", 0)
     rows = 40 * rocm.compute_units + 2
     total, out, sums, row, w = product_of_norm(rocm, dtypes.q4_k, rows, depth, gated=gated)
     np.testing.assert_array_equal(total, sums)
@@ -249,7 +357,8 @@ def test_heads_of_a_norm(rocm, turned, normed, dtype, dim, pairs, interleaved) -
 @pytest.mark.parametrize("depth", [256, 4608])
 def test_more_heads_than_blocks(rocm, monkeypatch, turned, depth, interleaved) -> None:
     """Blocks go on to further pairs of rows, each with an angle of its own."""
-    monkeypatch.setattr(ops_quantized_matmul_one, "_UNIT", ops_quantized_matmul_one.THREADS)
+    monkeypatch.setattr(ops_quantized_matmul_one, "THREADS", BLOCK)
+    monkeypatch.setattr(ops_quantized_matmul_one, "_SHALLOW", 0)
     heads = rocm.compute_units + 3
     options = {"head_dim": 64, "interleaved": interleaved}
     out, expected, terms = heads_of_norm(rocm, dtypes.q4_k, heads, depth, 32, 8, **options)

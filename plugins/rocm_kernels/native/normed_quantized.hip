@@ -2,7 +2,7 @@
 #include "propolis_normed.h"
 
 #define OF_NORM(name, Format, GATED)                                                               \
-    PROPOLIS_KERNEL_TWICE(THREADS)                                                                 \
+    PROPOLIS_KERNEL_OF(THREADS)                                                                 \
     normed_quantized_##name(f32* total, f32* out, const f32* x, const f32* residual,          \
                                  const f32* weight, f32 eps, const u8* w, i64 n, i64 depth,        \
                                  i64 row, i64 lanes, i64 threads) {                                \

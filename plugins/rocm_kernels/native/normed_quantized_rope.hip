@@ -3,7 +3,7 @@
 #include "propolis_normed.h"
 
 #define OF_TURNED(name, Format)                                                                               \
-    PROPOLIS_KERNEL_TWICE(THREADS)                                                                            \
+    PROPOLIS_KERNEL_OF(THREADS)                                                                            \
     normed_quantized_rope_##name(f32* total, f32* out, const f32* x, const f32* residual, const f32* weight,  \
                                  f32 eps, const u8* w, const i32* position, const f32* cos, const f32* sin,   \
                                  void* cache, const i32* slot, i64 n, i64 depth, i64 row, i64 lanes,          \

@@ -6,6 +6,7 @@
 
 #include "propolis_e8m0.h"
 #include "propolis_runs.h"
+#include "propolis_words.h"
 
 // -- what lies at an address ---------------------------------------------------------------------
 
@@ -52,6 +53,16 @@ PROPOLIS_FN void halves_at(const u8* at, u32 (&words)[N]) {
 }
 
 PROPOLIS_FN f32 f16_at(const u8* at) { return to_f32(f16{*(const u16*)at}); }
+
+// Of bytes in registers.
+template <class Held>
+PROPOLIS_FN u32 word_at(Within<Held> at) { return at.word(); }
+template <class Held>
+PROPOLIS_FN u32 halves_at(Within<Held> at) { return at.word(); }
+template <class Held>
+PROPOLIS_FN u32 bytes_at(Within<Held> at) { return at.word(); }
+template <class Held>
+PROPOLIS_FN f32 f16_at(Within<Held> at) { return to_f32(f16{at.half()}); }
 
 // The four bytes of a word, less the same number: exact.
 PROPOLIS_FN void bytes_less(u32 word, f32 less, f32* to) {
@@ -111,9 +122,9 @@ PROPOLIS_FN u32 nibbles(u32 word, int run) { return word >> run / 2 * 4 & 0x0f0f
 struct Q4_0 {
     static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES, NUMBER = Q4_0_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 2 + run % 2 * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 2 + run % 2 * 8;
         set_quants(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), 8.0f, w);
         w.scale = f16_at(block);
     }
@@ -122,9 +133,9 @@ struct Q4_0 {
 struct Q4_1 {
     static constexpr int SIZE = Q4_1_SIZE, BYTES = Q4_1_BYTES, NUMBER = Q4_1_NUMBER;
     static constexpr bool shifted = true;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 4 + run % 2 * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 4 + run % 2 * 8;
         set_quants(nibbles(word_at(qs), run), nibbles(word_at(qs + 4), run), 0.0f, w);
         const u32 both = word_at(block);
         w.scale = to_f32(f16{(u16)both});
@@ -135,9 +146,9 @@ struct Q4_1 {
 struct Q5_0 {
     static constexpr int SIZE = Q5_0_SIZE, BYTES = Q5_0_BYTES, NUMBER = Q5_0_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 6 + run % 2 * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 6 + run % 2 * 8;
         const u32 fifth = halves_at(block + 2) >> 8 * run;
         const u32 low = nibbles(halves_at(qs), run) | spread_fifth(fifth & 15);
         const u32 high = nibbles(halves_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
@@ -149,9 +160,9 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr int SIZE = Q5_1_SIZE, BYTES = Q5_1_BYTES, NUMBER = Q5_1_NUMBER;
     static constexpr bool shifted = true;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 8 + run % 2 * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 8 + run % 2 * 8;
         const u32 fifth = word_at(block + 4) >> 8 * run;
         const u32 low = nibbles(word_at(qs), run) | spread_fifth(fifth & 15);
         const u32 high = nibbles(word_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
@@ -164,9 +175,9 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr int SIZE = Q8_0_SIZE, BYTES = Q8_0_BYTES, NUMBER = Q8_0_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 2 + run * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 2 + run * 8;
         set_signed(halves_at(qs), halves_at(qs + 4), w);
         w.scale = f16_at(block);
     }
@@ -175,9 +186,9 @@ struct Q8_0 {
 struct Q8_1 {
     static constexpr int SIZE = Q8_1_SIZE, BYTES = Q8_1_BYTES, NUMBER = Q8_1_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 4 + run * 8;
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 4 + run * 8;
         set_signed(word_at(qs), word_at(qs + 4), w);
         w.scale = f16_at(block);
     }
@@ -296,48 +307,60 @@ struct Q8_K {
 
 // -- formats whose quants are codes ---------------------------------------------------------------
 
-// Of eight bytes the one that each byte of `at` (0 to 7) tells.
-PROPOLIS_FN u32 of_eight(u32 low, u32 high, u32 at) {
-#if defined(PROPOLIS_AMD)
-    return __builtin_amdgcn_perm(high, low, at);
-#elif defined(__CUDACC__)
-    const u32 halves = (at | at >> 4) & 0x00ff00ff;  // it is told by half bytes
-    return __byte_perm(low, high, halves | halves >> 8);
+// Of sixteen bytes those that the nibbles of a word tell: which half of it, as `nibbles` has them.
+template <u32 first, u32 second, u32 third, u32 fourth>
+PROPOLIS_FN u32 of_sixteen(u32 word, int upper) {
+#if defined(__CUDACC__)
+    // An instruction looks up four nibbles in eight bytes; the fourth bit chooses between two such.
+    const u32 at = word & 0x77777777, chosen = (word >> 1 & 0x44444444) | 0x32103210;
+    const u32 low = __byte_perm(__byte_perm(first, second, at), __byte_perm(third, fourth, at), chosen);
+    const u32 high =
+        __byte_perm(__byte_perm(first, second, at >> 16), __byte_perm(third, fourth, at >> 16), chosen >> 16);
+    return __byte_perm(low, high, upper ? 0x7531 : 0x6420);
 #else
-    const u64 all = (u64)high << 32 | low;
+    const u32 codes = word >> upper * 4 & 0x0f0f0f0f;
+#if defined(PROPOLIS_AMD)
+    const u32 at = codes & 0x07070707, chosen = (codes >> 1 & 0x04040404) | 0x03020100;
+    return __builtin_amdgcn_perm(__builtin_amdgcn_perm(fourth, third, at), __builtin_amdgcn_perm(second, first, at),
+                                 chosen);
+#else
+    constexpr u32 table[4] = {first, second, third, fourth};
     u32 found = 0;
-    for (int i = 0; i < 32; i += 8) found |= (u32)(all >> (at >> i & 7) * 8 & 0xff) << i;
+    for (int i = 0; i < 32; i += 8) found |= (table[codes >> (i + 2) & 3] >> (codes >> i & 3) * 8 & 0xff) << i;
     return found;
+#endif
 #endif
 }
 
-// Of a table of sixteen bytes the one that each byte of `codes` (0 to 15) tells.
-template <u32 first, u32 second, u32 third, u32 fourth>
-PROPOLIS_FN u32 of_sixteen(u32 codes) {
-    const u32 at = codes & 0x07070707;
-    const u32 upper = (codes >> 3 & 0x01010101) * 0xff;
-    return (of_eight(first, second, at) & ~upper) | (of_eight(third, fourth, at) & upper);
-}
-
-// The tables, made unsigned by 128 more, and by 12.
-template <class W>
-PROPOLIS_FN void set_iq4(u32 low, u32 high, W& w) {
-    set_quants(of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(low),
-               of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(high), 128.0f, w);
+// The tables: of signed bytes, or, where bytes are to become floats, made unsigned by 128 more, and by 12.
+PROPOLIS_FN void set_iq4(u32 low, u32 high, int upper, Bytes& w) {
+    w.low = of_sixteen<0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535>(low, upper);
+    w.high = of_sixteen<0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535>(high, upper);
+    w.less = 0;
 }
 template <class W>
-PROPOLIS_FN void set_mxfp4(u32 low, u32 high, W& w) {
-    set_quants(of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(low),
-               of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(high), 12.0f, w);
+PROPOLIS_FN void set_iq4(u32 low, u32 high, int upper, W& w) {
+    set_quants(of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(low, upper),
+               of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(high, upper), 128.0f, w);
+}
+PROPOLIS_FN void set_mxfp4(u32 low, u32 high, int upper, Bytes& w) {
+    w.low = of_sixteen<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc>(low, upper);
+    w.high = of_sixteen<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc>(high, upper);
+    w.less = 0;
+}
+template <class W>
+PROPOLIS_FN void set_mxfp4(u32 low, u32 high, int upper, W& w) {
+    set_quants(of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(low, upper),
+               of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(high, upper), 12.0f, w);
 }
 
 struct IQ4_NL {
     static constexpr int SIZE = IQ4_NL_SIZE, BYTES = IQ4_NL_BYTES, NUMBER = IQ4_NL_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 2 + run % 2 * 8;
-        set_iq4(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), w);
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 2 + run % 2 * 8;
+        set_iq4(halves_at(qs), halves_at(qs + 4), run / 2, w);
         w.scale = f16_at(block);
     }
 };
@@ -349,7 +372,7 @@ struct IQ4_XS {
     PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const int group = run / 4, inner = run % 4;
         const u8* qs = block + 8 + group * 16 + inner % 2 * 8;
-        set_iq4(nibbles(word_at(qs), inner), nibbles(word_at(qs + 4), inner), w);
+        set_iq4(word_at(qs), word_at(qs + 4), inner / 2, w);
         const u32 both = word_at(block);
         const u32 low = block[4 + group / 2] >> group % 2 * 4 & 15;
         const u32 high = both >> (16 + group * 2) & 3;
@@ -360,10 +383,10 @@ struct IQ4_XS {
 struct MXFP4 {
     static constexpr int SIZE = MXFP4_SIZE, BYTES = MXFP4_BYTES, NUMBER = MXFP4_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 1 + run % 2 * 8;
-        set_mxfp4(nibbles(bytes_at(qs), run), nibbles(bytes_at(qs + 4), run), w);
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        const auto qs = block + 1 + run % 2 * 8;
+        set_mxfp4(bytes_at(qs), bytes_at(qs + 4), run / 2, w);
         w.scale = half_of_e8m0(block[0]);
     }
 };

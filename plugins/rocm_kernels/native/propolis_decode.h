@@ -4,112 +4,140 @@
 #pragma once
 
 #include "propolis_reduce.h"
-#include "propolis_steps.h"
+#include "propolis_steps_k.h"
 
 // The larger; NaN where either is.
 PROPOLIS_FN f32 larger_or_nan(f32 a, f32 b) { return a > b || math::is_nan(a) ? a : b; }
 
 constexpr int LOADED_AT_ONCE = 4;  // packs of activations, by a thread
 
-// A row in ROUNDED_BYTES bytes of shared memory for each part, which is `most`, its largest magnitude,
-// and its numbers times LARGEST / most.  Parts lie where Step says, so that neighbouring lanes read
-// neighbouring ones.
+// Whether weights are on their way while those before are multiplied.  Not on NVIDIA, whose other warps multiply
+// meanwhile, and whose registers hold more of them so.
+#if defined(__CUDACC__)
+constexpr bool AHEAD = false;
+#else
+constexpr bool AHEAD = true;
+#endif
+
+// A row in ROUNDED_BYTES bytes of shared memory for each part: of sixteen numbers, which are multiplied by LARGEST / most
+// and rounded, upper bytes, lower ones, their sum and `most`, the largest magnitude of the part.  Sixteens lie where Step
+// says, so that neighbouring lanes read neighbouring ones.
 template <class Step>
 struct Rounded {
     typedef Step Taken;
-    u32* words;  // 4 x parts x 4: upper bytes of sixteen and sixteen, then lower ones
-    f32* most;   // parts
-    i32* sums;   // 2 x parts: of sixteen numbers each
+    struct Sum {
+        i32 total;
+        f32 most;
+    };
+    u32* words;  // 2 x sixteens x 4: upper bytes, then lower ones
+    Sum* sums;
     int parts;
 
     PROPOLIS_METHOD Rounded(u32* at, int depth)
-        : words(at), most((f32*)(at + depth / PART * 16)), sums((i32*)(at + depth / PART * 17)), parts(depth / PART) {}
+        : words(at), sums((Sum*)(void*)(at + depth / PART * 16)), parts(depth / PART) {}
 
-    PROPOLIS_METHOD int steps() const { return parts / Step::PARTS; }
+    PROPOLIS_METHOD int steps() const { return parts / Step::PAIRS; }
 
-    PROPOLIS_METHOD Activations of(int step, int which) const {
-        const int place = which * steps() + step;
+    // Of rows that lie behind each other, another one.
+    PROPOLIS_METHOD Rounded row(int r) const {
+        Rounded other = *this;
+        other.words += r * parts * (ROUNDED_BYTES / 4);
+        other.sums += r * parts * (ROUNDED_BYTES / (int)sizeof(Sum));
+        return other;
+    }
+
+    PROPOLIS_METHOD Activations of(int step, int pair) const {
         Activations own;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            own.upper[half] = load_pack<4>(words + (half * parts + place) * 4);
-            own.lower[half] = load_pack<4>(words + ((2 + half) * parts + place) * 4);
-            own.total[half] = (f32)sums[half * parts + place] * (1 / LARGEST);
+            const int place = (pair * 2 + half) * steps() + step;
+            own.upper[half] = load_pack<4>(words + place * 4);
+            own.lower[half] = load_pack<4>(words + (2 * parts + place) * 4);
+            own.total[half] = sums[place].total;
+            own.most[half] = sums[place].most;
         }
-        own.most = most[place];
         return own;
     }
 
     PROPOLIS_METHOD void load(Step& own, const u8* row, int step) const { own.load(row, step); }
     PROPOLIS_METHOD f32 product(const Step& own, int step) const {
-        f32 sum = 0;
+        f32 sum[1] = {};
+        add(own, step, sum);
+        return sum[0];
+    }
+    // The products of several rows.
+    template <int ROWS>
+    PROPOLIS_METHOD void add(const Step& own, int step, f32 (&sum)[ROWS]) const {
 #pragma unroll
-        for (int which = 0; which < Step::PARTS; ++which) {
-            const Activations x = of(step, which);
-            sum += own.dot(which, x) * x.most;
+        for (int pair = 0; pair < Step::PAIRS; ++pair) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                sum[r] += own.dot(pair, row(r).of(anew(step), pair));  // lest each place be kept through a loop
+                in_order();
+            }
         }
-        return sum;
     }
 
     // Four numbers, the pack-th of the row: of all lanes of a warp together, beyond the row too.
-    PROPOLIS_METHOD void take(const Pack<f32, 4>& numbers, int pack) const { round(numbers, pack / 8, pack % 8); }
+    PROPOLIS_METHOD void take(const Pack<f32, 4>& numbers, int pack) const { round(numbers.at, pack); }
     PROPOLIS_METHOD void end(int) const {}
 
-    // Of all threads of the block; eight have a part.
+    // Of all threads of the block, LOADED_AT_ONCE packs of each at a time.
     template <class T>
     PROPOLIS_METHOD void fill(const T* x, int threads) const {
-        const int apart = threads / 8;
-        const int lane = (int)thread_x() % 8;
-        for (int first = (int)thread_x() / 8; first - (int)thread_x() / 8 < parts;
-             first += apart * LOADED_AT_ONCE) {
-            Pack<T, 4> packs[LOADED_AT_ONCE] = {};
+        const int packs = parts * (PART / RUN);
+        for (int first = 0; first < packs; first += threads * LOADED_AT_ONCE) {
+            f32 held[LOADED_AT_ONCE][RUN] = {};
 #pragma unroll
             for (int e = 0; e < LOADED_AT_ONCE; ++e) {
-                const int part = first + e * apart;
-                if (part < parts) packs[e] = load_pack<4>(x + part * PART + lane * 4);
+                const int pack = first + e * threads + (int)thread_x();
+                if (pack < packs) load_run(x + pack * RUN, held[e]);
             }
 #pragma unroll
             for (int e = 0; e < LOADED_AT_ONCE; ++e) {
-                if (first - (int)thread_x() / 8 + e * apart < parts) {
-                    round(packs[e], first + e * apart, lane);
-                }
+                if (first + e * threads < packs) round(held[e], first + e * threads + (int)thread_x());
             }
         }
         __syncthreads();
     }
 
-    template <class T>
-    PROPOLIS_METHOD void round(const Pack<T, 4>& pack, int part, int lane) const {
-        f32 own[4];
+    // So many numbers of each of some neighbouring lanes are a part.
+    template <int N>
+    PROPOLIS_METHOD void round(const f32 (&own)[N], int pack) const {
+        constexpr int LANES = PART / N;
         f32 top = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            own[i] = wide(pack.at[i]);
-            top = larger_or_nan(top, math::fabs(own[i]));
-        }
-        for (int mask = 1; mask < 8; mask *= 2) top = larger_or_nan(top, warp_shfl_xor(top, mask));
+        for (int i = 0; i < N; ++i) top = larger_or_nan(top, math::fabs(own[i]));
+#pragma unroll
+        for (int mask = 1; mask < LANES; mask *= 2) top = larger_or_nan(top, warp_shfl_xor(top, mask));
         // An infinity, and NaN, make all products of the part NaN: they are `most`.
         const bool finite = top < PROPOLIS_INF;
         const f32 up = top < 0x1p-64f ? 0x1p64f : 1.0f;  // whose inverse is no infinity
         const f32 factor = finite && top > 0 ? LARGEST / (top * up) : 0.0f;
-        u32 upper = 0, lower = 0;
+        Pack<u32, N / 4> upper, lower;
         i32 sum = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const i32 q = finite ? (i32)math::rint(own[i] * up * factor) : 0;
-            const i32 high = (q + 128) >> 8;
-            upper |= (u32)(high & 0xff) << 8 * i;
-            lower |= (u32)((q - high * 256) & 0xff) << 8 * i;
-            sum += q;
+        for (int word = 0; word < N / 4; ++word) {
+            u32 high = 0, low = 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const i32 q = finite ? (i32)math::rint(own[word * 4 + i] * up * factor) : 0;
+                const i32 above = (q + 128) >> 8;
+                high |= (u32)(above & 0xff) << 8 * i;
+                low |= (u32)((q - above * 256) & 0xff) << 8 * i;
+                sum += q;
+            }
+            upper.at[word] = high, lower.at[word] = low;
         }
-        sum += warp_shfl_xor(sum, 1);
-        sum += warp_shfl_xor(sum, 2);
+#pragma unroll
+        for (int mask = 1; mask < LANES / 2; mask *= 2) sum += warp_shfl_xor(sum, mask);
+        const int part = pack / LANES, lane = pack % LANES;
         if (part >= parts) return;
-        const int half = lane / 4, place = (int)(Step::which(part) * steps() + Step::step(part));
-        words[(half * parts + place) * 4 + lane % 4] = upper;
-        words[((2 + half) * parts + place) * 4 + lane % 4] = lower;
-        if (lane % 4 == 0) sums[half * parts + place] = sum;
-        if (lane == 0) most[place] = finite ? top : PROPOLIS_NAN;
+        const u32 sixteen = (u32)(part * 2 + lane / (LANES / 2));
+        const int place = (int)(Step::which(sixteen) * steps() + Step::step(sixteen)), at = lane % (LANES / 2);
+        store_pack<N / 4>(words + place * 4 + at * (N / 4), upper);
+        store_pack<N / 4>(words + (2 * parts + place) * 4 + at * (N / 4), lower);
+        if (at == 0) sums[place] = {sum, finite ? top : PROPOLIS_NAN};
     }
 };
 
@@ -122,11 +150,13 @@ struct Halves {
 // Products of a row that `fill` puts into `held`, as Rounded keeps it or a like of that, with rows of weights:
 // `finish(mine, item, sums)` gets those of rows place(item, 0), place(item, 1), ... HALVES in all.  All threads of the
 // block call it together; `mine` is true in one thread of each item that there is.  A block has threads / lanes items
-// at a time, and then as many further on.  Weights are loaded a step ahead, the first before the row is there.
-template <int HALVES, class Held, class Place, class Fill, class Finish>
+// at a time, and then as many further on.  Weights are loaded a step ahead (AHEAD), the first before the row is there.
+// Of ROWS that are held, sums are those of each with that row of weights.
+template <int HALVES, int ROWS = 1, class Held, class Place, class Fill, class Finish>
 PROPOLIS_FN void products_of_one(const Held& held, const u8* w, i64 items, i64 row_bytes, int lanes, int threads,
                                  const Place& place, Fill&& fill, Finish&& finish) {
     typedef typename Held::Taken Taken;
+    static_assert(HALVES == 1 || ROWS == 1, "products_of_one: halves of several rows");
     const int steps = held.steps(), lane = (int)thread_x() & (lanes - 1);
     const i64 each = threads / lanes, apart = blocks_x() * each;
     // Beyond the last item, that once more.
@@ -138,19 +168,24 @@ PROPOLIS_FN void products_of_one(const Held& held, const u8* w, i64 items, i64 r
     held.load(own, row(item, 0), lane < steps ? lane : 0);
     fill();
     for (i64 first = block_x() * each; first < items; first += apart, item += apart) {
-        f32 sum[HALVES] = {};
+        f32 sum[ROWS * HALVES] = {};
 #pragma unroll
         for (int half = 0; half < HALVES; ++half) {
             for (int step = lane; step < steps; step += lanes) {
                 const bool more = step + lanes < steps;
                 const bool again = more || half + 1 < HALVES;
+                const u8* from = row(again ? item : item + apart, more ? half : (half + 1) % HALVES);
                 Taken next;
-                held.load(next, row(again ? item : item + apart, more ? half : (half + 1) % HALVES),
-                          more ? step + lanes : lane);
-                sum[half] += held.product(own, step);
-                own = next;
+                if constexpr (AHEAD) held.load(next, from, more ? step + lanes : lane);
+                if constexpr (ROWS == 1) sum[half] += held.product(own, step);
+                else held.add(own, step, sum);
+                if constexpr (AHEAD) own = next;
+                else held.load(own, from, more ? step + lanes : lane);
             }
-            for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[half] += warp_shfl_xor(sum[half], mask);
+#pragma unroll
+            for (int r = half; r < half + ROWS; ++r) {
+                for (int mask = lanes / 2; mask > 0; mask >>= 1) sum[r] += warp_shfl_xor(sum[r], mask);
+            }
         }
         finish(lane == 0 && item < items, item, sum);
     }
@@ -165,5 +200,23 @@ PROPOLIS_FN void product_of_one(T* out, const T* x, const u8* w, i64 n, i64 dept
         rounded, w, n, row_bytes, lanes, threads, Halves{n}, [&] { rounded.fill(x, threads); },
         [&](bool mine, i64 row, const f32(&sum)[1]) {
             if (mine) out[row] = narrow<T>(sum[0]);
+        });
+}
+
+// The same of up to ROWS rows, which all rows of weights meet in registers.
+template <class Format, int ROWS>
+PROPOLIS_FN void product_of_rows(f32* out, const f32* x, const u8* w, i64 m, i64 n, i64 depth, i64 row_bytes,
+                                 int lanes, int threads) {
+    PROPOLIS_DYNAMIC_SHARED(u32, shared);
+    const Rounded<Step<Format>> rounded(shared, (int)depth);
+    const auto fill = [&] {
+        for (int r = 0; r < ROWS; ++r) rounded.row(r).fill(x + (r < m ? r : m - 1) * depth, threads);
+    };
+    products_of_one<1, ROWS>(
+        rounded, w, n, row_bytes, lanes, threads, Halves{n}, fill, [&](bool mine, i64 row, const f32(&sum)[ROWS]) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                if (mine && r < m) out[r * n + row] = sum[r];
+            }
         });
 }

@@ -164,6 +164,13 @@ PROPOLIS_FN u32 blocks_z() { return gridDim.z; }
     T* name = (T*)name##_bytes
 #endif
 
+// What comes before is computed before: else AMD's compiler loads ahead until no registers are left.
+PROPOLIS_FN void in_order() {
+#if defined(PROPOLIS_AMD)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
 // A number of a thread, of which nothing is known here that was known before: what follows of it is
 // computed where it is used, and not kept through a loop.
 PROPOLIS_FN i32 anew(i32 x) {

@@ -188,13 +188,6 @@ struct KeptTile {
 #endif
 };
 
-// What comes before is computed before: else AMD's compiler loads ahead until no registers are left.
-PROPOLIS_FN void in_order() {
-#if defined(PROPOLIS_AMD)
-    __builtin_amdgcn_sched_barrier(0);
-#endif
-}
-
 // Whether queries stay in registers; gfx11's operands take twice as many.
 template <int DIMS>
 #if defined(PROPOLIS_WMMA)

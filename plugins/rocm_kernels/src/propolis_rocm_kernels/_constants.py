@@ -49,8 +49,8 @@ ROWS_OF_8: Final = 2
 
 PART: Final = 32
 """Activations that are rounded with one scale, where they are multiplied as integers."""
-ROUNDED_BYTES: Final = 76
-"""Bytes of shared memory that these take: two of each, the scale, and sums of both halves."""
+ROUNDED_BYTES: Final = 80
+"""Bytes of shared memory that these take: two of each, and of each half its sum and the scale."""
 
 CHUNKS: Final = 4
 """Of ``PACK_BYTES`` bytes of a row of plain weights, that a lane takes at a time."""

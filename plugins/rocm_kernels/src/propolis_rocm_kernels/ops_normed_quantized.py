@@ -16,6 +16,7 @@ from propolis_rocm_kernels.ops_quantized_matmul_one import THREADS
 from propolis_rocm_kernels.ops_quantized_matmul_one import held
 from propolis_rocm_kernels.ops_quantized_matmul_one import plan
 from propolis_rocm_kernels.ops_quantized_matmul_one import refusal
+from propolis_rocm_kernels.ops_quantized_matmul_one import uneven
 
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def refused(x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, beside: int 
         return "there are no rows of weights"
     rows = ("x", x), ("residual", residual), ("weight", weight)
     nbytes = held(w)[1] + _SUMS + beside
-    return next(filter(None, (refusal(name, row, nbytes) for name, row in rows)), None)
+    return uneven(w) or next(filter(None, (refusal(name, row, nbytes) for name, row in rows)), None)
 
 
 def _takes(

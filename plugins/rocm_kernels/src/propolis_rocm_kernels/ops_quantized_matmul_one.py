@@ -28,17 +28,22 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("quantized_matmul_one")
 
-THREADS: Final = MODULE.constant("THREADS", 512)
-"""Of a block, where there are rows of weights for as many on every compute unit."""
+THREADS: Final = MODULE.constant("THREADS", 1024)
+"""Of a compute unit, and of a block, at most."""
 
 NOTES: Final = "one row of activations, rounded to 16 bits, 32 with a scale"
 """Of all implementations that multiply so."""
 
-_UNIT: Final = 1024
-"""Threads of a compute unit: each of its blocks rounds the one row for itself."""
+_SHALLOW: Final = 4096 // PART * ROUNDED_BYTES
+"""Bytes of LDS of a row below which two blocks a compute unit are faster than one: each rounds the
+row for itself, while the other multiplies."""
 
-_PARTS: Final = {dtypes.q4_k: 2, dtypes.q5_k: 2, dtypes.q6_k: 2}
-"""Parts that a lane takes at a time (``propolis_steps.h``), where it is not one."""
+_FORMATS = {
+    1: (dtypes.q8_0, dtypes.q8_1, dtypes.q8_k, dtypes.tq1_0),
+    4: (dtypes.q2_k, dtypes.tq2_0),
+}
+_PARTS: Final = {w: parts for parts, formats in _FORMATS.items() for w in formats}
+"""Parts that a lane takes at a time (``propolis_steps.h``), where it is not two."""
 
 _KERNELS: Final = {w: MODULE.kernel(w.name, "PPPqqqqq") for w in sorted(dtypes.BLOCKS, key=str)}
 
@@ -53,25 +58,54 @@ class Plan(NamedTuple):
     shared: int
 
 
+def uneven(w: Tensor) -> str | None:
+    """Why rows of such weights are not taken: where lanes take two blocks of them at a time."""
+    size, parts = w.dtype.block_size, _PARTS.get(w.dtype, 2)
+    if size != PART or parts == 1:
+        return None
+    if w.shape[1] % (parts * PART):
+        return f"rows of {w.shape[1]} {w.dtype} elements are taken {parts * PART} at a time"
+    pair = w.dtype.nbytes(parts * size)
+    align = pair & -pair
+    if any(w.dtype.nbytes(n) % align for n in (w.layout.offset, w.strides[0])):
+        return f"rows of {w.dtype} elements begin where no {align} bytes can be loaded at once"
+    return None
+
+
 def held(w: Tensor) -> tuple[int, int]:
     """Steps that lanes take a row of such weights in, and bytes of LDS of the row beside them."""
     depth = w.shape[1]
     if w.dtype.is_block:
-        return depth // PART // _PARTS.get(w.dtype, 1), depth // PART * ROUNDED_BYTES
+        return depth // PART // _PARTS.get(w.dtype, 2), depth // PART * ROUNDED_BYTES
     steps = -(-depth * w.dtype.block_bytes // (PACK_BYTES * CHUNKS * NEIGHBOURS)) * NEIGHBOURS
     return steps, steps * CHUNKS * PACK_BYTES
 
 
-def plan(device: RocmDevice, items: int, w: Tensor) -> Plan:
-    """Of so many rows, or pairs of rows, of weights."""
+def plan(device: RocmDevice, items: int, w: Tensor, rows: int = 1, most: int | None = None) -> Plan:
+    """
+    How rows of weights, or pairs of them, are shared: every compute unit has as many, or nearly.
+
+    Args:
+        device: where.
+        items: how many there are.
+        w: the weights.
+        rows: of activations.
+        most: threads of a block, where they are not ``THREADS``.
+    """
+    most = most or THREADS
     steps, nbytes = held(w)
-    lanes = lanes_for(steps * RUN, items, device.warp_size, device.compute_units)
-    threads = THREADS
-    while threads > BLOCK and items * lanes < threads * device.compute_units:
-        threads //= 2
-    blocks = min(-(-items // (threads // lanes)), _UNIT // threads * device.compute_units)
+    nbytes *= rows
+    units, warp = device.compute_units, device.warp_size
+    lanes = lanes_for(steps * RUN, items, warp, units)
+    needed = -(-items * lanes // units)
+    rounds = -(-needed // most)
+    blocks = 2 if nbytes < _SHALLOW else 1
+    pairs = -(-needed // (rounds * blocks * 2 * warp))  # of warps, which may share a pair of rows
+    threads = max(BLOCK, pairs * 2 * warp)
     row_bytes = w.strides[0] // w.dtype.block_size * w.dtype.block_bytes
-    return Plan(blocks, threads, lanes, row_bytes, nbytes)
+    return Plan(
+        min(-(-items // (threads // lanes)), blocks * units), threads, lanes, row_bytes, nbytes
+    )
 
 
 def qmatmul_one(out: Tensor, x: Tensor, w: Tensor, /) -> None:
@@ -107,7 +141,7 @@ def refusal(name: str, row: Tensor, nbytes: int) -> str | None:
 
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:
-    return refusal("x", x, held(w)[1])
+    return uneven(w) or refusal("x", x, held(w)[1])
 
 
 OPS: Final = [
