@@ -41,3 +41,16 @@ def judge_sums(actual, expected, terms, dtype):
     allowed += 32 * wide * terms
     off = np.abs(actual.astype(np.float64) - expected)
     assert (off <= allowed).all(), f"off by {(off / allowed).max():.3g} of what is allowed"
+
+
+def judge_rounded_row(out, x, w):
+    """
+    Products of a row that is rounded to 16 bits, 32 numbers with a scale, with rows of w in f64.
+
+    Each number is off by half a step of its part's at most, and sums by what f32 loses.
+    """
+    wide = x.astype(np.float64)
+    step = np.abs(wide).reshape(-1, 32).max(axis=1, keepdims=True) / (127 * 256)
+    lost = np.broadcast_to(0.51 * step, (step.size, 32)).reshape(-1)
+    allowed = np.abs(w) @ (lost + 2.0**-19 * np.abs(wide)) + 1e-44
+    assert (np.abs(out - w @ wide) <= allowed).all()
