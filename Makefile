@@ -30,9 +30,9 @@ ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py d
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 
-# Tests in as many processes as there are cores, each with one of BLAS's threads; PARALLEL= runs
+# Tests in one process more than there are cores, as some wait, each with one of BLAS's threads; PARALLEL= runs
 # them in one process.
-PARALLEL ?= -n $(shell nproc) --dist worksteal
+PARALLEL ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 # Of `make rest`, for what there is time: "--seed 3 --seconds 600", and -m slow or "not slow".
 SOME ?=

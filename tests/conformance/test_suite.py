@@ -49,6 +49,7 @@ def test_reference_passes():
     assert facts["distribution"] == "propolis-cpu-ref"
 
 
+@pytest.mark.slow
 def test_shards_are_all(install):
     """Each unit is in one of them, whatever ops are chosen, and its command says which."""
     install(WRONG)

@@ -82,6 +82,7 @@ def test_seeds_are_orders(tmp_path) -> None:
     assert 2 == len(orders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")])
 @pytest.mark.parametrize(("seconds", "passed", "late"), [(0, 0, 12), (1000, 12, 0)])
 def test_no_test_begins_late(tmp_path, processes, seconds, passed, late) -> None:

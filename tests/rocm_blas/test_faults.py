@@ -88,6 +88,7 @@ def test_workspace_refused(worker, simulator) -> None:
     assert "rocm:0: rocblas_set_workspace: rocblas_status_memory_error (5)" in reason
 
 
+@pytest.mark.slow
 def test_no_memory_for_the_workspace(worker, monkeypatch) -> None:
     """The same where the device has none; that is no error of the call."""
     monkeypatch.setattr(multiplier, "workspace_for", lambda _: 1 << 50)

@@ -171,6 +171,7 @@ def test_a_choice_stands(device, monkeypatch) -> None:
     assert other.keep(HandleLt) is not device.keep(HandleLt)
 
 
+@pytest.mark.slow
 def test_where_rocblas_has_no_code(propolis, tmp_path) -> None:
     """A card that rocBLAS has no code for is served by hipBLASLt, and doctor says so."""
     told = propolis(

@@ -50,6 +50,7 @@ def test_available_memory(device):
         device.expect_room(before + 1, "this", "take less")
 
 
+@pytest.mark.slow
 def test_both_warp_sizes(simulate):
     """The architecture, the warp size and what kernels are compiled with belong together."""
     code = """

@@ -165,6 +165,7 @@ def test_room_runs_out(gemma3, monkeypatch) -> None:
     assert engine.blocks.windows.count < 32  # one each would not do
 
 
+@pytest.mark.slow
 def test_blocks_of_all_tokens_run_out(gemma3) -> None:
     """In a cache for one sequence and a half too."""
     llm, requests, expected = gemma3

@@ -324,6 +324,7 @@ def oracle(smollm2):
     return gguf.GGUFReader(smollm2)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_metadata_equals_the_oracle(smollm2, oracle):
     """All metadata of the real model, token lists included, equal gguf's."""

@@ -292,6 +292,7 @@ def child(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+@pytest.mark.slow
 def test_process(tiny_gguf, llm):
     """The installed command answers, chats and fails with the codes of the command line."""
     run = child("generate", "the", "-n", "8", "-m", str(tiny_gguf))

@@ -301,6 +301,7 @@ def test_signals_are_left_alone_without_a_preview(propolis, monkeypatch):
     assert propolis("generate", "a bee", "-o", "a.png").code == 0
 
 
+@pytest.mark.slow
 def test_no_bar_in_a_pipe(propolis, complete, tmp_path):
     """Piped standard error has no bar, a terminal has one with steps and times."""
     environment = {**os.environ, "PROPOLIS_SD_MODEL": str(complete("sd15")), "TERM": "xterm"}

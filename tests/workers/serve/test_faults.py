@@ -106,6 +106,7 @@ def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks", [ABORTS, HANGS], ids=["aborts", "hangs"])
 def test_what_breaks_at_once_breaks_for_nobody(
     site, server, serving, tmp_path, monkeypatch, breaks
@@ -144,6 +145,7 @@ def test_a_step_that_always_fails(serving, tiny_gguf, monkeypatch):
     assert told[-1]["error"] == "no room for that"
 
 
+@pytest.mark.slow
 def test_what_compiles_does_not_hang(site, server, serving, tmp_path, monkeypatch):
     """However long it takes beside the time that is set, the engine is let be, and answers."""
     expected = server.chat().json()["choices"][0]["message"]
@@ -211,6 +213,7 @@ def test_the_context_is_known_while_an_engine_starts_again(serving):
     assert server.chat().status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_stopped(serving, monkeypatch):
     """One that hears no signal but the last is ended too, and another one answers."""
     monkeypatch.setattr(engines, "_LAST_WORDS", 0.2)

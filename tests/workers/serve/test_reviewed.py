@@ -185,6 +185,7 @@ def test_developers_speak_as_the_system(server):
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 def test_texts_that_nobody_reads(server):
     """A body without images is refused long before reading it would hold others."""
     port = int(server.url.rsplit(":", 1)[1])
