@@ -124,5 +124,5 @@ def test_unstamped_candidates_can_be_resolved(fakes):
     bare = dataclasses.replace(fakes.impl(), provenance=None)
     assert ladder_order(bare) == (0, 0, "", "", "")
     trace = resolve(ops.add, dtypes.f32, fakes.device(), [bare, bare])
-    assert trace.verdicts[1].reason == "behind another (priority 0 to 0, then by name)"
+    assert trace.verdicts[1].reason == "behind another (priority 0 to 0, then by distribution)"
     assert isinstance(trace.key[0], DType)

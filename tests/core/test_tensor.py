@@ -194,6 +194,15 @@ def test_item_of_several(cpu):
         Tensor.from_numpy(count(2, 3), cpu).item()
 
 
+def test_truth(cpu):
+    """That of the one element; of several it is asked for in vain, and told so."""
+    assert Tensor.from_numpy(np.ones((1, 1), np.uint8), cpu)
+    assert not Tensor.from_numpy(np.zeros(1, np.float32), cpu)
+    for shape in ((2,), (0,)):
+        with pytest.raises(ShapeError, match=r"elements, not 1; \.numpy\(\) gives them all"):
+            bool(Tensor.from_numpy(np.ones(shape, np.uint8), cpu))
+
+
 def test_empty_tensors(cpu):
     """A size of 0 is a size: everything works and shows nothing."""
     tensor = Tensor.from_numpy(np.empty((0, 3), np.float32), cpu)

@@ -235,3 +235,10 @@ def test_errors(op):
     if op in (ops.mean, ops.var):
         with pytest.raises(DTypeError, match=rf"{op.name}: x is i32; supported: f64"):
             op(Tensor.from_numpy(np.ones(3, np.int32)))
+
+
+def test_a_dimension_as_a_number_of_numpy(cpu):
+    """It is taken as Python's are."""
+    x = Tensor.from_numpy(np.ones((2, 3), np.float32), cpu)
+    assert ops.sum(x, np.int64(1)).shape == (2,)
+    assert ops.mean(x, (np.int32(0), 1)).shape == ()

@@ -278,8 +278,6 @@ class Tensor(dlpack.Exchanged):
         self.prepared: Mapping[object, object] = {}
         self._array = array
 
-    # -- what it is ------------------------------------------------------------
-
     @property
     def shape(self) -> Shape:
         """The size of each dimension, in elements."""
@@ -313,8 +311,6 @@ class Tensor(dlpack.Exchanged):
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "scalar"
         return f"<Tensor {shape} {self.dtype} on {self.device.id}>"
-
-    # -- exchange --------------------------------------------------------------
 
     @classmethod
     def from_numpy(cls, array: np.ndarray, device: Device | str | None = None) -> Tensor:
@@ -475,6 +471,9 @@ class Tensor(dlpack.Exchanged):
             msg = f"item: {self!r} has {self.numel} elements, not 1; .numpy() gives them all"
             raise ShapeError(msg)
         return self.numpy().item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
 
     @classmethod
     def from_dlpack(

@@ -209,8 +209,9 @@ sys.exit(run(app, [Engine()], listen("127.0.0.1", 0), float(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize(("drain", "code"), [(0, 0), (600, 128 + signal.SIGTERM)])
-def test_signals_where_nobody_reads_what_is_said(drain, code):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("drain", [0, 600])
+def test_signals_where_nobody_reads_what_is_said(drain, number):
     """They end a server whose standard error is broken all the same; a second one at once."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -221,11 +222,11 @@ def test_signals_where_nobody_reads_what_is_said(drain, code):
         late.start()
         try:
             assert server.stdout.readline() == "up\n"
-            server.send_signal(signal.SIGTERM)
+            server.send_signal(number)
             assert server.stdout.readline() == "drains\n"
             if drain:
-                server.send_signal(signal.SIGTERM)
-            assert server.wait() == code
+                server.send_signal(number)
+            assert server.wait() == (128 + number if drain else 0)
         finally:
             late.cancel()
             server.kill()

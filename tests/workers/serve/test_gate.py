@@ -51,10 +51,13 @@ def test_no_host(server):
     assert server.http.get("/health", headers={"Host": ""}).status_code == 200
 
 
-def test_health_by_head(server):
-    """Probes ask so, too."""
-    got = server.http.head("/health")
+@pytest.mark.parametrize("path", ["/health", "/v1/ready", "/v1/models", "/metrics", "/api/version"])
+def test_what_is_got_by_head(server, path):
+    """Probes ask so, too: for the same, but what it says."""
+    got = server.http.head(path)
     assert (got.status_code, got.content) == (200, b"")
+    assert got.headers["content-type"] == server.http.get(path).headers["content-type"]
+    assert server.http.head("/v1/jobs").status_code == 405
 
 
 def test_names_it_was_given(serving):

@@ -164,10 +164,10 @@ def test_numbers_are_of_now(serving):
 
 @pytest.mark.slow
 def test_signals_to_all_of_a_group(serving):
-    """SIGTERM and SIGINT to the engine alone end nothing: the server says when."""
+    """Signals to the engine alone end nothing: the server says when."""
     server = serving()
     expected = server.chat().json()["choices"][0]["message"]
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.killpg(server.engine._process.pid, number)
     assert server.chat().json()["choices"][0]["message"] == expected
     assert server.engine.status.restarts == 0

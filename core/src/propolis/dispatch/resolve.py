@@ -211,7 +211,7 @@ def resolve(
             verdicts.append(Verdict(impl, "winner", f"{why} ({impl.priority}){asks}"))
         else:
             who = winner.provenance.plugin if winner.provenance else "another"
-            by_name = ", then by name" if winner.priority == impl.priority else ""
+            by_name = ", then by distribution" if winner.priority == impl.priority else ""
             why = f"priority {winner.priority} to {impl.priority}{by_name}"
             reason = f"behind {who} ({'by override' if _named(winner, first) else why})"
             verdicts.append(Verdict(impl, "standby", reason))

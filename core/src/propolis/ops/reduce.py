@@ -264,7 +264,7 @@ def over(name: str, shape: Shape, dims: Dims) -> tuple[int, ...]:
     rank = len(shape)
     if dims is None:
         return tuple(range(rank))
-    wanted = (dims,) if isinstance(dims, int) else tuple(dims)
+    wanted = (dims,) if isinstance(dims, (int, np.integer)) else tuple(dims)
     which = tuple(normalize_dim(name, d, rank) for d in wanted)
     if len(set(which)) < len(which):
         msg = f"{name}: dims {wanted} name a dimension of shape {shape} twice"

@@ -159,8 +159,9 @@ class Child:
         self._say({"is": "step", "drawn": told, "state": worker.state()})
 
     def _listen(self) -> None:
-        for said in self._file:
-            self._heard.put(json.loads(said))
+        with contextlib.suppress(ConnectionResetError):  # the server is gone
+            for said in self._file:
+                self._heard.put(json.loads(said))
         self._heard.put(None)
 
     def _watch(self) -> None:
@@ -191,7 +192,7 @@ def _worker(kind: str) -> Worker:
 def main() -> None:
     """Answer on the socket whose number is the argument."""
     # Its end is the wire's: signals to a whole group are for the server, which finishes first.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server is gone
         Child(socket.socket(fileno=int(sys.argv[1]))).run()

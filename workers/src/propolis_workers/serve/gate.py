@@ -42,6 +42,8 @@ OPEN: Final = frozenset({"/health", *page.PATHS})
 FORMS: Final = frozenset(
     {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b""}
 )
+_ENDLESS: Final = "/stream"
+"""Of paths whose answers go on for as long as what they tell of."""
 READS: Final = frozenset({"GET", "HEAD"})
 
 REQUEST: Final = "propolis.request"
@@ -117,6 +119,8 @@ class Gate:
                 await passage.refuse(problem)
             else:
                 asked = {**_as_json(scope), REQUEST: passage.number}
+                if scope["method"] == "HEAD" and not scope["path"].endswith(_ENDLESS):
+                    asked["method"] = "GET"  # whose body the server does not send
                 SCOPE.set(asked)  # the application adds its route to this very one
                 await self._app(asked, passage.receive, passage.send)
         except asyncio.CancelledError:

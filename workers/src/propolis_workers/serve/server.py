@@ -120,6 +120,7 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
     Serve until a signal comes.
 
     The first SIGTERM or SIGINT lets the answers on their way end; a second one ends all at once.
+    So does SIGHUP, of a terminal that closes, unless whoever started the server ignores it (nohup).
 
     Args:
         app: what answers.
@@ -128,7 +129,7 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
         drain: seconds that answers have after the first signal.
 
     Returns:
-        The exit code: 0 after SIGTERM, 130 after SIGINT.
+        The exit code: 0 after SIGTERM and SIGHUP, 130 after SIGINT.
 
     Raises:
         PropolisError: the application could not be started, or a model not be loaded: as its
@@ -204,7 +205,10 @@ async def _run(
             with suppress(OSError):
                 click.echo(note, err=True)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    heard = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        heard.append(signal.SIGHUP)
+    for number in heard:
         loop.add_signal_handler(number, asked, number)
     refusals: list[PropolisError] = []
 
