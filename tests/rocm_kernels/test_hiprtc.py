@@ -65,7 +65,8 @@ CROWDED |= {
 }
 
 # There operands of matrix instructions go through memory too; not in what `make kernels` ships.
-CROWDED |= set(_families.modules()["matmul_matrix"].kernels)
+for _module in ("matmul_matrix", "quantized_matmul_tiles"):
+    CROWDED |= set(_families.modules()[_module].kernels)
 
 
 @pytest.mark.slow
