@@ -191,8 +191,9 @@ def test_the_second_signal(program):
 
 
 UNHEARD = """
-import asyncio, sys
+import asyncio, signal, sys
 from propolis_workers.serve.server import listen, run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 class Engine:
     waiting = 1
     async def loaded(self):

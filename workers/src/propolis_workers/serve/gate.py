@@ -42,7 +42,7 @@ OPEN: Final = frozenset({"/health", *page.PATHS})
 FORMS: Final = frozenset(
     {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b""}
 )
-_ENDLESS: Final = "/stream"
+_ENDLESS: Final = ("/progress", "/stream")
 """Of paths whose answers go on for as long as what they tell of."""
 READS: Final = frozenset({"GET", "HEAD"})
 
