@@ -51,7 +51,7 @@ def alive(pid):
     """Whether a process runs: one that is gone, or waits for whoever inherited it, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
         return False
 
 
