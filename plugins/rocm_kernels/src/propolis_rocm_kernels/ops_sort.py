@@ -147,7 +147,7 @@ def _order(
     descending: bool,
 ) -> None:
     """The first ``keep`` of each row along ``dim``, as elements and as indices."""
-    out = values or indices
+    out = indices if values is None else values
     if out is None or out.numel == 0:
         return
     device: Any = out.device
