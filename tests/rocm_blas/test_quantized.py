@@ -201,7 +201,7 @@ def test_no_memory(device, weight, monkeypatch) -> None:
     def full(*_):
         raise OutOfMemoryError("0 bytes are free")
 
-    monkeypatch.setattr(Weights, "_storage", full)
+    monkeypatch.setattr(Weights, "storage", full)
     with pytest.raises(DeviceError, match="rocm:0: no memory for dequantised weights: 0 bytes are"):
         ops_quantized.qmatmul(device.empty((len(x.numpy()), N), dtypes.f32), x, w)
 

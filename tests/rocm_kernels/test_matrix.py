@@ -168,7 +168,7 @@ def test_memory_of_shared_depth(rocm, taken, split, monkeypatch):
     assert asked[0] <= ops_matmul._memory_of_linear(*given) <= 1 << 21
     assert ops_matmul._memory_of_matmul(*given[:1], given[1].transpose(0, 1)) <= 1 << 21
     taken.clear()
-    monkeypatch.setattr(matrix.Parts, "_storage", full)
+    monkeypatch.setattr(matrix.Parts, "storage", full)
     judge_sums(ops.linear(*given).numpy(), a @ b.T, np.abs(a) @ np.abs(b.T), dtypes.f16)
     assert taken == ["along64x64x64_f16"]
 
@@ -387,10 +387,11 @@ def test_weights_of_a_larger_tensor(rocm):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 64, 129])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 64, 129])
 def test_who_multiplies_with_blocks(rocm, monkeypatch, exact, rows):
     """One row, few and many have kernels of their own, which exact numerics do without."""
     modules = {1: {"quantized_matmul_one"}, 129: {"quantized", "cast", "matmul_matrix"}}
+    modules |= {n: {"quantized_matmul_rows"} for n in (2, 4)}
     expected = modules.get(rows, {"quantized_matmul_few", "cast"})
     monkeypatch.setattr(rocm, "compute_units", 8)  # more than the weight has tiles
     if exact:
@@ -417,12 +418,12 @@ def test_no_memory_for_rounded_numbers(rocm, monkeypatch):
         (quantized.Rounded, "rounded activations"),
         (space.Weights, "dequantised weights"),
     ):
-        monkeypatch.setattr(kind, "_storage", full)
+        monkeypatch.setattr(kind, "storage", full)
         with pytest.raises(DeviceError, match=f"no memory for {holds}: 0 bytes"):
             quantized.qmatmul_rounded(out, x, w)
     shared = tiles._tiling(9, w, rocm)._replace(parts=2)
     monkeypatch.setattr(tiles, "_tiling", lambda *_: shared)
-    monkeypatch.setattr(tiles.Parts, "_storage", full)
+    monkeypatch.setattr(tiles.Parts, "storage", full)
     with pytest.raises(DeviceError, match="no memory for sums of parts of products"):
         tiles.qmatmul_tiles(out, x, w)
 

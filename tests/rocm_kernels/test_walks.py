@@ -313,3 +313,35 @@ def test_working_memory_that_is_too_small_is_kept() -> None:
         with pytest.raises(OutOfMemoryError, match="while a graph is captured"):
             space.reserve(device, 2 * space_bytes(1) + 1)
     device.synchronize()
+
+
+SIZES_OF_ELEMENTS = [dtypes.u8, dtypes.f16, dtypes.f32, dtypes.i64]
+TURNED = [
+    # shape, which dimensions it has in which order, elements of the first dimension left out
+    ((64, 128), (1, 0), 0),  # whole squares, in packs
+    ((100, 77), (1, 0), 0),  # edges, element by element
+    ((80, 200), (1, 0), 16),  # packs of one tensor only
+    ((130, 65), (1, 0), 3),
+    ((3, 48, 96), (0, 2, 1), 0),
+    ((5, 70, 3, 33), (3, 2, 0, 1), 1),  # others between
+    ((17, 2, 2, 2, 2, 2, 2, 3, 16), (8, 1, 3, 2, 4, 6, 5, 7, 0), 0),  # more than kernels know
+    ((16, 15), (1, 0), 0),  # too few neighbours to turn
+]
+
+
+@pytest.mark.parametrize("dtype", SIZES_OF_ELEMENTS, ids=str)
+@pytest.mark.parametrize(("shape", "order", "without"), TURNED)
+def test_rows_become_columns(device, dtype, shape, order, without) -> None:
+    """Copies are numpy's where other dimensions are the nearest, and write nothing else."""
+    array = np.random.default_rng(3).integers(0, 100, shape).astype(dtype.numpy)
+    x = Tensor.from_numpy(array, device).narrow(0, without, shape[0] - without)
+    expected = array[without:].transpose(order)
+    assert (expected == x.permute(*order).contiguous().numpy()).all()
+    room = [n + 16 if n > 15 else n for n in expected.shape]
+    target = Tensor.from_numpy(np.full(room, 101, dtype.numpy), device)
+    part = target
+    for axis, n in enumerate(expected.shape):
+        part = part.narrow(axis, 8 if n > 15 else 0, n)
+    ops.assign(part, x.permute(*order))
+    assert (expected == part.contiguous().numpy()).all()
+    assert (101 == target.numpy()).sum() == target.numel - expected.size

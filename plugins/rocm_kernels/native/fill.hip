@@ -2,6 +2,7 @@
 // as they are, so one kernel serves all dtypes of a size.
 #include "propolis_convert.h"
 #include "propolis_elementwise.h"
+#include "propolis_turned.h"
 
 // -- copies --------------------------------------------------------------------------------------
 
@@ -30,6 +31,12 @@ PROPOLIS_FN void copy_strided(i64 n, T* out, const T* x, const Strided2& s) {
     }                                                                                       \
     PROPOLIS_KERNEL fill_copy_b##size##_strided(T* out, const T* x, i64 n, Strided2 s) {    \
         copy_strided(n, out, x, s);                                                         \
+    }                                                                                       \
+    PROPOLIS_KERNEL fill_copy_b##size##_turned(T* out, const T* x, i64 rows, i64 columns,   \
+                                               i64 out_row, i64 x_row, i64 packs_in,        \
+                                               i64 packs_out, i64 first, Strided2 s) {      \
+        copy_turned<TURNED_SIDE_B##size>(out, x, rows, columns, out_row, x_row, packs_in != 0, \
+                                         packs_out != 0, first, s);                         \
     }
 COPY(1, u8)
 COPY(2, u16)

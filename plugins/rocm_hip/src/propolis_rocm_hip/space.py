@@ -56,7 +56,7 @@ class Space:
         Raises:
             OutOfMemoryError: the device has less, or a graph is captured and there is less so far.
         """
-        return self._storage(device, wanted).ptr
+        return self.storage(device, wanted).ptr
 
     @contextmanager
     def lent(self, device: RocmDevice, wanted: int) -> Iterator[Storage]:
@@ -67,9 +67,10 @@ class Space:
             OutOfMemoryError: the device has less.
         """
         with device.context.lock:
-            yield self._storage(device, wanted)
+            yield self.storage(device, wanted)
 
-    def _storage(self, device: RocmDevice, wanted: int) -> Storage:
+    def storage(self, device: RocmDevice, wanted: int) -> Storage:
+        """What :meth:`reserve` gives the address of, under the same conditions."""
         with device.context.lock:
             if not self._held or self._held[-1].nbytes < wanted:
                 if device.context.is_captured():
@@ -112,7 +113,7 @@ class Spare(Space):
         """
         with device.context.lock:
             try:
-                memory = self._storage(device, wanted)
+                memory = self.storage(device, wanted)
             except OutOfMemoryError as exc:
                 raise lacking(device, self.holds, exc) from exc
             yield memory

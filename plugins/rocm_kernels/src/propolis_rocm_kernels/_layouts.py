@@ -7,6 +7,7 @@ import math
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from typing import Final
 from typing import NamedTuple
 
 from propolis_rocm_kernels._constants import MAX_RANK
@@ -64,6 +65,58 @@ def strided_of(shape: Shape, *views: View) -> Strided:
     )
     run = _run(inner)
     return Strided(_pack(inner, len(strides), run), math.prod(d[0] for d in inner), run, starts)
+
+
+class Turned(NamedTuple):
+    """
+    Matrices whose rows become columns: a copy from rows of one tensor to those of another.
+
+    Attributes:
+        rows: of each matrix as it is written; so many neighbours are read.
+        columns: so many neighbours are written.
+        strides: between rows where they are written, and between columns where they are read.
+        matrices: where each of the others begins, as it is written and read.
+        whole: divides rows and all strides of what is read, and columns and those of the other.
+    """
+
+    rows: int
+    columns: int
+    strides: tuple[int, int]
+    matrices: Strided
+    whole: tuple[int, int]
+
+
+_LEAST: Final = 16  # neighbours of either tensor: with fewer, squares are mostly empty
+
+
+@lru_cache(maxsize=4096)
+def turned_of(shape: Shape, out: View, x: View) -> Turned | None:
+    """
+    How a copy turns matrices; None where it does not.
+
+    Args:
+        shape: of ``out``, which ``x`` is broadcast to.
+        out: shape and strides, in elements, of what is written.
+        x: the same of what is read.
+
+    >>> turned_of((2, 640, 64), ((2, 640, 64), (40960, 64, 1)), ((2, 640, 64), (40960, 1, 640)))[:3]
+    (640, 64, (64, 640))
+    """
+    dims = collapse(shape, (_broadcast(shape, *out), _broadcast(shape, *x)))
+    down, along = (
+        next((d for d in dims if d[which] == 1 and d[0] >= _LEAST), None) for which in (2, 1)
+    )
+    if down is None or along is None or down is along or len(dims) > MAX_RANK + 2:
+        return None
+    rest = [d for d in dims if d is not down and d is not along]
+    sizes, to, start = zip(*rest, strict=True) if rest else ((), (), ())
+    return Turned(
+        down[0],
+        along[0],
+        (down[1], along[2]),
+        strided_of(sizes, (sizes, to), (sizes, start)),
+        (math.gcd(down[0], along[2], *start), math.gcd(along[0], down[1], *to)),
+    )
 
 
 def walk(shape: Shape, *strides: Shape) -> bytes:

@@ -13,6 +13,9 @@ from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._layouts import strided_of
+from propolis_rocm_kernels._layouts import turned_of
+from propolis_rocm_kernels._product import launch
+from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels._scalars import bits
 
 
@@ -20,15 +23,19 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis import Tensor
     from propolis.layout import Layout
+    from propolis_rocm_kernels._layouts import Turned
     from propolis_rocm_kernels._layouts import View
 
 MODULE: Final = Module("fill")
 
 _SIZES: Final = (1, 2, 4, 8)
+_SIDES: Final = {n: MODULE.constant(f"TURNED_SIDE_B{n}", 32 if n > 4 else 64) for n in _SIZES}
+"""Of the squares that a block turns, of elements of so many bytes."""
 _COPY: Final = {
     n: (MODULE.kernel(f"copy_b{n}", "PPq"), MODULE.kernel(f"copy_b{n}_strided", "PPq2"))
     for n in _SIZES
 }
+_TURNED: Final = {n: MODULE.kernel(f"copy_b{n}_turned", "PPqqqqqqq2") for n in _SIZES}
 _FILL: Final = {
     n: (MODULE.kernel(f"fill_b{n}", "PqQ"), MODULE.kernel(f"fill_b{n}_strided", "PqQ1"))
     for n in _SIZES
@@ -81,12 +88,29 @@ def _copy_strided(out: Tensor, x: Tensor) -> None:
     """Any strides."""
     size = _size(out.dtype)
     to, start = _view(out, size), _view(x, size)
+    if (turned := turned_of(to[0], to, start)) is not None:
+        _copy_turned(out, x, size, turned)
+        return
     packed, numel, run, starts = strided_of(to[0], to, start)
     pack = PACK_BYTES // size
     blocks = blocks_for(numel, pack if run >= pack else 1)
     for first, second in starts:
         pointers = out.ptr + first * size, x.ptr + second * size
         _COPY[size][1](out.device, blocks, *pointers, numel, packed)
+
+
+def _copy_turned(out: Tensor, x: Tensor, size: int, turned: Turned) -> None:
+    """Of either tensor other dimensions are the nearest."""
+    rows, columns, strides, matrices, whole = turned
+    pack = PACK_BYTES // size
+    blocks = tiles(_SIDES[size], rows, columns) * matrices.numel
+    for starts in matrices.starts:
+        to, start = (t.ptr + n * size for t, n in zip((out, x), starts, strict=True))
+        packs = (
+            int(not (at % PACK_BYTES or n % pack)) for at, n in zip((start, to), whole, strict=True)
+        )
+        values = to, start, rows, columns, *strides, *packs
+        launch(_TURNED[size], out.device, blocks, values, (matrices.packed,))
 
 
 def _size(dtype: DType) -> int:

@@ -10,7 +10,12 @@ from typing import Final
 from typing import cast
 
 from propolis import Priority
+from propolis import Tensor
 from propolis import dtypes
+from propolis.errors import OutOfMemoryError
+from propolis.layout import Layout
+from propolis_rocm_hip.space import Spare
+from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_kernels._constants import RUN
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
@@ -24,6 +29,7 @@ from propolis_rocm_kernels._product import launch_rows
 from propolis_rocm_kernels._product import launch_tiles
 from propolis_rocm_kernels._product import plan
 from propolis_rocm_kernels._product import rows_for
+from propolis_rocm_kernels.ops_fill import copy
 from propolis_rocm_kernels.ops_matmul_matrix import MATRIX
 from propolis_rocm_kernels.ops_matmul_matrix import SIDES
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
@@ -32,15 +38,18 @@ from propolis_rocm_kernels.ops_matmul_matrix import parts_bytes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
 
     from propolis import OpImpl
-    from propolis import Tensor
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis_rocm_hip.device import RocmDevice
 
 MODULE: Final = Module("matmul")
+
+_WORTH: Final = 32
+"""Columns of a product from which on it pays to turn the first operand."""
 
 _MULTIPLIED: Final = dtypes.FLOATS | {dtypes.i8}
 _ARGUMENTS: Final = "PPPP" + 10 * "q"
@@ -62,24 +71,63 @@ def _matmul(out: Tensor, a: Tensor, b: Tensor, /, side: int | None = None) -> No
     _product(out, a, b, None, (*a_lead, a_step), (*b_lead, 0), (b_row, b_step), side)
 
 
+def _linear(
+    out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, side: int | None = None
+) -> None:
+    _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides, side)
+
+
 def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
     """``a @ b``; operands of any strides, batches broadcast."""
-    _matmul(out, a, b)
+    _in_rows(_matmul, out, a, b)
 
 
 def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
     """``x @ w.T + bias``; the bias joins before the sum is rounded."""
-    _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides)
+    _in_rows(_linear, out, x, w, bias)
+
+
+class Turned(Spare):
+    """Where the rows of an operand lie that has them as columns."""
+
+    holds = "rows of operands"
+
+
+def _in_rows(run: Callable[..., None], out: Tensor, a: Tensor, *rest: Any) -> None:
+    """Queue ``run``, with a copy of the first operand where matrix instructions want one."""
+    if not (nbytes := _turned_bytes(a, out.shape[-1])):
+        run(out, a, *rest)
+        return
+    device = cast("RocmDevice", a.device)
+    with device.context.lock:
+        try:
+            memory = device.keep(Turned).storage(device, nbytes)
+        except OutOfMemoryError:
+            run(out, a, *rest)  # without matrix instructions
+            return
+        rows = Tensor(memory, Layout.contiguous(a.shape), a.dtype, device)
+        copy(rows, a)
+        run(out, rows, *rest)
+
+
+def _turned_bytes(a: Tensor, n: int) -> int:
+    """Of a copy of the first operand; 0 where it is taken as it lies."""
+    if a.strides[-1] == 1 or a.dtype not in MATRIX or a.shape[-1] % RUN or n < _WORTH:
+        return 0
+    if rows_for(math.prod(a.shape[:-1])):
+        return 0
+    arch = cast("RocmDevice", a.device).properties.arch
+    return a.nbytes if has_instructions(arch, a.dtype) else 0
 
 
 def _by_tiles_of(side: int) -> Iterator[OpImpl]:
     """The same in tiles of so many rows, which are for measuring to choose."""
 
     def matmul(out: Tensor, a: Tensor, b: Tensor, /) -> None:
-        _matmul(out, a, b, side)
+        _in_rows(_matmul, out, a, b, side)
 
     def linear(out: Tensor, x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> None:
-        _product(out, x, w, bias, x.strides, (0,) * (len(x.shape) - 1), w.strides, side)
+        _in_rows(_linear, out, x, w, bias, side)
 
     for fn, supports in ((matmul, _matmul_in_tiles), (linear, _linear_in_tiles)):
         yield implementation(
@@ -122,8 +170,10 @@ _WORKSPACE: Final = {"matmul": _memory_of_matmul, "linear": _memory_of_linear}
 
 
 def _memory(a: Tensor, m: int, n: int, side: int | None) -> int:
-    """Of sums of parts, which only a product of one matrix with another has."""
-    return parts_bytes(a.device, m, n, a.shape[-1], side) if a.dtype in MATRIX else 0
+    """Of sums of parts, which only a product of one matrix with another has, and of turned rows."""
+    if a.dtype not in MATRIX:
+        return 0
+    return parts_bytes(a.device, m, n, a.shape[-1], side) + space_bytes(_turned_bytes(a, n))
 
 
 def _refused(a: Tensor, rows: int) -> str | None:
