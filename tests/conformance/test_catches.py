@@ -149,6 +149,7 @@ def runs(pid):
         return False
 
 
+@pytest.mark.slow
 def test_one_abort_is_not_the_end(install):
     """Units after one that killed its process are judged all the same."""
     from propolis_conformance import Request

@@ -25,6 +25,7 @@ def propolis_ops(device):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "body"),
     [
@@ -66,6 +67,7 @@ def propolis_ops(device):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "body"), [("", "pass"), ("prepared", "cache.array[...] = before")]
 )

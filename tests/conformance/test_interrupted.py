@@ -40,6 +40,7 @@ def rest(terminal):
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "times"), [((), 1), (("--quick",), 2)])
 def test_ctrl_c(options, times):
     """It ends the run at once, with its children, however often it is typed."""

@@ -148,6 +148,7 @@ def test_one_that_does_not_come_back_for_machines(cli, call, adds):
     assert (found["device"], found["errors"]) == ("cpu", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("apart")
 def test_apart_it_is_as_here(cli, call, adds):
     """Who runs it, how far off it is, refusals and their exit codes are those of the process."""

@@ -154,6 +154,7 @@ def test_no_report(tmp_path):
             load(file)
 
 
+@pytest.mark.slow
 def test_report_that_cannot_be_written(install, tmp_path, capsys):
     """A folder that is a file is an error that names it, not a traceback."""
     install(BROKEN.format(folder="", host=""))
@@ -163,6 +164,7 @@ def test_report_that_cannot_be_written(install, tmp_path, capsys):
     assert "x.json cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal(install, monkeypatch, capsys):
     """A terminal sees how far the run is, and the line is gone at its end; a file sees nothing."""
     install(BROKEN.format(folder="", host=""))

@@ -60,6 +60,7 @@ def test_what_ends_the_process_is_on_disk_before(saved):
     assert add.facts["failure"] == "ended the process, or gave no sign of life"
 
 
+@pytest.mark.slow
 def test_the_command_and_replay(install, tmp_path, capsys):
     """--save-failures makes the folder; what is in it fails again."""
     install(WRONG)
@@ -81,6 +82,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, capsys):
     assert "--save-failures" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written(install, tmp_path, capsys):
     """That is said, instead of blaming the plugin, whose op is right."""
     install(WRONG)

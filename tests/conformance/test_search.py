@@ -42,6 +42,7 @@ def source(body, flags=""):
     return ADD.format(body=body, flags=flags)
 
 
+@pytest.mark.slow
 def test_random_strides(judged_here):
     """What no fixed case has, a full run finds, and shrinks to little more than the fault."""
     text = source(STEP)
@@ -62,6 +63,7 @@ def test_random_cases_repeat(judged_here):
     assert (first.case, first.message) == (again.case, again.message)
 
 
+@pytest.mark.slow
 def test_flaky_failures(judged_here):
     """A failure that comes and goes is reported all the same."""
     body = "COUNT.append(1); o[...] += 1 if 200 <= len(COUNT) < 206 and o.size else 0"

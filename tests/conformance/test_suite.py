@@ -112,6 +112,7 @@ def test_no_recipe_is_reported(install, monkeypatch):
     assert result.status == "no recipe"
 
 
+@pytest.mark.slow
 def test_shrinks(install):
     """What is reported is the smallest case that still fails."""
     install(WRONG)
@@ -289,6 +290,7 @@ def propolis_ops(device):
 """
 
 
+@pytest.mark.slow
 def test_a_decomposition_is_nobody_elses_work(install, capsys):
     """What is declined, and done by the op's parts instead, is not judged as the plugin's own."""
     install(DECOMPOSED)

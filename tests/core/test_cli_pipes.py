@@ -93,6 +93,7 @@ def shell(command, streams):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "closed", "code", "said"),
     [

@@ -99,6 +99,7 @@ def test_standard_output_comes_back(propolis, site):
     assert sys.stdout is not sys.stderr
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own(site):
     """The real descriptors, JSON on both, and exit handlers, which come last."""
     site.plugin("noisy", f"{NOISY}\nimport atexit\natexit.register(say, 'exit')")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from patience import patience
 
 from propolis_cpu_native._native import LEVEL
@@ -19,6 +20,7 @@ def test_the_one_that_is_named(monkeypatch):
     assert level() == own
 
 
+@pytest.mark.slow
 def test_one_that_is_none():
     """A slip of whoever named it is a warning, and an error to the doctor; the rest runs."""
     environ = {**os.environ, LEVEL: "x86_64_v9"}

@@ -59,6 +59,7 @@ def test_calls_from_many_threads(product):
     assert results == [True] * 160
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_count_of_threads_changes_no_bit(propolis, threads):
     """Results are the same however many share the work."""

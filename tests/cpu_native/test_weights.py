@@ -39,6 +39,7 @@ def test_memory_that_there_is_not():
         _native.lasting(1 << 60)
 
 
+@pytest.mark.slow
 def test_a_piece_goes_with_its_weights():
     """What nobody holds a part of is given back."""
     pieces = _native._Pieces()

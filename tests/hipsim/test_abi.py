@@ -117,6 +117,7 @@ def constants():
     }
 
 
+@pytest.mark.slow
 def test_constants(sim):
     """Error codes and other enumerators have hip-python's values."""
     lines = sim.lines("""
@@ -133,6 +134,7 @@ def test_constants(sim):
     assert {name: int(theirs[name]) for name in ours} == ours
 
 
+@pytest.mark.slow
 def test_properties(sim):
     """hipDeviceProp_t has hip-python's layout: what is filled in is found at its place."""
     lines = sim.lines(

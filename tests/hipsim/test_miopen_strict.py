@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 
 BAD = "BadParm"
 
@@ -152,6 +154,7 @@ for s in c.solutions(handle)[::-1]:
     assert spared == ["1 Success", "5 Success", "3 Success"]
 
 
+@pytest.mark.slow
 def test_compilations(miopen_lines, tmp_path) -> None:
     """A solution of a problem is compiled once, which takes time, and then lies in a folder."""
     code = """

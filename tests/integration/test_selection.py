@@ -69,6 +69,7 @@ def selected(folder, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_seeds_are_orders(tmp_path) -> None:
     """A seed takes all tests, those of a file together, and its files in an order of its own."""
     orders = set()

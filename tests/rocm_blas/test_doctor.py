@@ -36,6 +36,7 @@ def test_importing_loads_no_library(python) -> None:
     assert done.stdout.splitlines() == ["['propolis_rocm_blas', 'propolis_rocm_blas.plugin']", "[]"]
 
 
+@pytest.mark.slow
 def test_all_is_well(propolis) -> None:
     """Library, version, files, a product and the variables, each in its line."""
     done = propolis("doctor", "--json")
@@ -69,6 +70,7 @@ def test_another_release(rocm, monkeypatch) -> None:
     assert "rocBLAS 5.2.0.hipsim, HIP is 6.4: rocBLAS 4 belongs to HIP 6" in found.summary
 
 
+@pytest.mark.slow
 def test_no_library(propolis, hipsim, tmp_path) -> None:
     """A tree without rocBLAS is named, with what to install; others serve, and nothing fails."""
     (tmp_path / "lib").mkdir()

@@ -105,6 +105,7 @@ def test_errors() -> None:
     assert "rocblas_status_unknown (99)" in str(ROCBLAS.error("rocm:0", "call", 99))
 
 
+@pytest.mark.slow
 def test_no_machine_code(propolis, tmp_path) -> None:
     """
     The first product would abort: a child finds out, once, and the CPU serves the call.
@@ -167,6 +168,7 @@ def test_one_gpu_of_two(rocm, monkeypatch, tmp_path) -> None:
     assert {"no machine code"} == {impl.unusable for impl in implementations(Other)}
 
 
+@pytest.mark.slow
 def test_a_lost_device(python, tmp_path) -> None:
     """A device that fails for good is lost, whatever number rocBLAS makes of it."""
     done = python(

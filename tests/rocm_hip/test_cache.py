@@ -136,6 +136,7 @@ for number in range(3):
 """
 
 
+@pytest.mark.slow
 def test_processes_compile_once(cache, tmp_path):
     """Of processes that start at once each object is compiled by one."""
     command = [sys.executable, "-c", WORKER, str(cache.folder)]

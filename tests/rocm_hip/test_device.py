@@ -220,6 +220,7 @@ def test_too_much(device):
     assert upload(device, [1.0]).item() == 1.0
 
 
+@pytest.mark.slow
 def test_direct_allocations(simulate):
     """With them the simulator sees a kernel that writes past the end of its tensor."""
     code = """

@@ -250,6 +250,7 @@ def test_a_library_whose_version_cannot_be_asked(tmp_path):
     assert doctor.libraries(lambda: found, lambda _: [], fails).status == "ok"
 
 
+@pytest.mark.slow
 def test_the_command_refuses_an_old_hip(python, simulator, tmp_path):
     """``propolis doctor`` ends with 1, and the plugin says which version it found."""
     done = python(

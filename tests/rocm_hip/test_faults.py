@@ -1,5 +1,8 @@
 """What goes wrong on hardware, on demand: each ends in a clear error, none in a hang."""
 
+import pytest
+
+
 LOST = ("DeviceLostError: rocm:0", "KernelFaultError: rocm:0")
 
 
@@ -55,6 +58,7 @@ def test_a_launch_that_fails(simulate):
     assert lost == "True"
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_refused(simulate):
     """An error that is not sticky leaves the device as it was."""
     code = """
@@ -91,6 +95,7 @@ def test_a_device_that_is_lost(simulate):
     assert all(line.startswith(LOST) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_writes_elsewhere(simulate):
     """An illegal address is a lost device, with the kernel's name where HIP knows it."""
     code = """
@@ -102,6 +107,7 @@ def test_a_kernel_that_writes_elsewhere(simulate):
     assert said.startswith("KernelFaultError: rocm:0: hipStreamSynchronize: hipErrorIllegalAddress")
 
 
+@pytest.mark.slow
 def test_a_graph_on_a_lost_device(simulate):
     """A replay raises as any other call does."""
     code = """
@@ -121,6 +127,7 @@ def test_a_graph_on_a_lost_device(simulate):
     assert all(line.startswith(LOST) for line in lines)
 
 
+@pytest.mark.slow
 def test_memory_that_is_given_back_during_a_capture(simulate):
     """With direct allocations it waits until the capture is over; the graph is whole."""
     code = """
@@ -136,6 +143,7 @@ def test_memory_that_is_given_back_during_a_capture(simulate):
     assert simulate(code, PROPOLIS_DIRECT_ALLOCATIONS="1") == "[2.0, 2.0, 2.0] 12"
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_refused(simulate):
     """An error that is not sticky leaves graph and device as they were."""
     code = """
@@ -151,6 +159,7 @@ def test_a_replay_that_is_refused(simulate):
     assert second == "[2.0, 2.0, 2.0]"
 
 
+@pytest.mark.slow
 def test_copies_that_take_their_time(simulate):
     """Nothing is read before it has arrived, whatever order the streams take."""
     code = """
@@ -168,6 +177,7 @@ def test_copies_that_take_their_time(simulate):
     assert simulate(code, HIPSIM_SLOW_COPIES="3000", HIPSIM_SHUFFLE="7") == "right"
 
 
+@pytest.mark.slow
 def test_nothing_leaks(simulate, tmp_path):
     """What a process took from HIP is given back, also what it held to its end."""
     code = """
@@ -187,6 +197,7 @@ def test_nothing_leaks(simulate, tmp_path):
     assert not report.exists() or report.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_process_that_forks(simulate):
     """HIP does not survive a fork: the child is told so instead of hanging, the parent works on."""
     code = """

@@ -336,6 +336,7 @@ def test_other_threads_wait_for_a_capture(device, kernels):
     assert seen == [[5.0] * 10] * 4
 
 
+@pytest.mark.slow
 def test_a_capture_waits_for_those_who_wait(simulate):
     """HIP gives a capture up when somebody waits for its stream: it begins when nobody does."""
     code = """

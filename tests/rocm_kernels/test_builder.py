@@ -119,6 +119,7 @@ def test_builds_are_reproducible(found, workshop) -> None:
     assert here == (workshop / "code/ternary-gfx1030.co.xz").read_bytes()
 
 
+@pytest.mark.slow
 def test_code_objects_load_only_while_fresh(found, workshop, monkeypatch) -> None:
     """Where source or declarations changed since, a module is given out as source alone."""
     build(found, ["gfx90a"])
@@ -146,6 +147,7 @@ def test_a_compile_error_is_the_compilers_word(found, workshop) -> None:
         build(found, ["gfx1201"])
 
 
+@pytest.mark.slow
 def test_what_differs_from_python_stops_the_build(found, workshop, monkeypatch) -> None:
     """A wrong signature, a wrong number and a kernel that nobody declared: each is named."""
     monkeypatch.setitem(MODULE.kernels, "ternary_where_b1_b1", "PPPPi")
@@ -170,6 +172,7 @@ def test_a_warning_is_an_error(found, workshop) -> None:
         build(found, ["gfx942"])
 
 
+@pytest.mark.slow
 def test_the_command_reports(found, workshop, scratch) -> None:
     """The command says what it compiled, where that lies and how large it is."""
     done = CliRunner().invoke(main, ["--arch", "gfx1102", "--scratch", str(scratch)])

@@ -118,6 +118,7 @@ def test_prompts_in_chunks(llm, truth):
     assert all(map(same, answers(engine, requests), expected))
 
 
+@pytest.mark.slow
 def test_blocks_run_out(llm):
     """In a cache for one sequence and a half some are computed again, and nothing is lost."""
     requests = [request([number + 1, 2, 3], 60) for number in range(6)]

@@ -48,6 +48,7 @@ def alone(llm, wanted: Request) -> list[int]:
     return generation.finish.ids
 
 
+@pytest.mark.slow
 def test_few_rows_are_copied_where_the_likeliest_nearly_always_do(llm, monkeypatch):
     """Who draws from all tokens seldom reads all of them; who tells of them always does."""
     wanted = [

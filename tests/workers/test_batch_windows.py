@@ -174,6 +174,7 @@ def test_blocks_of_all_tokens_run_out(gemma3) -> None:
     assert engine.scheduler.preempted > 0
 
 
+@pytest.mark.slow
 def test_guesses(gemma3) -> None:
     """Guessed tokens, most of them wrong, are written where windows are, and change nothing."""
     llm, *_ = gemma3
@@ -246,6 +247,7 @@ def test_nothing_else_is_called(gemma3) -> None:
     assert counts[1] == counts[3]
 
 
+@pytest.mark.slow
 def test_memory() -> None:
     """Of a cache of 8192 tokens for a model like Gemma 3's 4B; the estimate counts the same."""
     config = ModelConfig(

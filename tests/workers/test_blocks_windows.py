@@ -60,6 +60,7 @@ def bookkept(scheduler: Scheduler, blocks: Blocks) -> None:
             assert one.behind >= blocks.seen_from(one.computed)
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 4),

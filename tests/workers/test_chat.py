@@ -290,6 +290,7 @@ def test_interrupted_prompt(chat, llm):
 # -- a terminal --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_on_a_terminal(tiny_gguf, tmp_path, llm):
     """On a real terminal the arrow keys bring lines back, Ctrl-C is heard and Ctrl-D ends."""
     pytest.importorskip("readline", reason="this Python is built without readline")

@@ -261,6 +261,7 @@ def test_settings_of_rows(seed):
         assert [token for token, _ in rows.best(range(9))] == expected
 
 
+@pytest.mark.slow
 def test_chances_of_all_tokens():
     """Of tokens that are all candidates each is drawn as often as its probability says."""
     logits = np.array([[2.0, 0.0, 1.0, -1.0, 0.5]], np.float32)

@@ -390,6 +390,7 @@ def test_fuzz(mutations, scratch):
     assert peak < 2**17 + 64 * len(raw)
 
 
+@pytest.mark.slow
 def test_every_integer_replaced(scratch):
     """With any four or eight bytes replaced by an extreme value, none but our errors occur."""
     for at in range(LAST_BYTE - 8):

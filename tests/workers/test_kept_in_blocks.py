@@ -201,6 +201,7 @@ def file(tmp_path_factory) -> Path:
     return write_gguf(path, FAMILIES["qwen3"], long, tokenizer=vocabulary())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [1000, 6000])
 def test_memory(file, capacity):
     """A cache has 34 bytes for 32 numbers; a sequence's estimate is what it takes, about."""

@@ -52,6 +52,7 @@ def header_size(content: bytes) -> int:
     return content.rindex(b".weight") + len(b".weight") + 4 + 16 + 4 + 8
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=CHECKED)
 @given(changes=st.lists(CHANGE, min_size=1, max_size=3), cut=st.none() | st.floats(0, 1))
 def test_header(tiny_gguf, scratch, changes, cut):

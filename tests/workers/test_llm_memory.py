@@ -58,6 +58,7 @@ def loaded(long):
     return LLM.load(long, runtime=Runtime.start(Config(plugins=[])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capacity", "tokens"), [(300, 290), (1000, 990), (3000, 2990)])
 def test_sequence(loaded, capacity, tokens):
     """Within a factor of two the estimate is what a full context allocates."""

@@ -256,6 +256,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -141,6 +141,7 @@ def test_long_white_space(name, end):
     assert "".join(piece for piece, _ in pieces) == text
 
 
+@pytest.mark.slow
 def test_many_special_tokens():
     """A text of as many special tokens as there are is cut in a time that grows as it does."""
     names = [f"<unused{number}>" for number in range(6000)]
@@ -197,6 +198,7 @@ def refusal(metadata: dict[str, object], text: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     st.sampled_from(sorted(BUILDS)),

@@ -89,6 +89,7 @@ def test_the_same_logits(name, tmp_path, small, monkeypatch):
         close(engine.decode(token), whole.decode(token))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [dtypes.f16, dtypes.q8_0])
 def test_kept_otherwise(kept, tmp_path, small, monkeypatch):
     """So they do with keys and values in fewer bits, but for what other sums round to."""

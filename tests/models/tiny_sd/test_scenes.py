@@ -145,6 +145,7 @@ def test_true_drawings_obey(scenes, captions, checker):
         assert verdict.everything, (scene, claims, verdict)
 
 
+@pytest.mark.slow
 def test_drawings_of_others_do_not(scenes, captions, checker):
     """A drawn scene obeys the full caption of another scene only where that is true of it."""
     rng = np.random.default_rng(3)

@@ -121,6 +121,7 @@ def test_half_of_them_are_new(training, readme_image):
     assert 2 == sum((t.colour, t.shape) in held_out for things in said for t in things)
 
 
+@pytest.mark.slow
 def test_guidance_counts(training, model):
     """Without guidance the same prompt, seed and steps give another image."""
     params = {"prompt": "a small blue star at the bottom left", "seed": 3, "steps": 4}

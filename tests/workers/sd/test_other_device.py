@@ -161,6 +161,7 @@ def test_memory_that_is_too_little_for_a_graph(complete, device, captured, monke
     np.testing.assert_array_equal(drawn[0], again[0])
 
 
+@pytest.mark.slow
 def test_memory_of_steps_comes_back(complete, device):
     """A captured step keeps nothing once the image is drawn, without the garbage collector."""
     sd = StableDiffusion.load(complete("sd15"), device=device)

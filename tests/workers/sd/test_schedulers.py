@@ -122,6 +122,7 @@ def close(ours, theirs, bound, where):
     assert error <= bound, f"{where}: off by {error:.2e}, allowed {bound:.2e}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_runs_are_those_of_diffusers(recorded, name) -> None:
     """Timesteps, sigmas, add_noise, every step and whole runs are as diffusers has them."""

@@ -72,6 +72,7 @@ def test_a_name_that_was_free(propolis, monkeypatch):
     assert "another's" == Path("out.png").read_text()
 
 
+@pytest.mark.slow
 def test_reproduces(propolis, make):
     """--from draws the same file again, byte by byte, whatever it was drawn from."""
     make.picture(), make.mask(), make.lora()
@@ -269,6 +270,7 @@ def test_preview(propolis, monkeypatch):
     assert [Path("a.png")] == list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_no_preview(complete, tmp_path):
     """One that ends the command, sent or as a terminal closes, ends the preview, then it all."""
     script = """

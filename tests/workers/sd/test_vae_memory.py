@@ -61,6 +61,7 @@ def latents(families, on_cpu):
     return on_cpu(families.drawn("large", (1, 4, 32, 32)))
 
 
+@pytest.mark.slow
 def test_tiles_where_memory_is_short(models, limit, latents):
     """What does not fit is decoded in the largest tiles that do, which is logged."""
     vae = models("sd15").vae

@@ -81,6 +81,7 @@ def test_ready_is_what_has_computed(tiny_gguf, monkeypatch, context):
     assert (told["blocks_taken"], told["blocks_kept"], told["running"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_readiness_of_each_engine_is_told(program):
     """Where one writes and one draws, each says when it can; keys have those that write alone."""
     server = program("--serve", "both")

@@ -85,6 +85,7 @@ def propolis_ops(device):
 LONG = "more tokens than the step that an engine makes before anybody asks"
 
 
+@pytest.mark.slow
 def test_an_op_that_aborts_is_left_out(site, server, serving, tmp_path, monkeypatch):
     """The engine dies in it once; the next does without, says so, and answers."""
     expected = server.chat(LONG).json()["choices"][0]["message"]
@@ -157,6 +158,7 @@ def test_what_compiles_does_not_hang(site, server, serving, tmp_path, monkeypatc
     assert slow.engine.status.restarts == 0
 
 
+@pytest.mark.slow
 def test_an_op_that_hangs_is_left_out(site, server, serving, tmp_path, monkeypatch):
     """Who waits is told after the time that is set; the next engine does without what hangs."""
     expected = server.chat(LONG).json()["choices"][0]["message"]
@@ -200,6 +202,7 @@ def test_a_kernel_that_hangs_is_left_out(
     assert broken.engine.status.restarts == 2
 
 
+@pytest.mark.slow
 def test_the_context_is_known_while_an_engine_starts_again(serving):
     """A request that is made tokens of just then is not refused for its length."""
     server = serving()

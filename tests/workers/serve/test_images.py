@@ -307,6 +307,7 @@ def test_alike_images_are_drawn_together(drawing, model):
     assert events(studio, long)[-1][1]["code"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends(drawing):
     """Whoever waits is told, and another one draws."""
     studio = drawing()

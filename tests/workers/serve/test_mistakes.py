@@ -292,6 +292,7 @@ def test_options_that_do_nothing(options, says, tiny_gguf, monkeypatch):
     assert says in str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(program):
     """A server that can never be ready ends, with the reason and the code of a mistake."""
     server = program("--device", "cpu:7", ready=False)
@@ -299,6 +300,7 @@ def test_a_device_that_is_not_there(program):
     assert "error: no device 'cpu:7'; present: cpu" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_too_large(program):
     """So does one that has no room; its code says that it is no mistake of the command."""
     server = program("--cache-tokens", str(1 << 40), ready=False)

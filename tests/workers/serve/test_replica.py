@@ -52,6 +52,7 @@ def ask(client, model, **options) -> httpx2.Response:
     return client.post("/v1/chat/completions", json=body, **options)
 
 
+@pytest.mark.slow
 def test_models(args):
     """The first is there from the start, another once it is asked for; each has its own engine."""
     replica = Replica(args)
@@ -75,6 +76,7 @@ def test_models(args):
     assert {one.engine.status.state for one in replica._here.values()} == {"stopped"}
 
 
+@pytest.mark.slow
 def test_what_is_refused(args, monkeypatch):
     """Strangers, unknown models, bodies that are none, and jobs: each is told why."""
     monkeypatch.setenv("PROPOLIS_TOKEN", "secret")
@@ -95,6 +97,7 @@ def test_what_is_refused(args, monkeypatch):
         assert got.status_code == 413
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded(args, tmp_path):
     """A first model that is none ends the start; another is refused with the reason each time."""
     (tmp_path / "no.gguf").write_bytes(b"nothing")
@@ -134,6 +137,7 @@ def test_pulled_models(args, tiny, tmp_path, monkeypatch):
         Replica(args)
 
 
+@pytest.mark.slow
 def test_unloading(args):
     """Ray ends a model by its ``__del__`` in a thread: its engine has ended when that returns."""
 

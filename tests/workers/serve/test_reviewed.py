@@ -228,6 +228,7 @@ def test_names_of_jobs(server):
         assert got.status_code == 400
 
 
+@pytest.mark.slow
 def test_a_grammar_that_becomes_too_large(server):
     """
     An answer that cannot follow its grammar to the end is an error, and no cut JSON.
