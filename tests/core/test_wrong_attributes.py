@@ -9,6 +9,7 @@ from propolis import Tensor
 from propolis import ops
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.errors import ShapeError
 
 
 ARRAYS = {
@@ -40,6 +41,12 @@ def tensors(*names):
             r"scale is \[1\]; allowed: a number, or None",
         ),
         (ops.affine, ("x", "a", 1), {}, "mul is 'a'"),
+        (
+            ops.affine,
+            ("x", 10**400, 1),
+            {},
+            r"mul is 10{59}; allowed: a number below 2\*\*1023",
+        ),
         (ops.max, ("x",), {"keepdim": "a"}, "keepdim is 'a'; allowed: True or False"),
         (ops.softmax, ("x",), {"dim": True}, "dim is True; allowed: an integer"),
         (ops.conv2d, ("image", "taps"), {"stride": 2**63}, "stride .* and below 2\\*\\*31"),
@@ -49,6 +56,15 @@ def test_what_is_no_number(op, args, attributes, said) -> None:
     """The error names the attribute and what it may be, whatever an implementation would take."""
     with pytest.raises(OpError, match=f"{op.name}: {said}"):
         op(*tensors(*args), **attributes)
+
+
+@pytest.mark.parametrize("number", [-3, 0, True, -(2**1000), 2**1000])
+def test_whole_numbers(number) -> None:
+    """Whole numbers are numbers, of either sign, until a float holds none so large."""
+    x = Tensor.from_numpy(np.ones(3, np.float64))
+    assert [float(number)] * 3 == ops.affine(x, number, 0).numpy().tolist()
+    with pytest.raises(OpError, match=r"mul is -10*; allowed: a number below 2\*\*1023"):
+        ops.affine(x, -(10**400), 0)
 
 
 @pytest.mark.parametrize("eps", [1e-5, np.float32(1e-5), np.float64(1e-5), 1, np.int64(1)])
@@ -91,3 +107,12 @@ def test_a_matrix() -> None:
     expected = ops.powf(Tensor.from_numpy(values), 2.0).numpy()
     np.testing.assert_array_equal(expected, ops.powf(given, 2.0).numpy())
     np.testing.assert_array_equal(values.max(1), ops.max(given, 1).numpy())
+
+
+def test_elements_at_several_places() -> None:
+    """Nothing is assigned to what repeats elements: the last one written would win, whichever."""
+    row = Tensor.from_numpy(np.zeros((1, 3), np.float32))
+    with pytest.raises(ShapeError, match=r"assign: target has strides \(0, 1\)"):
+        ops.assign(row.broadcast_to(2, 3), Tensor.from_numpy(np.ones((2, 3), np.float32)))
+    ops.assign(row.broadcast_to(1, 3), Tensor.from_numpy(np.ones(3, np.float32)))
+    assert [[1, 1, 1]] == row.numpy().tolist()

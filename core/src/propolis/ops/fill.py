@@ -63,9 +63,16 @@ def assign(target: Tensor, source: Tensor, /) -> None:
 
     Raises:
         DTypeError: the dtypes differ.
-        ShapeError: the source does not broadcast to the target.
+        ShapeError: the source does not broadcast to the target, or the target has elements
+            several times, as what was broadcast has.
     """
     same_dtype("assign", target=target, source=source)
+    if any(n > 1 and not s for n, s in zip(target.shape, target.strides, strict=True)):
+        msg = (
+            f"assign: target has strides {target.strides}, so an element is at several places: "
+            f"assign to what was broadcast, or to a .contiguous() copy"
+        )
+        raise ShapeError(msg)
     if source.shape != target.shape:
         source.layout.broadcast_to(target.shape)
 

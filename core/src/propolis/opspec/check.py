@@ -6,7 +6,7 @@ Captured calls are checked once, when they are captured.
 
 from __future__ import annotations
 
-from sys import getrefcount
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from typing import Any
@@ -68,13 +68,10 @@ def check_tensors(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         OpError: names the parameter.
     """
     parameters = spec.signature.parameters
-    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-    for name, value in given.items():
+    for name, value in {**dict(zip(parameters, args, strict=False)), **kwargs}.items():
         annotation = parameters[name].annotation if name in parameters else None
-        optional = annotation == "Tensor | None"
-        if annotation != "Tensor" and not (optional and value is not None):
-            continue
-        if not isinstance(value, Tensor):
+        wanted = annotation == "Tensor" or (annotation == "Tensor | None" and value is not None)
+        if wanted and not isinstance(value, Tensor):
             msg = (
                 f"{spec.name}: {name} is a {type(value).__name__}, not a Tensor: "
                 f"Tensor.from_numpy makes one"
@@ -88,7 +85,7 @@ def plain_attributes(signature: inspect.Signature) -> dict[str, tuple[type, ...]
     for name, parameter in signature.parameters.items():
         kind, _, none = str(parameter.annotation).partition(" | ")
         if kind in _PLAIN and none in ("", "None"):
-            usual = (float, int) if kind == "float" else _PLAIN[kind][0][:1]
+            usual = _PLAIN[kind][0][:1]  # an int for a float may be too large
             found[name] = (*usual, type(None)) if none else usual
     return found
 
@@ -121,8 +118,10 @@ def _check_plain(spec: Checked, name: str, value: Any) -> None:
     """
     kind, _, none = str(spec.signature.parameters[name].annotation).partition(" | ")
     types, words = _PLAIN[kind]
-    if not isinstance(value, types) or (kind == "int" and isinstance(value, bool)):
-        msg = f"{spec.name}: {name} is {value!r}; allowed: {words}{none and ', or None'}"
+    far = kind == "float" and isinstance(value, int) and value.bit_length() > 1023
+    if far or not isinstance(value, types) or (kind == "int" and isinstance(value, bool)):
+        words += " below 2**1023" * far
+        msg = f"{spec.name}: {name} is {value!r:.60}; allowed: {words}{none and ', or None'}"
         raise OpError(msg)
 
 
@@ -160,7 +159,7 @@ def is_clear(
     if not fits:
         raise _unfit(spec, out, meta, args[0].device)
     # A storage that one tensor alone refers to is nobody else's.
-    if getrefcount(storage) > _ALONE or storage.__class__ is SharedStorage:
+    if sys.getrefcount(storage) > _ALONE or storage.__class__ is SharedStorage:
         return False
     return out not in args and not (kwargs and out in kwargs.values())
 
@@ -179,7 +178,7 @@ def _unfit(spec: Checked, out: Any, meta: tuple[Shape, DType], device: Device) -
 
 def _references(holder: Any) -> int:
     storage = holder.storage
-    return getrefcount(storage)
+    return sys.getrefcount(storage)
 
 
 # What Python counts here of a storage that one tensor refers to; it differs by version.
