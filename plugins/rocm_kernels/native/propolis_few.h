@@ -16,6 +16,33 @@ PROPOLIS_FN Pack<u16, RUN> rounded_run(const f32 (&values)[RUN]) {
     return made;
 }
 
+// The warps' sums of TALL fragments of rows of weights by WIDE of `x`, added up by way of shared memory.
+template <int TALL, int WIDE>
+PROPOLIS_FN void add_warps(f32* out, const Sums (&sums)[TALL][WIDE], i64 first, i64 m, i64 n) {
+    constexpr int ROWS = TALL * FRAGMENT;
+    __shared__ f32 shared[BLOCK / PROPOLIS_WARP][FRAGMENT][ROWS + 1];
+#pragma unroll
+    for (int c = 0; c < WIDE; ++c) {
+        if (c > 0) __syncthreads();
+#pragma unroll
+        for (int f = 0; f < TALL; ++f) {
+#pragma unroll
+            for (int i = 0; i < Sums::COUNT; ++i) {
+                shared[warp_of_block()][Sums::column(i)][f * FRAGMENT + Sums::row(i)] = sums[f][c].at[i];
+            }
+        }
+        __syncthreads();
+        for (int i = (int)thread_x(); i < ROWS * FRAGMENT; i += BLOCK) {
+            const int row = i % ROWS, column = i / ROWS;
+            f32 sum = 0;
+#pragma unroll
+            for (int k = 0; k < BLOCK / PROPOLIS_WARP; ++k) sum += shared[k][column][row];
+            const i64 to = c * FRAGMENT + column;
+            if (first + row < n && to < m) out[to * n + first + row] = sum;
+        }
+    }
+}
+
 // A block has TALL fragments of rows of weights, and up to 16 WIDE rows of `x`; its warps share the depth.
 // Where `few`, there are no more than 8 of them.  Rows of `x` begin at multiples of 16 bytes.
 template <class Format, int TALL, int WIDE, bool few, class T>
@@ -76,27 +103,70 @@ PROPOLIS_FN void product_of_few(f32* out, const T* x, const u8* w, i64 m, i64 n,
             }
         }
     }
-    __shared__ f32 shared[WARPS][FRAGMENT][ROWS + 1];
+    add_warps(out, sums, first, m, n);
+}
+
+// The same of formats of 32, of one fragment by one: a thread loads whole blocks, as they lie, and unpacks a run of
+// each after the other, so that an instruction has runs of SPAN / RUN blocks.
+template <class Format, bool few, class T>
+PROPOLIS_FN void product_of_whole(f32* out, const T* x, const u8* w, i64 m, i64 n, i64 depth, i64 x_row,
+                                  i64 row_bytes) {
+    constexpr int WARPS = BLOCK / PROPOLIS_WARP;
+    constexpr int SIDE_BY_SIDE = SPAN / RUN;  // blocks
+    typedef Words<Format::BYTES, Format::BYTES % 4 == 0 ? 4 : Format::BYTES % 2 == 0 ? 2 : 1> Whole;
+    const i64 first = block_x() * FRAGMENT;
+    const u8* weights[RUNS_HELD];
+    const T* activations[RUNS_HELD];
 #pragma unroll
-    for (int c = 0; c < WIDE; ++c) {
-        if (c > 0) __syncthreads();
+    for (int i = 0; i < RUNS_HELD; ++i) {  // beyond the last row, that once more
+        const i64 row = first + Held<T>::row(i), to = Held<T>::row(i);
+        weights[i] = w + (row < n ? row : n - 1) * row_bytes;
+        activations[i] = x + (to < m ? to : m - 1) * x_row;
+    }
+    const i32 blocks = (i32)(depth / Format::SIZE);
+    auto block_of = [&](i32 chunk, int i) { return chunk * SIDE_BY_SIDE + Held<T>::depth(i) / RUN; };
+    auto clamped = [&](i32 block) { return block < blocks ? block : blocks - 1; };
+    Sums sums[1][1] = {};
+    Whole next[RUNS_HELD];
+    i32 chunk = warp_of_block();
 #pragma unroll
-        for (int f = 0; f < TALL; ++f) {
+    for (int i = 0; i < RUNS_HELD; ++i) next[i].load(weights[i] + (i64)clamped(block_of(chunk, i)) * Format::BYTES);
+    for (; chunk * SIDE_BY_SIDE < blocks; chunk += WARPS) {
+        Whole held[RUNS_HELD];
+        const T* from[RUNS_HELD];
+        bool there[RUNS_HELD];
 #pragma unroll
-            for (int i = 0; i < Sums::COUNT; ++i) {
-                shared[warp][Sums::column(i)][f * FRAGMENT + Sums::row(i)] = sums[f][c].at[i];
-            }
+        for (int i = 0; i < RUNS_HELD; ++i) {
+            held[i] = next[i];
+            next[i].load(weights[i] + (i64)clamped(block_of(chunk + WARPS, i)) * Format::BYTES);
+            const i32 block = block_of(chunk, i);
+            from[i] = activations[i] + (i64)clamped(block) * Format::SIZE;
+            there[i] = block < blocks;
         }
-        __syncthreads();
-        for (int i = (int)thread_x(); i < ROWS * FRAGMENT; i += BLOCK) {
-            const int row = i % ROWS, column = i / ROWS;
-            f32 sum = 0;
 #pragma unroll
-            for (int k = 0; k < WARPS; ++k) sum += shared[k][column][row];
-            const i64 to = c * FRAGMENT + column;
-            if (first + row < n && to < m) out[to * n + first + row] = sum;
+        for (int r = 0; r < Format::SIZE / RUN; ++r) {
+            Held<T> left, right;
+#pragma unroll
+            for (int i = 0; i < RUNS_HELD; ++i) {
+                typedef Pack<u32, RUN / 2> Bits;
+                Weights<f32> own;
+                f32 values[RUN];
+                Format::load(Within<Whole>{held[i], 0}, r, own);
+                dequantized<Format>(own, values);
+                Bits of_w = bits_as<Bits>(rounded_run<T>(values));
+                Bits of_x = bits_as<Bits>(load_pack<RUN>(from[i] + r * RUN));
+#pragma unroll
+                for (int e = 0; e < RUN / 2; ++e) {  // nothing of blocks behind the last
+                    of_w.at[e] = there[i] ? of_w.at[e] : 0u;
+                    of_x.at[e] = there[i] ? of_x.at[e] : 0u;
+                }
+                left.runs[i] = bits_as<Pack<u16, RUN>>(of_w);
+                right.runs[i] = bits_as<Pack<u16, RUN>>(of_x);
+            }
+            sums[0][0].template add<few>(left, right);
         }
     }
+    add_warps(out, sums, first, m, n);
 }
 
 #endif

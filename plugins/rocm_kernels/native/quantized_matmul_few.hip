@@ -5,9 +5,13 @@
     PROPOLIS_KERNEL quantized_matmul_few_rows##rows##_##name(                                  \
         f32* out, const bf16* x, const u8* w, i64 m, i64 n, i64 depth, i64 x_row, i64 row)
 #if PROPOLIS_FRAGMENTS
-#define FEW(rows, name, Format, tall, wide)                                            \
-    KERNEL(rows, name) {                                                               \
-        product_of_few<Format, tall, wide, (rows <= 8)>(out, x, w, m, n, depth, x_row, row); \
+#define FEW(rows, name, Format, tall, wide)                                                      \
+    KERNEL(rows, name) {                                                                         \
+        if constexpr (tall * wide == 1 && Format::SIZE == 32) {                                  \
+            product_of_whole<Format, (rows <= 8)>(out, x, w, m, n, depth, x_row, row);           \
+        } else {                                                                                 \
+            product_of_few<Format, tall, wide, (rows <= 8)>(out, x, w, m, n, depth, x_row, row); \
+        }                                                                                        \
     }
 #else
 #define FEW(rows, name, Format, tall, wide)                                       \
