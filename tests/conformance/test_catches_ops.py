@@ -298,3 +298,31 @@ def test_prepared_weights(judged_here, body, check):
     source = plugin("linear", PREPARED.replace("{body}", body), flags=", prepare=prepare")
     result = judged_here(source)
     assert result.check == check, result.message
+
+
+DROPS_NAN = """
+def max(out, x, /, dims=None, *, keepdim=False):
+    out.array[...] = np.fmax.reduce(x.array, axis=dims, keepdims=keepdim)
+"""
+
+
+def test_nan_that_is_dropped(judged_here):
+    """No search is needed: at any seed each tensor of special numbers has NaN."""
+    result = judged_here(plugin("max", DROPS_NAN), quick=True)
+    assert result.check == "nan_inf", result.message
+
+
+@pytest.mark.parametrize(("op", "rank"), [("neg", 0), ("neg", 4), ("exp", 8), ("sum", 4)])
+def test_other_ranks(judged_here, op, rank):
+    """What goes wrong at four or eight dimensions alone, or at none, is caught."""
+    body = f"    out.array[...] = 0 if len(x.shape) == {rank} else np.{{op}}(x.array{{rest}})"
+    of = {
+        "neg": ("negative", ""),
+        "exp": ("exp", ""),
+        "sum": ("sum", ", axis=dims, keepdims=keepdim"),
+    }
+    name, rest = of[op]
+    rest_of = ", dims=None, *, keepdim=False" if op == "sum" else ""
+    text = f"def {op}(out, x, /{rest_of}):\n{body.format(op=name, rest=rest)}"
+    result = judged_here(plugin(op, text))
+    assert result.check == "values", result.message

@@ -345,3 +345,22 @@ def test_rows_become_columns(device, dtype, shape, order, without) -> None:
     ops.assign(part, x.permute(*order))
     assert (expected == part.contiguous().numpy()).all()
     assert (101 == target.numpy()).sum() == target.numel - expected.size
+
+
+@pytest.mark.parametrize("kept", [(), (2,), (0, 7)])
+@pytest.mark.parametrize("view", ["reversed", "gaps"])
+def test_reductions_of_many_dimensions(device, kept, view) -> None:
+    """More reduced dimensions than a kernel walks, which follow each other in memory or do not."""
+    array = np.random.default_rng(5).integers(-99, 99, (3,) * 8).astype(np.int32)
+    x = Tensor.from_numpy(array, device)
+    if view == "reversed":
+        array, x = array.transpose(), x.permute(*range(8)[::-1])
+    else:
+        array = array[(slice(2),) * 8]
+        for axis in range(8):
+            x = x.narrow(axis, 0, 2)
+    dims = tuple(d for d in range(8) if d not in kept)
+    assert (array.sum(dims, np.int32) == ops.sum(x, dims).numpy()).all()
+    assert (array.max(dims) == ops.max(x, dims).numpy()).all()
+    floats = ops.cast(x, dtypes.f32)
+    np.testing.assert_allclose(ops.var(floats, dims).numpy(), array.var(dims), rtol=1e-5)

@@ -120,6 +120,12 @@ def cases(recipes: tuple[Recipe, ...], seed: int, *, scale: float = 1.0) -> Iter
         base = Case(recipe, odd, recipe.attributes[0], seed=seed)
         for attributes in recipe.attributes:
             yield replace(base, attributes=attributes)
+        if recipe.brief:
+            for layout in ("permuted", "gaps"):
+                yield replace(base, layout=layout)
+            if recipe.special:
+                yield replace(base, values="special", layout="permuted", seed=seed + 1)
+            continue
         yield replace(base, sizes=dict.fromkeys(odd, 1))
         last = next(iter(recipe.tensors.values())).dims.split()[-1][0]
         if last in odd:

@@ -84,6 +84,7 @@ class Recipe:
         ties: an order or a choice, which equal elements put to the test.
         extreme: element by element, so that the largest finite numbers have one answer, and
             so have numbers of very different sizes together.
+        brief: few cases of it say all; it is not searched.
     """
 
     tensors: Mapping[str, T]
@@ -96,6 +97,7 @@ class Recipe:
     denormal: bool = True
     ties: bool = False
     extreme: bool = False
+    brief: bool = False
 
     @property
     def dims(self) -> list[str]:
@@ -131,6 +133,34 @@ class Value:
             return self.array
         with np.errstate(invalid="ignore"):  # signalling NaNs
             return self.array.astype(np.float64)
+
+
+_RANKS = {"": {}, "r s t c": {"r": 2, "t": 2}, "r s t u v w x c": dict.fromkeys("rstuvwx", 2)}
+
+
+def at_any_rank(recipe: Recipe, *, least: int = 0) -> tuple[Recipe, ...]:
+    """
+    A recipe whose tensors have one shape, and the same at other ranks, of few cases.
+
+    Args:
+        recipe: of three dimensions.
+        least: dimensions that its attributes need.
+    """
+    return (
+        recipe,
+        *(
+            replace(
+                recipe,
+                tensors={n: replace(t, dims=dims) for n, t in recipe.tensors.items()},
+                attributes=recipe.attributes[:4],
+                sizes=sizes,
+                deep={},
+                brief=True,
+            )
+            for dims, sizes in _RANKS.items()
+            if len(dims.split()) >= least
+        ),
+    )
 
 
 def size_of(token: str, sizes: Sizes) -> int:
@@ -230,6 +260,9 @@ def _floats(
     if odd is not None and numbers.size:
         chosen = rng.uniform(size=shape) < 0.2
         numbers = np.where(chosen, rng.choice(np.array(odd), shape), numbers)
+        # Each of them once at least, the first ones where there is little room: no draw lacks NaN.
+        places = rng.permutation(numbers.size)[: min(len(odd), -(-numbers.size // 2))]
+        numbers.flat[places] = odd[: len(places)]
     return numbers
 
 

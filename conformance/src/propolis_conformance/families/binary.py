@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.integers import each
 from propolis_conformance.op_info import OpInfo
 
@@ -67,7 +68,7 @@ _TRUTHS: Mapping[str, Callable[[Array, Array], Array]] = {
     "ge": _compare(np.greater_equal),
 }
 _RECIPES = (
-    Recipe({"a": T("r s c"), "b": T("r s c")}, ties=True, extreme=True),
+    *at_any_rank(Recipe({"a": T("r s c"), "b": T("r s c")}, ties=True, extreme=True)),
     Recipe({"a": T("r s c"), "b": T("1 s 1")}),
     Recipe({"a": T("c"), "b": T("r s c")}),
 )

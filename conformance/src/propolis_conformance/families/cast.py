@@ -10,6 +10,7 @@ import numpy as np
 from propolis import dtypes
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.integers import saturated
 from propolis_conformance.integers import wrapped
 from propolis_conformance.op_info import OpInfo
@@ -31,7 +32,7 @@ def _cast(x: Array, dtype: DType) -> Array:
 _X = {"x": T("r s c")}
 _PLAIN = tuple({"dtype": d} for d in dtypes.ALL if d in dtypes.PLAIN)
 _RECIPES = (
-    Recipe(_X, _PLAIN, ties=True),
+    *at_any_rank(Recipe(_X, _PLAIN, ties=True)),
     # Every pair, with what overflows and what rounds to nothing.
     *(Recipe(_X, (a,), extreme=True) for a in _PLAIN),
 )

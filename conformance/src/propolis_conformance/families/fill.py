@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.integers import saturated
 from propolis_conformance.integers import wrapped
 from propolis_conformance.op_info import OpInfo
@@ -23,14 +24,18 @@ OPS: Final[dict[str, OpInfo]] = {}
 _TARGET = {"target": T("r s c")}
 
 OPS["copy"] = OpInfo(
-    lambda x: x, (Recipe({"x": T("r s c")}, ties=True, extreme=True),), as_bytes=True
+    lambda x: x,
+    at_any_rank(Recipe({"x": T("r s c")}, ties=True, extreme=True), least=1),
+    as_bytes=True,
 )
 
 OPS["assign"] = OpInfo(
     lambda target, source: np.broadcast_to(source, target.shape),
     (
         Recipe({**_TARGET, "source": T("s c", "=target")}, overwrites=True),
-        Recipe({**_TARGET, "source": T("r s c", "=target")}, overwrites=True),
+        *at_any_rank(
+            Recipe({**_TARGET, "source": T("r s c", "=target")}, overwrites=True), least=1
+        ),
         Recipe({**_TARGET, "source": T("r 1 1", "=target")}, overwrites=True),
         Recipe({**_TARGET, "source": T("r 1 c", "=target")}, overwrites=True),
     ),
@@ -46,7 +51,7 @@ def _fill(target: Array, value: float) -> Array:
 
 _FILLS = (3.0, 0.1, -1e9, float("inf"), float("nan"))
 OPS["fill"] = OpInfo(
-    _fill, (Recipe(_TARGET, tuple({"value": v} for v in _FILLS), overwrites=True),)
+    _fill, at_any_rank(Recipe(_TARGET, tuple({"value": v} for v in _FILLS), overwrites=True))
 )
 
 

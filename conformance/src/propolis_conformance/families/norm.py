@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
@@ -49,6 +50,10 @@ OPS["add_rms_norm"] = OpInfo(
 )
 
 
+# Infinite times what differs from a mean by rounding alone is anything.
+_WEIGHT = T("c", domain="bounded")
+
+
 def _layer_norm(x: Array, weight: Array, bias: Array | None = None, eps: float = 1e-5) -> Array:
     d = x - x.mean(-1, keepdims=True)
     y = d / np.sqrt((d * d).mean(-1, keepdims=True) + eps) * weight
@@ -56,7 +61,13 @@ def _layer_norm(x: Array, weight: Array, bias: Array | None = None, eps: float =
 
 
 OPS["layer_norm"] = OpInfo(
-    _layer_norm, (Recipe({**_NORMED, "bias": T("c")}, ({}, {"bias": None}, {"eps": 0.1})),)
+    _layer_norm,
+    (
+        Recipe(
+            {"x": T("r s c"), "weight": _WEIGHT, "bias": T("c")},
+            ({}, {"bias": None}, {"eps": 0.1}),
+        ),
+    ),
 )
 
 
@@ -78,7 +89,7 @@ def _group_norm_silu(*args: Any, **kwargs: Any) -> Array:
     return np.asarray(y / (1 + np.exp(-y)))
 
 
-_CHANNELS = {"weight": T("c*2"), "bias": T("c*2")}
+_CHANNELS = {"weight": replace(_WEIGHT, dims="c*2"), "bias": T("c*2")}
 _GROUPED = (
     {"groups": 2},
     {"groups": 1},

@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.op_info import OpInfo
 
 
@@ -41,9 +42,9 @@ def _max(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
     return np.asarray(np.max(x, dims, keepdims=keepdim))
 
 
-_EXTREMES = Recipe(_X, _REDUCED, ties=True, extreme=True)
-OPS["min"] = OpInfo(_min, (_EXTREMES,))
-OPS["max"] = OpInfo(_max, (_EXTREMES,))
+_EXTREMES = at_any_rank(Recipe(_X, _REDUCED, ties=True, extreme=True), least=3)
+OPS["min"] = OpInfo(_min, _EXTREMES)
+OPS["max"] = OpInfo(_max, _EXTREMES)
 
 
 def _sum(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
@@ -60,10 +61,10 @@ def _mean(x: Array, dims: Dims = None, *, keepdim: bool = False) -> Array:
     return np.asarray(np.mean(x, dims, keepdims=keepdim))
 
 
-_SUMS = Recipe(_X, _REDUCED, deep={"r": 1, "s": 2, "c": 2100})
-OPS["sum"] = OpInfo(_sum, (_SUMS,))
-OPS["prod"] = OpInfo(_prod, (Recipe(_X, _REDUCED),))
-OPS["mean"] = OpInfo(_mean, (_SUMS,))
+_SUMS = at_any_rank(Recipe(_X, _REDUCED, deep={"r": 1, "s": 2, "c": 2100}), least=3)
+OPS["sum"] = OpInfo(_sum, _SUMS)
+OPS["prod"] = OpInfo(_prod, at_any_rank(Recipe(_X, _REDUCED), least=3))
+OPS["mean"] = OpInfo(_mean, _SUMS)
 
 
 def _var(x: Array, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> Array:
@@ -74,17 +75,19 @@ def _var(x: Array, dims: Dims = None, *, keepdim: bool = False, correction: int 
 
 
 _CORRECTED: AttributeSets = ({"dims": -1, "correction": 1}, {"correction": 70})
-OPS["var"] = OpInfo(_var, (Recipe(_X, (*_REDUCED[:-1], *_CORRECTED)),))
+OPS["var"] = OpInfo(_var, at_any_rank(Recipe(_X, (*_REDUCED[:-1], *_CORRECTED)), least=3))
 
 
 _DIMS: AttributeSets = ({}, {"dim": 0}, {"dim": -2})
-_PLACES = Recipe(_X, _DIMS, ties=True, extreme=True)
-OPS["argmax"] = OpInfo(lambda x, dim=-1: np.argmax(x, dim), (_PLACES,))
-OPS["argmin"] = OpInfo(lambda x, dim=-1: np.argmin(x, dim), (_PLACES,))
+_PLACES = at_any_rank(Recipe(_X, _DIMS, ties=True, extreme=True), least=3)
+OPS["argmax"] = OpInfo(lambda x, dim=-1: np.argmax(x, dim), _PLACES)
+OPS["argmin"] = OpInfo(lambda x, dim=-1: np.argmin(x, dim), _PLACES)
 
 
 def _cumsum(x: Array, dim: int = -1) -> Array:
     return np.cumsum(x, dim, x.dtype)
 
 
-OPS["cumsum"] = OpInfo(_cumsum, (Recipe(_X, _DIMS, deep={"r": 1, "s": 1, "c": 2100}),))
+OPS["cumsum"] = OpInfo(
+    _cumsum, at_any_rank(Recipe(_X, _DIMS, deep={"r": 1, "s": 1, "c": 2100}), least=3)
+)

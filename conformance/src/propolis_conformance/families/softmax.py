@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.op_info import OpInfo
 
 
@@ -31,13 +32,16 @@ def _log_softmax(x: Array, dim: int = -1) -> Array:
     return np.asarray(below - np.log(np.exp(below).sum(dim, keepdims=True)))
 
 
-_ROWS = Recipe(
-    {"x": T("r s c")},
-    ({}, {"dim": 0}, {"dim": -2}),
-    deep={"r": 1, "s": 1, "c": 2100},
-    extreme=True,
+_ROWS = at_any_rank(
+    Recipe(
+        {"x": T("r s c")},
+        ({}, {"dim": 0}, {"dim": -2}),
+        deep={"r": 1, "s": 1, "c": 2100},
+        extreme=True,
+    ),
+    least=3,
 )
 OPS: Final = {
-    "softmax": OpInfo(softmax, (_ROWS,)),
-    "log_softmax": OpInfo(_log_softmax, (_ROWS,)),
+    "softmax": OpInfo(softmax, _ROWS),
+    "log_softmax": OpInfo(_log_softmax, _ROWS),
 }

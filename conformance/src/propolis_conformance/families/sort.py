@@ -9,6 +9,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.op_info import OpInfo
 
 
@@ -42,9 +43,9 @@ _ORDERS: AttributeSets = (
     {"descending": True},
     {"descending": True, "dim": 1},
 )
-_SORTED = Recipe(_X, _ORDERS, ties=True, extreme=True)
-OPS["sort"] = OpInfo(_sort, (_SORTED,))
-OPS["argsort"] = OpInfo(order, (_SORTED,))
+_SORTED = at_any_rank(Recipe(_X, _ORDERS, ties=True, extreme=True), least=3)
+OPS["sort"] = OpInfo(_sort, _SORTED)
+OPS["argsort"] = OpInfo(order, _SORTED)
 
 
 def _topk(x: Array, k: int, dim: int = -1, *, largest: bool = True) -> tuple[Array, Array]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from propolis_conformance.inputs import Recipe
 from propolis_conformance.inputs import T
+from propolis_conformance.inputs import at_any_rank
 from propolis_conformance.integers import each
 from propolis_conformance.integers import saturated
 from propolis_conformance.op_info import OpInfo
@@ -80,13 +81,13 @@ _OF_X: Mapping[str, Callable[[Array], Any]] = {
     "round": _whole(np.rint),
 }
 _UNARY = Recipe(_X, ties=True, extreme=True)
-OPS.update({name: OpInfo(truth, (_UNARY,)) for name, truth in _OF_X.items()})
+OPS.update({name: OpInfo(truth, at_any_rank(_UNARY)) for name, truth in _OF_X.items()})
 
 
 _POWERS = (2.0, -0.5, 0.5, 3.0, 0.0, -1.0)
 OPS["powf"] = OpInfo(
     lambda x, exponent: np.power(x, float(exponent)),
-    (Recipe(_X, tuple({"exponent": e} for e in _POWERS), extreme=True),),
+    at_any_rank(Recipe(_X, tuple({"exponent": e} for e in _POWERS), extreme=True)),
 )
 
 
@@ -94,7 +95,9 @@ def _elu(x: Array, alpha: float = 1.0) -> Array:
     return np.where(x > 0, x, alpha * np.expm1(x))
 
 
-OPS["elu"] = OpInfo(_elu, (Recipe(_X, ({}, {"alpha": 0.5}, {"alpha": 0.0}), extreme=True),))
+OPS["elu"] = OpInfo(
+    _elu, at_any_rank(Recipe(_X, ({}, {"alpha": 0.5}, {"alpha": 0.0}), extreme=True))
+)
 
 
 def _clamp(x: Array, low: float, high: float) -> Array:
@@ -109,7 +112,7 @@ _CLAMPS = (
     {"low": float("-inf"), "high": -0.1},
     {"low": 2.0, "high": 2.0},
 )
-OPS["clamp"] = OpInfo(_clamp, (Recipe(_X, _CLAMPS, extreme=True),))
+OPS["clamp"] = OpInfo(_clamp, at_any_rank(Recipe(_X, _CLAMPS, extreme=True)))
 
 
 def _affine(x: Array, mul: float, add: float) -> Array:
@@ -120,12 +123,12 @@ def _affine(x: Array, mul: float, add: float) -> Array:
 
 
 _LINES = ({"mul": 3.0, "add": -2.0}, {"mul": 0.1, "add": 0.0}, {"mul": -1.5, "add": 0.7})
-OPS["affine"] = OpInfo(_affine, (Recipe(_X, _LINES, extreme=True),))
+OPS["affine"] = OpInfo(_affine, at_any_rank(Recipe(_X, _LINES, extreme=True)))
 
 
 _GATE_AND_UP = Recipe({"gate": T("r s c"), "up": T("r s c")}, extreme=True)
-OPS["silu_mul"] = OpInfo(lambda gate, up: _gated(gate, gate, up), (_GATE_AND_UP,))
+OPS["silu_mul"] = OpInfo(lambda gate, up: _gated(gate, gate, up), at_any_rank(_GATE_AND_UP))
 OPS["gelu_erf_mul"] = OpInfo(
-    lambda gate, up: _product(gate / 2, _erfc(-gate / math.sqrt(2)), up), (_GATE_AND_UP,)
+    lambda gate, up: _product(gate / 2, _erfc(-gate / math.sqrt(2)), up), at_any_rank(_GATE_AND_UP)
 )
-OPS["gelu_mul"] = OpInfo(_gelu, (_GATE_AND_UP,))
+OPS["gelu_mul"] = OpInfo(_gelu, at_any_rank(_GATE_AND_UP))

@@ -9,26 +9,32 @@ from typing import Any
 from typing import Final
 from typing import NamedTuple
 
+from propolis import Tensor
+from propolis.layout import Layout
 from propolis.ops.reduce import over
+from propolis_rocm_hip.space import Space
+from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_kernels._constants import BLOCK
 from propolis_rocm_kernels._constants import BYTE_COLUMNS
 from propolis_rocm_kernels._constants import COLUMN_LANES
 from propolis_rocm_kernels._constants import COUNTERS
+from propolis_rocm_kernels._constants import MAX_RANK
 from propolis_rocm_kernels._constants import PACK_BYTES
 from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import MAX_BLOCKS
+from propolis_rocm_kernels._layouts import collapse
 from propolis_rocm_kernels._layouts import strided_of
 from propolis_rocm_kernels._scratch import BYTES
 from propolis_rocm_kernels._scratch import PARTIALS
 from propolis_rocm_kernels._scratch import scratch
+from propolis_rocm_kernels.ops_fill import copy
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from propolis import OpImpl
-    from propolis import Tensor
     from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.ops.reduce import Dims
@@ -67,7 +73,7 @@ def _plan(
 ) -> _Plan:
     """``start`` is what the first element's address is past a multiple of PACK_BYTES."""
     size = dtype.block_bytes
-    reduced = sorted(dims)
+    reduced = _from_far_to_near(shape, strides, dims)
     rest = [d for d in range(len(shape)) if d not in dims]
     own = tuple(shape[d] for d in rest), tuple(strides[d] for d in rest)
     theirs = tuple(shape[d] for d in reduced), tuple(strides[d] for d in reduced)
@@ -101,6 +107,25 @@ def _plan(
     return _Plan("blocks", total, outputs, n, chunk, splits, kept.packed, inner.packed, offsets)
 
 
+def _from_far_to_near(shape: Shape, strides: Shape, dims: Shape) -> list[int]:
+    """Reduced dimensions, whose order is free, as they lie in memory: few are left of them then."""
+    return sorted(dims, key=lambda d: -strides[d] if shape[d] > 1 and strides[d] else -math.inf)
+
+
+def _copied_bytes(x: Tensor, dims: Shape) -> int:
+    """Of a copy in rows, where more reduced dimensions are left than a kernel walks; else 0."""
+    if len(dims) <= MAX_RANK:
+        return 0
+    order = _from_far_to_near(x.shape, x.strides, dims)
+    left = collapse(tuple(x.shape[d] for d in order), (tuple(x.strides[d] for d in order),))
+    return x.nbytes if len(left) > MAX_RANK else 0
+
+
+def memory_of(x: Tensor, dims: Shape) -> int:
+    """What a reduction over several dimensions works in, in bytes."""
+    return BYTES + space_bytes(_copied_bytes(x, dims))
+
+
 def _innermost(shape: Shape, strides: Shape) -> int | None:
     """The distance of neighbours; None where there is but one element, or they repeat."""
     steps = [abs(s) for n, s in zip(shape, strides, strict=True) if n > 1]
@@ -122,6 +147,12 @@ class Reduction:
             return
         layout, dtype = x.layout, x.dtype
         device: Any = out.device
+        if nbytes := _copied_bytes(x, dims):
+            with device.keep(Space).lent(device, nbytes) as memory:
+                rows = Tensor(memory, Layout.contiguous(x.shape), dtype, device)
+                copy(rows, x)
+                self(out, rows, dims, extra)
+            return
         size = dtype.block_bytes
         to, start, of_out = pointer(out), pointer(x), out.dtype.block_bytes
         units = device.compute_units
@@ -156,4 +187,8 @@ def over_dims(module: Module, name: str, kinds: Collection[DType]) -> OpImpl:
         del keepdim  # the output has its shape
         reduce(out, x, over(name, x.layout.shape, dims))
 
-    return implementation(name, run, kinds, in_place=False, workspace=BYTES)
+    def workspace(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False) -> int:
+        del keepdim
+        return memory_of(x, over(name, x.layout.shape, dims))
+
+    return implementation(name, run, kinds, in_place=False, workspace=workspace)

@@ -10,8 +10,8 @@ from propolis.ops.reduce import over
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels._reductions import Reduction
+from propolis_rocm_kernels._reductions import memory_of
 from propolis_rocm_kernels._reductions import over_dims
-from propolis_rocm_kernels._scratch import BYTES
 
 
 if TYPE_CHECKING:
@@ -31,9 +31,14 @@ def var(
     _VAR(out, x, over("var", x.layout.shape, dims), correction)
 
 
+def _memory(x: Tensor, /, dims: Dims = None, *, keepdim: bool = False, correction: int = 0) -> int:
+    del keepdim, correction
+    return memory_of(x, over("var", x.layout.shape, dims))
+
+
 OPS: Final = [
     over_dims(MODULE, "sum", dtypes.PLAIN),
     over_dims(MODULE, "prod", dtypes.PLAIN),
     over_dims(MODULE, "mean", dtypes.FLOATS),
-    implementation("var", var, dtypes.FLOATS, in_place=False, workspace=BYTES),
+    implementation("var", var, dtypes.FLOATS, in_place=False, workspace=_memory),
 ]
