@@ -116,6 +116,17 @@ def test_ceil_mode(run, draw, close, same, window):
     same(largest(x, **window), run(ops.max_pool2d, Tensor.from_numpy(x), **window))
 
 
+def test_a_window_larger_than_the_image(run):
+    """With ceil_mode one that begins within it is there, as torch has it; without none is."""
+    x = Tensor.from_numpy(np.float32([[[[0, 1]]]]))
+    window = {"kernel": (1, 3), "stride": 3, "ceil_mode": True}
+    assert 1 == run(ops.max_pool2d, x, **window).item()
+    assert 0.5 == run(ops.avg_pool2d, x, **window).item()
+    for too_large in ({**window, "ceil_mode": False}, {**window, "stride": 1}):
+        with pytest.raises(ShapeError, match="exceeds the input"):
+            ops.max_pool2d(x, **too_large)
+
+
 @pytest.mark.parametrize("window", WINDOWS3, ids=str)
 def test_three_dimensions(run, draw, close, same, window):
     """Videos are pooled as images are."""

@@ -178,8 +178,8 @@ def test_resize_errors():
     x = Tensor.from_numpy(np.ones((1, 1, 2, 2), np.float32))
     with pytest.raises(OpError, match=r"resize2d: mode 'area' must be one of bilinear, bicubic"):
         ops.resize2d(x, (3, 3), mode="area")
-    for scale in ((0.5, 0.0), (0.5,), -1.0):
-        with pytest.raises(OpError, match=r"resize2d: scale .* must be a positive number, or two"):
+    for scale in ((0.5, 0.0), (0.5,), -1.0, float("inf"), float("nan")):
+        with pytest.raises(OpError, match=r"scale .* must be a positive finite number, or two"):
             ops.resize2d(x, (3, 3), scale=scale)
     with pytest.raises(OpError, match=r"goes without align_corners: give the size alone"):
         ops.resize2d(x, scale=2.0, align_corners=True)

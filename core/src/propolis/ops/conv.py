@@ -338,7 +338,7 @@ def integers(name: str, what: str, value: Any) -> Sizes:
 def _windows_on(size: int, kernel: int, stride: int, pad: int, dilation: int, *, ceil: bool) -> int:
     """How many windows there are along a dimension."""
     room = size + 2 * pad - dilation * (kernel - 1) - 1
-    if not ceil or room < 0:
+    if not ceil:
         return room // stride + 1
     last = -(-room // stride)
     return last + (last * stride < size + pad)

@@ -133,8 +133,8 @@ def resize_size(
 def _both(scale: float | tuple[float, float]) -> tuple[float, float]:
     """The scales of height and width."""
     both = tuple(scale) if isinstance(scale, Iterable) else (scale, scale)
-    if len(both) != 2 or not min(both) > 0:
-        msg = f"resize2d: scale {scale} must be a positive number, or two"
+    if len(both) != 2 or not 0 < min(both) <= max(both) < float("inf"):
+        msg = f"resize2d: scale {scale} must be a positive finite number, or two"
         raise OpError(msg)
     return both
 
