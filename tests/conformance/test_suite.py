@@ -274,6 +274,25 @@ def test_numbers_that_are_none(capsys, option, value, said):
     assert said in capsys.readouterr().err
 
 
+UNREACHABLE = """
+def gather(out, x, ids, /, dim=-1):
+    raise AssertionError
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "cpu":
+        yield OpImpl(op="gather", fn=gather, dtypes=F32)
+"""
+
+
+def test_what_no_call_comes_to(install, capsys):
+    """An implementation for dtypes that the op has not is an error, not left out."""
+    install(UNREACHABLE)
+    assert call("conformance", "wrong", "--quick") != 0
+    said = capsys.readouterr().err
+    assert "gather: no call comes to its OpImpl, which takes ids of f32; the op has" in said
+    assert "dtypes={'ids': ...}" in said
+
+
 DECOMPOSED = """
 def linear(out, x, w, /, bias=None):
     raise AssertionError

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis import dtypes
 from propolis.config import Config
 from propolis.cpu import CpuDevice
 from propolis.dispatch.fallback import FallbackLog
@@ -77,6 +79,27 @@ class Raised(Quarantine):
         """Note the reason."""
         del impl, key, device, lasting
         self.reason_given = reason
+
+
+def _expect_some_call(spec: OpSpec, impl: OpImpl) -> None:
+    """
+    Refuse an implementation that no call can reach.
+
+    Raises:
+        PluginError: of a parameter it takes no dtype that the op has.
+    """
+    for name, allowed in spec.dtypes.items():
+        takes = impl.dtypes
+        if isinstance(takes, Mapping):
+            takes = takes.get(name, allowed)
+        if allowed.isdisjoint(takes):
+            listed = [", ".join(d.name for d in dtypes.ALL if d in of) for of in (allowed, takes)]
+            msg = (
+                f"{spec.name}: no call comes to its OpImpl, which takes {name} of "
+                f"{listed[1] or 'no dtype'}; the op has {listed[0]} there: give dtypes by "
+                f"parameter, as in dtypes={{{name!r}: ...}}"
+            )
+            raise PluginError(msg)
 
 
 class Subject:
@@ -167,6 +190,7 @@ class Subject:
         seen: dict[str, int] = {}
         for impl in impls:
             spec = catalogue()[impl.op]
+            _expect_some_call(spec, impl)
             for key in keys(spec, every=not quick):
                 if static_refusal(spec, key, self.device, impl) is not None:
                     continue
