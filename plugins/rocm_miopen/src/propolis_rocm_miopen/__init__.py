@@ -1,5 +1,5 @@
 """
-Convolutions and pooling on AMD GPUs, by MIOpen.
+Convolutions on AMD GPUs, by MIOpen.
 
 Nothing here loads a ROCm library until a device is used.
 """
