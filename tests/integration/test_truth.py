@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(p for p in ROOT.glob("**/src/**/*.py") if "build" not in p.parts)
+FOLDERS = ("core", "conformance", "workers", "plugins/*", "models/*")
+SOURCES = sorted(p for folder in FOLDERS for p in ROOT.glob(f"{folder}/src/**/*.py"))
 OPTIONAL = ("Tensor", "Tensor | None")
 
 

@@ -13,6 +13,7 @@ from rounding import normal
 from propolis import Config
 from propolis import Runtime
 from propolis import Tensor
+from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.errors import DeviceError
@@ -445,3 +446,28 @@ def test_threads_share_what_they_work_in(rocm, rows):
     assert len(found) == 180
     for which, out in found:
         assert (out.numpy() == alone[which]).all()
+
+
+@pytest.mark.parametrize("dtype", matrix.MATRIX, ids=str)
+def test_rows_that_are_columns(rocm, monkeypatch, dtype):
+    """A transposed first operand is copied, and goes on matrix instructions; a replay does both."""
+    if not matrix.has_instructions(rocm.properties.arch, dtype):
+        pytest.skip(f"{rocm.properties.arch} has no matrix instructions for {dtype}")
+    a, w = normal(dtype, 2, 48, 40), normal(dtype, 72, 48, seed=1)
+    x, weights = (Tensor.from_numpy(n, rocm) for n in (a, w))
+    expected = np.swapaxes(a, 1, 2).astype(np.float64) @ w.T.astype(np.float64)
+    terms = np.abs(np.swapaxes(a, 1, 2).astype(np.float64)) @ np.abs(w.T.astype(np.float64))
+
+    def step():
+        return ops.linear(x.transpose(1, 2), weights)
+
+    judge_sums(step().numpy(), expected, terms, dtype)
+    with capture(rocm) as graph:
+        out = step()
+    x.assign(x.numpy() * 0)
+    graph.replay()
+    assert not out.numpy().astype(np.float32).any()
+    launched = []
+    monkeypatch.setattr(Kernel, "__call__", lambda k, *_, **__: launched.append(k.module.name))
+    step()
+    assert {"fill", "matmul_matrix"} == set(launched)
