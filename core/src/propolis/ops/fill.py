@@ -67,7 +67,8 @@ def assign(target: Tensor, source: Tensor, /) -> None:
             several times, as what was broadcast has.
     """
     same_dtype("assign", target=target, source=source)
-    if any(n > 1 and not s for n, s in zip(target.shape, target.strides, strict=True)):
+    repeats = any(n > 1 and not s for n, s in zip(target.shape, target.strides, strict=True))
+    if repeats and target.numel:
         msg = (
             f"assign: target has strides {target.strides}, so an element is at several places: "
             f"assign to what was broadcast, or to a .contiguous() copy"
