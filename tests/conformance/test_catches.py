@@ -210,8 +210,8 @@ from propolis.errors import OpError
 from propolis_conformance.families import OPS
 def into(target, *arrays):
     check = arrays[0] if OP.startswith("scatter") else arrays[-1]
-    size = target.shape[-1] if OP.startswith("scatter") else target.shape[1]
     if OP not in ("fill", "assign") and check.size:
+        size = target.shape[-1] if OP.startswith("scatter") else target.shape[1]
         ids = check[check != np.iinfo(check.dtype).max].astype(np.int64)
         if ((ids < 0) | (ids >= size)).any():
             raise OpError("an index is out of range")
