@@ -100,6 +100,8 @@ def hosting():
         running.append((server, thread, client))
         found = service or images
         until(lambda: found.engine.status.state in ("ready", "failed"), 60)
+        if found.engine.status.state == "failed":  # the log says so once its process has ended:
+            until(found.engine._life.done)  # in this test, not in what another one captures
         return Running(url, found.engine, found, client)
 
     yield host
