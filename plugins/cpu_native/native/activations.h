@@ -155,7 +155,7 @@ PROPOLIS_INLINE void as_words(const I32s& first, const I32s& second, Pair* to, i
     std::memcpy(numbers, &first, sizeof first);
     std::memcpy(numbers + LANES, &second, sizeof second);
     i16 words[SUBBLOCK];
-    for (int e = 0; e < SUBBLOCK; ++e) words[e & ~3 | (e & 1) << 1 | (e & 2) >> 1] = (i16)numbers[e];
+    for (int e = 0; e < SUBBLOCK; ++e) words[(e & ~3) | (e & 1) << 1 | (e & 2) >> 1] = (i16)numbers[e];
     std::memcpy(each, words, sizeof words);
 #endif
 #pragma GCC unroll 8

@@ -64,15 +64,19 @@ struct Weights {
     }
 };
 
-// What one scale's weights add to the sums.
-template <class F, int M, int FIRST>
+// What one scale's weights add to the sums.  Those that are TAKEN are in memory: each is read once for some rows.
+template <class F, int M, int FIRST, bool TAKEN>
 PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const Panel& at, int part) {
     constexpr int each = Weights<F>::EACH;
     constexpr int some = BY_SIGN<F> ? 1 : std::min(each, IN_16_BITS<(1 << (F::LOW + F::HIGH)) - 1>);
     I32s all[beside(M)];
-    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
-        all[j] = EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
-    });
+    const auto start = [&](auto j) PROPOLIS_INLINED {
+        return EXCESS<F> ? splat<I32s>(at.starts[part * M + FIRST + j]) : I32s{};
+    };
+    // Weights of more rows than are beside each other, if not TAKEN, the compiler keeps better by itself.
+    constexpr bool once = TAKEN || (M > 1 && M == beside(M));
+    constexpr bool late = once && some > 1;  // there are no registers for what sums begin with, too
+    for_each<beside(M)>([&](auto j) PROPOLIS_INLINED { all[j] = late ? I32s{} : start(j); });
     const bool finer = any_finer<beside(M), M>(at.finer + FIRST);
     if constexpr (BY_TWO_ROWS && beside(M) == 2) {
         static_assert(each % 2 == 0);
@@ -100,7 +104,7 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const 
                 constexpr int g = number * some;
                 const Four* const four = (const Four*)bytes + (part * each + g) * M + FIRST + j;
                 if constexpr (some > 1) {
-                    dot_groups<some>(to, own.w + g, four, M);
+                    dot_groups<some, once>(to, own.w + g, four, M);
                 } else {
                     for_each<count>([&](auto i) PROPOLIS_INLINED {
                         to[i] = dot(to[i], own.w[g], four[i]);
@@ -109,6 +113,7 @@ PROPOLIS_INLINE void add_products(F32s (&sums)[M], const Weights<F>& own, const 
             });
         };
         products(at.lower, all, 0);
+        if constexpr (late) for_each<beside(M)>([&](auto j) PROPOLIS_INLINED { all[j] = all[j] + start(j); });
         if (finer) {
             for_each<beside(M)>([&](auto j) PROPOLIS_INLINED {
                 if (!at.finer[FIRST + j]) return;
@@ -178,7 +183,7 @@ PROPOLIS_INLINE void fast_tile(const Product& p, const Tile* tile, i64 m, F32s (
                         if constexpr (IN_WORDS<F>) {
                             add_word_products<F, M, first>(sums, own, at, part);
                         } else {
-                            add_products<F, M, first>(sums, own, at, part);
+                            add_products<F, M, first, TAKEN>(sums, own, at, part);
                         }
                     });
                 };

@@ -116,19 +116,35 @@ constexpr int IN_16_BITS =
 #else
     1;
 #endif
-// To the sums of so many rows the products of so many groups, whose fours lie `apart` from each other, side by side.
-template <int groups, int rows>
+// What is read once for several rows, though the compiler would rather read it for each; or as it likes.
+template <bool once, class V>
+PROPOLIS_INLINE decltype(auto) read_group(const Sixteen<V>& from) {
+    if constexpr (once) {
+        Sixteen<V> own;
+        PROPOLIS_EACH {
+            own.part[p] = from.part[p];
+            PROPOLIS_IN_ORDER(own.part[p]);
+        }
+        return own;
+    } else {
+        return (from);
+    }
+}
+// To the sums of so many rows the products of so many groups, whose fours lie `apart` from each other, side by side;
+// where it is `once`, each group is read once for all of them.
+template <int groups, bool once, int rows>
 PROPOLIS_INLINE void dot_groups([[maybe_unused]] I32s (&sums)[rows], [[maybe_unused]] const U8s* w,
                                 [[maybe_unused]] const Four* a, [[maybe_unused]] int apart) {
 #if defined(__SSSE3__)
     i16v pairs[rows][PARTS];
 #pragma GCC unroll 8
     for (int g = 0; g < groups; ++g) {
+        const auto& own_w = read_group<once>(w[g]);
 #pragma GCC unroll 8
         for (int j = 0; j < rows; ++j) {
             const i32v four = repeated(a[g * apart + j]);
             PROPOLIS_EACH {
-                const i16v own = (i16v)pairs_of(w[g].part[p], four);
+                const i16v own = (i16v)pairs_of(own_w.part[p], four);
                 pairs[j][p] = g == 0 ? own : pairs[j][p] + own;
                 PROPOLIS_IN_ORDER(pairs[j][p]);
             }
