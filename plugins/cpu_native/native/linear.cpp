@@ -68,38 +68,99 @@ void linear_of(const Linear& l) {
     });
 }
 
-constexpr i64 FEW = 16;     // fewer rows take weights as they lie: to read them is all the work
-constexpr int CHAINS = 4;   // sums of a product that do not wait for each other
+constexpr i64 FEW = 16;     // fewer rows take weights as they lie: to read them is most of the work
+constexpr int CHAINS = 4;   // sums of a product that do not wait for each other: every fourth vector's
 constexpr i64 GROUPS = 2;   // of LANES outputs, that are a task
+constexpr int OUTPUTS = 2;  // that some rows are multiplied with at a time
+constexpr int ABREAST = VECTOR == 64 ? 4 : VECTOR == 32 ? 2 : 1;  // such rows: as many as there are registers for
 
-// out[row, first + i] for LANES outputs and ROWS_ rows, each of which is summed as if it were alone.  Weights are
-// read from one end to the other: what hardware foresees.
-template <class T, int ROWS_>
-void dot_products(const Linear& l, const f32* x, i64 step, i64 row, i64 first) {
-    F32s sums[ROWS_][LANES];
-    for (int n = 0; n < LANES; ++n) {
-        const T* from = (const T*)l.w + std::min(first + n, l.outputs - 1) * l.depth;
-        F32s some[ROWS_][CHAINS];
-        for (int r = 0; r < ROWS_; ++r) {
-            for (int c = 0; c < CHAINS; ++c) some[r][c] = splat(0.0f);
+// A product of one row, by all chains at a time: weights are read from one end to the other, what hardware foresees.
+template <class T>
+PROPOLIS_INLINE F32s product_of_one(const T* w, const f32* x, i64 depth) {
+    F32s some[CHAINS];
+#pragma GCC unroll 4
+    for (int c = 0; c < CHAINS; ++c) some[c] = splat(0.0f);
+    i64 d = 0;
+    for (; d + CHAINS * LANES <= depth; d += CHAINS * LANES) {
+#pragma GCC unroll 4
+        for (int c = 0; c < CHAINS; ++c) {
+            some[c] = fma(load_wide(w + d + c * LANES), load(x + d + c * LANES), some[c]);
         }
-        const auto add = [&](i64 d, int chain, const F32s& w) {
+    }
+    for (; d < depth; d += LANES) some[0] = fma(load_some(w + d, depth - d), load(x + d), some[0]);
+    return (some[0] + some[1]) + (some[2] + some[3]);
+}
+
+// Products of as many rows by as many outputs, chain after chain, to the bit those of each row alone.  Those who are
+// the first to read these weights fetch the next ones.
+template <class T, int ROWS_>
+PROPOLIS_INLINE void products_of_some(const T* const (&w)[OUTPUTS], const f32* x, i64 step, i64 depth, bool first,
+                                      F32s (&products)[ROWS_][OUTPUTS]) {
+    const i64 whole = depth / (CHAINS * LANES) * (CHAINS * LANES);
+    F32s chains[CHAINS][ROWS_][OUTPUTS];
+    for (int c = 0; c < CHAINS; ++c) {
+        F32s sums[ROWS_][OUTPUTS];
+        const auto each = [&](auto visit) PROPOLIS_INLINED {
+#pragma GCC unroll 4
             for (int r = 0; r < ROWS_; ++r) {
-                some[r][chain] = fma(w, load(x + (row + r) * step + d), some[r][chain]);
+#pragma GCC unroll 2
+                for (int n = 0; n < OUTPUTS; ++n) visit(r, n);
             }
         };
-        i64 d = 0;
-        for (; d + CHAINS * LANES <= l.depth; d += CHAINS * LANES) {
-            for (int c = 0; c < CHAINS; ++c) add(d + c * LANES, c, load_wide(from + d + c * LANES));
+        const auto add = [&](i64 d, i64 left) PROPOLIS_INLINED {
+            F32s factor[OUTPUTS];
+#pragma GCC unroll 2
+            for (int n = 0; n < OUTPUTS; ++n) factor[n] = load_some(w[n] + d, left);
+            each([&](int r, int n) PROPOLIS_INLINED {
+                sums[r][n] = fma(factor[n], load(x + r * step + d), sums[r][n]);
+            });
+        };
+        each([&](int r, int n) PROPOLIS_INLINED { sums[r][n] = splat(0.0f); });
+        if (first) {
+            for (i64 d = c * LANES; d < whole; d += CHAINS * LANES) {
+                // Chains read every fourth vector, what hardware does not foresee; into L2, as L1 has no room for them.
+                for (int n = 0; n < OUTPUTS; ++n) __builtin_prefetch(w[n] + OUTPUTS * depth + d, 0, 2);
+                add(d, LANES);
+            }
+        } else {
+            for (i64 d = c * LANES; d < whole; d += CHAINS * LANES) add(d, LANES);
         }
-        for (; d < l.depth; d += LANES) add(d, 0, load_some(from + d, l.depth - d));
-        for (int r = 0; r < ROWS_; ++r) sums[r][n] = (some[r][0] + some[r][1]) + (some[r][2] + some[r][3]);
+        for (i64 d = whole; c == 0 && d < depth; d += LANES) add(d, depth - d);
+        each([&](int r, int n) PROPOLIS_INLINED { chains[c][r][n] = sums[r][n]; });
+    }
+    for (int r = 0; r < ROWS_; ++r) {
+        for (int n = 0; n < OUTPUTS; ++n) {
+            products[r][n] = (chains[0][r][n] + chains[1][r][n]) + (chains[2][r][n] + chains[3][r][n]);
+        }
+    }
+}
+
+// All rows by LANES outputs, of which only those that there are are written.
+template <class T>
+void outputs_of_few(const Linear& l, const f32* x, i64 step, i64 first) {
+    F32s products[FEW - 1][LANES];
+    const auto weight = [&](i64 n) { return (const T*)l.w + std::min(first + n, l.outputs - 1) * l.depth; };
+    for (int n = 0; l.rows == 1 && n < LANES; ++n) products[0][n] = product_of_one(weight(n), x, l.depth);
+    for (int n = 0; l.rows > 1 && n < LANES; n += OUTPUTS) {
+        const T* const w[OUTPUTS] = {weight(n), weight(n + 1)};
+        i64 row = 0;
+        const auto some = [&]<int ROWS_>() PROPOLIS_INLINED {
+            for (; row + ROWS_ <= l.rows; row += ROWS_) {
+                F32s own[ROWS_][OUTPUTS];
+                products_of_some(w, x + row * step, step, l.depth, row == 0, own);
+                for (int r = 0; r < ROWS_; ++r) {
+                    for (int i = 0; i < OUTPUTS; ++i) products[row + r][n + i] = own[r][i];
+                }
+            }
+        };
+        some.template operator()<ABREAST>();
+        if constexpr (ABREAST > 1) some.template operator()<1>();
     }
     const i64 left_over = l.outputs - first;
-    for (int r = 0; r < ROWS_; ++r) {
-        F32s y = sum_each(sums[r]);
+    for (i64 row = 0; row < l.rows; ++row) {
+        F32s y = sum_each(products[row]);
         if (l.bias) y = y + load_some((const T*)l.bias + first, left_over);
-        store_some((T*)l.out + (row + r) * l.outputs + first, y, left_over);
+        store_some((T*)l.out + row * l.outputs + first, y, left_over);
     }
 }
 
@@ -115,12 +176,7 @@ void linear_of_few(const Linear& l) {
     }
     parallel(l.threads, parts(l.outputs, GROUPS * LANES), [&](i64 task) {
         const i64 end = std::min(l.outputs, (task + 1) * GROUPS * LANES);
-        for (i64 first = task * GROUPS * LANES; first < end; first += LANES) {
-            i64 row = 0;
-            for (; row + 4 <= l.rows; row += 4) dot_products<T, 4>(l, x, step, row, first);
-            if (row + 2 <= l.rows) dot_products<T, 2>(l, x, step, row, first), row += 2;
-            if (row < l.rows) dot_products<T, 1>(l, x, step, row, first);
-        }
+        for (i64 first = task * GROUPS * LANES; first < end; first += LANES) outputs_of_few<T>(l, x, step, first);
     });
 }
 
