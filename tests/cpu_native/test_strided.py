@@ -86,3 +86,26 @@ def test_the_largest(device, width):
         np.testing.assert_array_equal(ops.max(x, 1).numpy(), rows.max(1))
         np.testing.assert_array_equal(ops.argmax(x, 0).numpy(), rows.argmax(0))
         np.testing.assert_array_equal(ops.max(x).numpy(), rows.max())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kept", ["f32", "f16"])
+def test_keys_of_a_prompt(runtime, kept, threads):
+    """Threads that share many tokens leave what one by one do: of tokens of one slot the last."""
+    device = runtime(threads=threads).cpu
+    rng = np.random.default_rng(5)
+    shape, dtype = (2, 60, 6, 64), getattr(dtypes, kept)
+    x = Tensor.from_numpy(rng.normal(0, 1, shape).astype(np.float32), device)
+    cos, sin = (
+        Tensor.from_numpy(rng.normal(0, 1, (70, 32)).astype(np.float32), device) for _ in range(2)
+    )
+    slots, at = (rng.integers(0, n, shape[:2], np.int32) for n in (40, 70))
+    given = [Tensor.from_numpy(rows, device) for rows in (slots, at)]
+    whole, each = (
+        Tensor.from_numpy(np.zeros((2, 40, 6, 64), dtype.numpy), device) for _ in range(2)
+    )
+    ops.rope_kv_append(whole, x, *given, cos, sin)
+    for t in range(shape[1]):
+        ops.rope_kv_append(each, *(one.narrow(1, t, 1) for one in (x, *given)), cos, sin)
+    np.testing.assert_array_equal(whole.numpy(), each.numpy())
+    assert len(np.unique(slots[0])) < shape[1]

@@ -43,8 +43,8 @@ void group_norm(Kind kind, void* out, const void* x, const void* weight, const v
         parallel(batch * groups * count < WORTH ? 1 : threads, batch * groups, [&](i64 task) {
             const T* from = (const T*)x + task * count;
             T* to = (T*)out + task * count;
-            const f32 mean = (f32)(sum_of(from, count, [](const F32s& v) { return v; }) / (double)count);
-            const double squares = sum_of(from, count, [&](const F32s& v) {
+            const f32 mean = (f32)(sum_of(from, count, [](const F32s& v) PROPOLIS_INLINED { return v; }) / (double)count);
+            const double squares = sum_of(from, count, [&](const F32s& v) PROPOLIS_INLINED {
                 const F32s d = v - splat(mean);
                 return d * d;
             });

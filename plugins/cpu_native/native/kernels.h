@@ -114,7 +114,7 @@ void rope(Kind kind, const View& out, const View& x, const View& positions, bool
 
 // Turns the first half of the heads of x by `positions`, and writes all to cache[b, slots[b, t]], of `kind`.
 void rope_kv_append(Kind given, Kind kind, const View& cache, const View& x, const View& slots, const View& positions,
-                    const View& cos, const View& sin, bool interleaved);
+                    const View& cos, const View& sin, bool interleaved, int threads);
 
 // cache[b, positions[b, t]] = x[b, t]
 void kv_append(int size, const View& cache, const View& x, const View& positions, bool positions_64);

@@ -149,12 +149,13 @@ FUNCTION(rope_) {
     });
 }
 
-// rope_kv_append(cache, x, slots, positions, cos, sin, interleaved, kind of x, kind)
+// rope_kv_append(cache, x, slots, positions, cos, sin, interleaved, kind of x, kind, threads)
 FUNCTION(rope_kv_append_) {
     Arguments a(args, count);
     const View cache = a.view(true), x = a.view(), slots = a.view(), positions = a.view(), cos = a.view(), sin = a.view();
     const bool interleaved = a.truth();
     const Kind given = a.kind(), kind = a.kind();
+    const int threads = (int)a.whole();
     return a.call([=]() -> Error {
         i64 found;
         if (outside(positions, false, cos.shape[0], &found) >= 0) {
@@ -163,7 +164,7 @@ FUNCTION(rope_kv_append_) {
         if (outside(slots, false, cache.shape[1], &found) >= 0) {
             return is_outside("rope_kv_append", "the cache", cache.shape[1], found);
         }
-        rope_kv_append(given, kind, cache, x, slots, positions, cos, sin, interleaved);
+        rope_kv_append(given, kind, cache, x, slots, positions, cos, sin, interleaved, threads);
         return {};
     });
 }

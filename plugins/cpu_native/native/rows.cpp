@@ -100,14 +100,14 @@ void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped
     with_type(kind, [&](auto type) {
         typedef decltype(type) T;
         auto with = [&](auto combine) {
-            auto some = [&](T* to, const T* x, const T* y, i64 left) {
+            auto some = [&](T* to, const T* x, const T* y, i64 left) PROPOLIS_INLINED {
                 store_some(to, combine(load_some(x, left), load_some(y, left)), left);
             };
             T* const to = (T*)out;
             const T *const x = (const T*)a.at, *const y = (const T*)b.at;
             if (flat) {
                 return over_elements(rows * width, threads,
-                                     [&](i64 i, i64 left) { some(to + i, x + i, y + i, left); });
+                                     [&](i64 i, i64 left) PROPOLIS_INLINED { some(to + i, x + i, y + i, left); });
             }
             over_rows(rows, width, threads, [&](i64 row) {
                 for (i64 i = 0; i < width; i += LANES) {
@@ -116,13 +116,13 @@ void pairwise(Pairwise op, Kind kind, void* out, const Stepped& a, const Stepped
             });
         };
         switch (op) {
-            case Pairwise::ADD: return with([](const F32s& x, const F32s& y) { return x + y; });
-            case Pairwise::SUB: return with([](const F32s& x, const F32s& y) { return x - y; });
-            case Pairwise::MUL: return with([](const F32s& x, const F32s& y) { return x * y; });
+            case Pairwise::ADD: return with([](const F32s& x, const F32s& y) PROPOLIS_INLINED { return x + y; });
+            case Pairwise::SUB: return with([](const F32s& x, const F32s& y) PROPOLIS_INLINED { return x - y; });
+            case Pairwise::MUL: return with([](const F32s& x, const F32s& y) PROPOLIS_INLINED { return x * y; });
             case Pairwise::SILU_MUL:
-                return with([](const F32s& x, const F32s& y) { return silu(x) * y; });
+                return with([](const F32s& x, const F32s& y) PROPOLIS_INLINED { return silu(x) * y; });
             case Pairwise::GELU_ERF_MUL:
-                return with([](const F32s& x, const F32s& y) { return gelu_erf(x) * y; });
+                return with([](const F32s& x, const F32s& y) PROPOLIS_INLINED { return gelu_erf(x) * y; });
         }
     });
 }
@@ -254,29 +254,33 @@ void rope(Kind kind, const View& out, const View& x, const View& positions, bool
 namespace {
 template <class T, class To>
 void turn_into(const View& cache, const View& x, const View& slots, const View& positions, const View& cos,
-               const View& sin, bool interleaved) {
-    const i64 heads = x.shape[2], dim = x.shape[3], half = cos.shape[1];
-    for (i64 b = 0; b < x.shape[0]; ++b) {
-        for (i64 t = 0; t < x.shape[1]; ++t) {
+               const View& sin, bool interleaved, int threads) {
+    const i64 tokens = x.shape[0] * x.shape[1], heads = x.shape[2], dim = x.shape[3], half = cos.shape[1];
+    const auto some = [&](i64 first, i64 end) {  // heads
+        for (i64 row = 0; row < tokens; ++row) {
+            const i64 b = row / x.shape[1], t = row % x.shape[1];
             const i64 at = position_at(positions, false, b, t), slot = position_at(slots, false, b, t);
             const f32* c = (const f32*)cos.at + at * cos.strides[0];
             const f32* s = (const f32*)sin.at + at * sin.strides[0];
-            for (i64 h = 0; h < heads; ++h) {
+            for (i64 h = first; h < end; ++h) {
                 const T* from = (const T*)x.at + b * x.strides[0] + t * x.strides[1] + h * x.strides[2];
                 To* to = (To*)cache.at + b * cache.strides[0] + slot * cache.strides[1] + h * cache.strides[2];
                 turn(from, to, c, s, h < heads / 2 ? half : 0, dim, interleaved);
             }
         }
-    }
+    };
+    // By heads: of tokens of one slot the last one stays.
+    if (tokens * heads * dim < WORTH) some(0, heads);
+    else parallel(threads, heads, [&](i64 head) { some(head, head + 1); });
 }
 }  // namespace
 
 void rope_kv_append(Kind given, Kind kind, const View& cache, const View& x, const View& slots,
-                    const View& positions, const View& cos, const View& sin, bool interleaved) {
+                    const View& positions, const View& cos, const View& sin, bool interleaved, int threads) {
     with_type(kind, [&](auto type) {
         typedef decltype(type) To;
-        if (given == kind) turn_into<To, To>(cache, x, slots, positions, cos, sin, interleaved);
-        else turn_into<f32, To>(cache, x, slots, positions, cos, sin, interleaved);
+        if (given == kind) turn_into<To, To>(cache, x, slots, positions, cos, sin, interleaved, threads);
+        else turn_into<f32, To>(cache, x, slots, positions, cos, sin, interleaved, threads);
     });
 }
 

@@ -90,7 +90,7 @@ def rope_kv_append(
     """Write keys, rotated, and values, as they are kept; nothing if one goes outside."""
     tensors = (cache, x, slots, positions, cos, sin)
     kinds = KINDS[x.dtype], KINDS[cache.dtype]
-    native().rope_kv_append(*(t.array for t in tensors), interleaved, *kinds)
+    native().rope_kv_append(*(t.array for t in tensors), interleaved, *kinds, cache.device.threads)
 
 
 def kv_append(cache: Tensor, x: Tensor, positions: Tensor, /) -> None:
