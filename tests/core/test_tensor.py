@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import weakref
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from propolis import Tensor
 from propolis import dtypes
+from propolis import ops
 from propolis.config import Config
 from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceNotFoundError
@@ -239,7 +242,7 @@ def test_assign_to_a_strided_view(cpu):
 
 def test_assign_of_another_dtype(cpu):
     """Nothing is cast."""
-    with pytest.raises(DTypeError, match=r"array of float64 does not fit .* cast it first"):
+    with pytest.raises(DTypeError, match=r"float64 of shape \(2,\) does not fit <Tensor 2 f32"):
         Tensor.from_numpy(count(2), cpu).assign(count(2, dtype=np.float64))
 
 
@@ -453,3 +456,46 @@ def test_with_prepared_adds(cpu):
     assert dict(packed.prepared) == {"a": 1, "b": 2}
     assert dict(tensor.prepared) == {}
     assert np.shares_memory(packed.numpy(), tensor.numpy())
+
+
+def test_sizes_as_one_sequence(cpu):
+    """Views take sizes one by one, or as one tuple or list, as numpy and torch do."""
+    x = Tensor.from_numpy(count(2, 3), cpu)
+    assert x.reshape((3, 2)).shape == x.reshape([3, -1]).shape == (3, 2)
+    assert x.permute((1, 0)).strides == x.permute(1, 0).strides == (1, 3)
+    assert x.broadcast_to((4, 2, 3)).shape == (4, 2, 3)
+    assert x.narrow(0, 0, 1).narrow(1, 0, 1).reshape(()).shape == ()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.assign([1]),
+        lambda x: Tensor.from_blocks(b"123", dtypes.q4_0, (1, 32), x.device),
+        lambda x: Tensor.from_numpy([1], x.device),
+    ],
+    ids=["assign", "from_blocks", "from_numpy"],
+)
+def test_no_array(cpu, make):
+    """What is given instead of an array is named."""
+    with pytest.raises(DTypeError, match=r": a (list|bytes) is no numpy array: np\.asarray makes"):
+        make(Tensor.from_numpy(count(1), cpu))
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_tensors_are_no_pickles(cpu, way):
+    """Neither are they copied as Python objects are: what does either is told."""
+    with pytest.raises(UsageError, match=r"ops\.copy copies it, and \.numpy\(\) can be pickled"):
+        way(Tensor.from_numpy(count(2), cpu))
+
+
+def test_constants_on_a_device_by_its_id():
+    """Or on the CPU of the default runtime, where none is given."""
+    assert ops.full((2,), 3, dtypes.i32, "cpu").numpy().tolist() == [3, 3]
+    assert ops.full((), 0.5, dtypes.f32).item() == 0.5
+
+
+def test_a_tensor_is_no_sequence_of_them(cpu):
+    """One that cat is given alone is no list of its parts."""
+    with pytest.raises(ShapeError, match="cat: give a sequence of tensors"):
+        ops.cat(Tensor.from_numpy(count(2, 3), cpu))

@@ -168,7 +168,7 @@ def parse_dtype(name: str | DType) -> DType:
     return found
 
 
-def plain_array(array: np.ndarray) -> np.ndarray:
+def plain_array(array: np.ndarray, what: str = "from_numpy") -> np.ndarray:
     """
     The same memory as an array of numpy's own class: others may compute by rules of their own.
 
@@ -176,10 +176,10 @@ def plain_array(array: np.ndarray) -> np.ndarray:
         DTypeError: it is no array, or a masked one.
     """
     if isinstance(array, np.ma.MaskedArray):
-        msg = "from_numpy: of a masked array some elements count for nothing: fill them first"
+        msg = f"{what}: of a masked array some elements count for nothing: fill them first"
         raise DTypeError(msg)
     if not isinstance(array, np.ndarray):
-        msg = f"from_numpy: a {type(array).__name__} is no numpy array: np.asarray makes one"
+        msg = f"{what}: a {type(array).__name__} is no numpy array: np.asarray makes one"
         raise DTypeError(msg)
     return array.view(np.ndarray)
 

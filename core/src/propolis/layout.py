@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
+from typing import Any
 from typing import Final
 
 from propolis.errors import ShapeError
@@ -200,6 +201,11 @@ def row_major(shape: Shape) -> Shape:
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
+
+
+def one_by_one(sizes: tuple[Any, ...]) -> Shape:
+    """Of sizes or dimensions, given one by one or as one sequence."""
+    return tuple(*sizes) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
 
 
 def normalize_dim(op: str, dim: int, rank: int) -> int:

@@ -30,6 +30,7 @@ from propolis.errors import UsageError
 from propolis.layout import Layout
 from propolis.layout import keeps_blocks
 from propolis.layout import normalize_dim
+from propolis.layout import one_by_one
 from propolis.liveness import Liveness
 from propolis.storage import CpuStorage
 from propolis.storage import DeviceProperties
@@ -328,7 +329,7 @@ class Tensor(dlpack.Exchanged):
             DTypeError: it is no array, or masked, or there is no such dtype.
         """
         array = dtypes.plain_array(array)
-        device = _opened(device)
+        device = opened(device)
         dtype = dtypes.from_numpy(array.dtype)
         if device.kind != "cpu":
             return _upload(np.ascontiguousarray(array), array.shape, dtype, device)
@@ -354,16 +355,16 @@ class Tensor(dlpack.Exchanged):
 
         Raises:
             ShapeError: the shape does not fit the bytes.
-            DTypeError: a row is not a whole number of blocks, or ``raw`` is not such
-                an array.
+            DTypeError: a row is not a whole number of blocks, or ``raw`` is no such array.
         """
+        raw = dtypes.plain_array(raw, "from_blocks")
         if raw.dtype != np.uint8 or raw.ndim != 1 or not raw.flags.c_contiguous:
             msg = (
                 f"from_blocks: raw is {raw.dtype} of shape {raw.shape}; it must be a contiguous "
                 f"1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
             )
             raise DTypeError(msg)
-        device = _opened(device)
+        device = opened(device)
         layout = Layout.contiguous(shape)
         row = dtype.nbytes(shape[-1] if shape else 1)
         expected = layout.numel // max(shape[-1] if shape else 1, 1) * row
@@ -399,17 +400,10 @@ class Tensor(dlpack.Exchanged):
             blocks = (*layout.shape[:-1], dtype.nbytes(layout.shape[-1]))
             strides = (*(dtype.nbytes(s) for s in layout.strides[:-1]), 1)
             return np.lib.stride_tricks.as_strided(flat, blocks, strides)
-        size = dtype.block_bytes
-        return (
-            np.ndarray(
-                layout.shape,
-                dtype.numpy,
-                buffer=flat,
-                strides=tuple(s * size for s in layout.strides),
-            )
-            if layout.numel
-            else np.empty(layout.shape, dtype.numpy)
-        )
+        if not layout.numel:
+            return np.empty(layout.shape, dtype.numpy)
+        steps = tuple(s * dtype.block_bytes for s in layout.strides)
+        return np.ndarray(layout.shape, dtype.numpy, flat, strides=steps)
 
     def numpy(self) -> np.ndarray:
         """
@@ -429,7 +423,7 @@ class Tensor(dlpack.Exchanged):
 
     def to(self, device: Device | str) -> Tensor:
         """This tensor on ``device``, or on the default runtime's of that id: itself or a copy."""
-        if (device := _opened(device)) is self.device:
+        if (device := opened(device)) is self.device:
             return self
         host = self.numpy()
         if self.dtype.is_block:
@@ -445,18 +439,18 @@ class Tensor(dlpack.Exchanged):
 
         Raises:
             ShapeError: the shapes differ, or this tensor is a strided view.
-            DTypeError: the dtypes differ.
+            DTypeError: the dtypes differ, or it is no array, or masked.
             UsageError: this tensor's memory is read-only.
         """
         if not self.is_contiguous:
             msg = f"assign: {self!r} has strides {self.strides}; only contiguous tensors can"
             raise ShapeError(msg)
-        if array.shape != self.shape:
-            msg = f"assign: an array of shape {array.shape} does not fit {self!r}"
-            raise ShapeError(msg)
-        if array.dtype != self.dtype.numpy:
-            msg = f"assign: an array of {array.dtype} does not fit {self!r}: cast it first"
-            raise DTypeError(msg)
+        array = dtypes.plain_array(array, "assign")
+        if (array.shape, array.dtype) != (self.shape, self.dtype.numpy):
+            msg = (
+                f"assign: {array.dtype} of shape {array.shape} does not fit {self!r}: cast it first"
+            )
+            raise (DTypeError if array.shape == self.shape else ShapeError)(msg)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.device.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
 
@@ -474,6 +468,10 @@ class Tensor(dlpack.Exchanged):
 
     def __bool__(self) -> bool:
         return bool(self.item())
+
+    def __reduce__(self) -> Any:
+        msg = f"{self!r} is of a device's memory: ops.copy copies it, and .numpy() can be pickled"
+        raise UsageError(msg)
 
     @classmethod
     def from_dlpack(
@@ -503,16 +501,16 @@ class Tensor(dlpack.Exchanged):
 
     # -- views -----------------------------------------------------------------
 
-    def reshape(self, *shape: int) -> Tensor:
+    def reshape(self, *shape: int | Shape) -> Tensor:
         """The same elements under another shape, one size may be -1; copies a strided view."""
         layout = self.layout
         if not layout.is_contiguous:
             return self.contiguous().reshape(*shape)
-        return self._with_layout(layout.reshape(shape))
+        return self._with_layout(layout.reshape(one_by_one(shape)))
 
-    def permute(self, *dims: int) -> Tensor:
+    def permute(self, *dims: int | Shape) -> Tensor:
         """The dimensions in another order (a view)."""
-        return self._with_layout(self.layout.permute(dims))
+        return self._with_layout(self.layout.permute(one_by_one(dims)))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged (a view)."""
@@ -525,9 +523,9 @@ class Tensor(dlpack.Exchanged):
         """The slice ``[start, start + length)`` of one dimension (a view)."""
         return self._with_layout(self.layout.narrow(dim, start, length))
 
-    def broadcast_to(self, *shape: int) -> Tensor:
+    def broadcast_to(self, *shape: int | Shape) -> Tensor:
         """Size-1 and missing leading dimensions repeated up to ``shape`` (a view)."""
-        return self._with_layout(self.layout.broadcast_to(shape))
+        return self._with_layout(self.layout.broadcast_to(one_by_one(shape)))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """A dimension of size 1 inserted before ``dim`` (a view)."""
@@ -576,7 +574,8 @@ def _upload(array: np.ndarray, shape: Shape, dtype: DType, device: Device) -> Te
     return tensor
 
 
-def _opened(device: Device | str | None) -> Device:
+def opened(device: Device | str | None) -> Device:
+    """A device, or the one of that id that the default runtime opens; its CPU when None."""
     return device if isinstance(device, Device) else _open(device)
 
 

@@ -19,6 +19,8 @@ from propolis.opspec.spec import Meta
 from propolis.opspec.spec import beside_ops
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import ROUNDED
+from propolis.tensor import Tensor
+from propolis.tensor import opened
 
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from propolis.layout import Shape
     from propolis.opspec.tolerance import Array
     from propolis.tensor import Device
-    from propolis.tensor import Tensor
 
 _EXACT = dict.fromkeys(dtypes.ALL, EXACT)
 
@@ -166,8 +167,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         ShapeError: there are none, or their shapes differ elsewhere.
         DTypeError: their dtypes differ.
     """
-    if not tensors:
-        msg = "cat: give at least one tensor"
+    if isinstance(tensors, Tensor) or not tensors:
+        msg = "cat: give a sequence of tensors, of at least one"
         raise ShapeError(msg)
     first = tensors[0]
     dim = normalize_dim("cat", dim, len(first.shape))
@@ -187,6 +188,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @beside_ops
-def full(shape: Shape, value: float, dtype: DType, device: Device) -> Tensor:
-    """A new tensor with every element set to ``value`` (op ``fill``)."""
-    return fill(device.empty(shape, dtype), value)
+def full(shape: Shape, value: float, dtype: DType, device: Device | str | None = None) -> Tensor:
+    """
+    A new tensor with every element set to ``value`` (op ``fill``).
+
+    Args:
+        shape: sizes.
+        value: of each element, rounded once to ``dtype``.
+        dtype: a plain one.
+        device: or an id of the default runtime's; its CPU when None.
+    """
+    return fill(opened(device).empty(shape, dtype), value)
