@@ -56,7 +56,7 @@ def changed(complete, tmp_path):
         ({"steps": 0}, UsageError, "steps is 0; scheduler euler takes 1 to 1000"),
         ({"steps": 1001}, UsageError, "steps is 1001; scheduler euler takes 1 to 1000"),
         ({"batch": 0}, UsageError, "batch is 0; at least 1"),
-        ({"guidance": -1.0}, UsageError, "guidance is -1.0; it must be 0 or greater"),
+        ({"guidance": -1.0}, UsageError, "guidance is -1.0; it must be finite, 0 or greater"),
         ({"guidance": float("nan")}, UsageError, "guidance is nan"),
         ({"guidance": 1.0, "negative": "x"}, UsageError, "negative prompt has no effect at guid"),
         ({"seed": -2}, UsageError, r"seed -2 is not in \[0, 2\*\*64\)$"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -70,6 +71,19 @@ def test_a_name_that_was_free(propolis, monkeypatch):
     monkeypatch.setattr(Recipe, "save", beside)
     assert ["out.2.png"] == propolis("generate", "a", *FEW).out.split()
     assert "another's" == Path("out.png").read_text()
+
+
+def test_a_name_that_was_taken_for_nothing(propolis, monkeypatch):
+    """Where what is drawn cannot be written no empty file stays."""
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(images, "replacing", full)
+    run = propolis("generate", "a", *FEW)
+    assert 2 == run.code
+    assert "out.png cannot be written: No space left on device" in run.err
+    assert not list(Path().glob("out*"))
 
 
 @pytest.mark.slow

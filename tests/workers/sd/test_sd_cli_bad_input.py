@@ -23,7 +23,7 @@ BAD = {
     "width": (("-W", "100"), "width 100 is not a multiple of 8, 96 and 104 are: give one of these"),
     "scheduler": (("--scheduler", "plms"), "there is no scheduler 'plms'; supported: ddim, ddpm,"),
     "steps": (("-s", "0"), "steps is 0; scheduler dpmpp_2m takes 1 to "),
-    "guidance": (("-g", "nan"), "guidance is nan; it must be 0 or greater"),
+    "guidance": (("-g", "nan"), "guidance is nan; it must be finite, 0 or greater"),
     "negative": (("-g", "1", "-n", "x"), "a negative prompt has no effect at guidance 1"),
     "seed": (("--seed", "-2"), "seed -2 is not in [0, 2**64)"),
     "batch": (("-b", "0"), "batch is 0; at least 1 image"),

@@ -192,7 +192,7 @@ def resolved(
         msg = f"batch is {params.batch}; at least 1 image can be drawn"
         raise UsageError(msg)
     if not (math.isfinite(params.guidance) and params.guidance >= 0):
-        msg = f"guidance is {params.guidance}; it must be 0 or greater (7.5 is usual)"
+        msg = f"guidance is {params.guidance}; it must be finite, 0 or greater (7.5 is usual)"
         raise UsageError(msg)
     if params.negative and params.guidance <= 1:
         msg = f"a negative prompt has no effect at guidance {params.guidance:g}: "

@@ -239,8 +239,13 @@ class Recipe:
         """
         wanted = self._wanted(images)
         paths = numbered(path or free_path(len(wanted)), len(wanted))
-        for one, index, metadata in zip(paths, wanted, self.metadata(images), strict=True):
-            write_png(one, images[index], metadata)
+        try:
+            for one, index, metadata in zip(paths, wanted, self.metadata(images), strict=True):
+                write_png(one, images[index], metadata)
+        except UsageError:
+            if path is None and not paths[0].stat().st_size:  # a name that was only taken
+                paths[0].unlink()
+            raise
         return paths
 
     def _wanted(self, images: Images) -> range:
