@@ -8,6 +8,7 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import OpError
 
 
 @pytest.fixture
@@ -109,3 +110,10 @@ def test_keys_of_a_prompt(runtime, kept, threads):
         ops.rope_kv_append(each, *(one.narrow(1, t, 1) for one in (x, *given)), cos, sin)
     np.testing.assert_array_equal(whole.numpy(), each.numpy())
     assert len(np.unique(slots[0])) < shape[1]
+
+
+def test_a_table_of_no_rows(device):
+    """No id is inside, and the error says that rather than a range."""
+    table, ids = (Tensor.from_numpy(a, device) for a in (np.ones((0, 3), "f"), np.array([0])))
+    with pytest.raises(OpError, match=r"id 0 is outside the table, which has no rows$"):
+        ops.embedding(ids, table)

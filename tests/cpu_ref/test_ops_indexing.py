@@ -131,6 +131,13 @@ def test_ids_outside_the_table(table, wrong, index):
     assert (out.numpy() == 7).all()
 
 
+def test_a_table_of_no_rows():
+    """No id is inside, and the error says that rather than a range."""
+    table, ids = (Tensor.from_numpy(a) for a in (np.ones((0, 3), "f"), np.array([0])))
+    with pytest.raises(OpError, match=r"id 0 is outside the table, which has no rows$"):
+        ops.embedding(ids, table)
+
+
 def test_other_errors():
     """Ids that are no integers, tables of other rank, and casts to integers are errors."""
     ids = Tensor.from_numpy(np.zeros(2, np.int32))

@@ -174,5 +174,11 @@ private:
     Held held_;
 };
 
+// Where an index is not: in the words of the reference.
+inline std::string outside_of(const std::string& where, i64 size) {
+    const std::string range = size ? std::to_string(size) + " rows (0 to " + std::to_string(size - 1) + ")" : "no rows";
+    return " is outside " + where + ", which has " + range;
+}
+
 }  // namespace
 }  // namespace propolis

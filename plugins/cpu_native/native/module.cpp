@@ -125,8 +125,7 @@ FUNCTION(softmax_) {
 }
 
 Error is_outside(const char* op, const char* where, i64 limit, i64 found) {
-    return std::string(op) + ": position " + std::to_string(found) + " is outside [0, " +
-           std::to_string(limit) + "), " + where;
+    return std::string(op) + ": position " + std::to_string(found) + outside_of(where, limit);
 }
 
 // rope(out, x, positions, wide positions, cos, sin, interleaved, kind, threads)
@@ -142,7 +141,7 @@ FUNCTION(rope_) {
         i64 found;
         const i64 rows = cos.shape[0];
         if (outside(positions, wide_positions, rows, &found) >= 0) {
-            return is_outside("rope", "the rows of cos and sin", rows, found);
+            return is_outside("rope", "the tables", rows, found);
         }
         rope(kind, out, x, positions, wide_positions, cos, sin, interleaved, threads);
         return Error();
@@ -159,7 +158,7 @@ FUNCTION(rope_kv_append_) {
     return a.call([=]() -> Error {
         i64 found;
         if (outside(positions, false, cos.shape[0], &found) >= 0) {
-            return is_outside("rope_kv_append", "the rows of cos and sin", cos.shape[0], found);
+            return is_outside("rope_kv_append", "the tables", cos.shape[0], found);
         }
         if (outside(slots, false, cache.shape[1], &found) >= 0) {
             return is_outside("rope_kv_append", "the cache", cache.shape[1], found);
@@ -195,8 +194,7 @@ Ids ids_of(Arguments& a) {
 }
 
 Error not_there(const char* op, const char* where, const Ids& ids, i64 which, i64 size) {
-    return std::string(op) + ": id " + std::to_string(ids[which]) + " is outside " + where + ", which has " +
-           std::to_string(size) + " rows (0 to " + std::to_string(size - 1) + ")";
+    return std::string(op) + ": id " + std::to_string(ids[which]) + outside_of(where, size);
 }
 
 // embedding(out, ids, wide ids, table, its format or kind, rows, width, kind, threads, repacked)

@@ -164,8 +164,7 @@ FUNCTION(mix_) {
         for (i64 i = 0; i < m.tokens * m.each; ++i) {
             if (m.chosen[i] < 0 || m.chosen[i] >= m.experts) {
                 return std::string(blocks ? "moe_qmatmul" : "moe_linear") + ": expert " + std::to_string(m.chosen[i]) +
-                       " is outside the weights, which has " + std::to_string(m.experts) + " rows (0 to " +
-                       std::to_string(m.experts - 1) + ")";
+                       outside_of("the weights", m.experts);
             }
         }
         mix(m, way == Way::EXACT);

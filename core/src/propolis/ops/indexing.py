@@ -40,7 +40,7 @@ def embedding(ids: Tensor, table: Tensor, /, dtype: DType | None = None) -> Meta
     ``table[ids]``: one row for each id; rows of a block format are dequantised.
 
     Args:
-        ids: any shape, an integer dtype, each in [0, rows) or masked.
+        ids: any shape, an integer dtype but i8, each in [0, rows) or masked.
         table: (rows, width), any dtype.
         dtype: of the output; None means the table's own, and f32 where the table
             is in a block format.  Another float dtype rounds.
@@ -72,7 +72,7 @@ def index_select(x: Tensor, ids: Tensor, /, dim: int = 0) -> Meta:
 
     Args:
         x: rank 1 or more, any plain dtype.
-        ids: (n,), an integer dtype, each in [0, size of dim) or masked.
+        ids: (n,), an integer dtype but i8, each in [0, size of dim) or masked.
         dim: the dimension; negative counts from the end.
 
     Returns:
@@ -95,7 +95,7 @@ def gather(x: Tensor, ids: Tensor, /, dim: int = -1) -> Meta:
     Args:
         x: rank 1 or more, any plain dtype.
         ids: same rank, no larger than ``x`` in the other dimensions; an integer
-            dtype, each in [0, size of dim) or masked.
+            dtype but i8, each in [0, size of dim) or masked.
         dim: the dimension that is indexed; negative counts from the end.
 
     Returns:
@@ -119,7 +119,7 @@ def scatter(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = -1) -> No
     Args:
         target: rank 1 or more, any strides, any plain dtype.
         ids: same rank, no larger than ``target`` in the other dimensions; an integer
-            dtype, each in [0, size of dim) or masked.
+            dtype but i8, each in [0, size of dim) or masked.
         source: shape of ``ids``, dtype of ``target``.
         dim: the dimension that is indexed; negative counts from the end.
 
@@ -170,7 +170,7 @@ def index_add(target: Tensor, ids: Tensor, source: Tensor, /, dim: int = 0) -> N
 
     Args:
         target: rank 1 or more, any strides, any plain dtype.
-        ids: (n,), an integer dtype, each in [0, size of dim) or masked.
+        ids: (n,), an integer dtype but i8, each in [0, size of dim) or masked.
         source: shape of ``target`` with ``n`` in place of the dimension's size.
         dim: the dimension; negative counts from the end.
 

@@ -25,7 +25,8 @@ def check_range(op: str, what: str, indices: np.ndarray, size: int, where: str) 
     lowest, highest = indices.min(), indices.max()
     if lowest < 0 or highest >= size:
         worst = lowest if lowest < 0 else highest
-        msg = f"{op}: {what} {worst} is outside {where}, which has {size} rows (0 to {size - 1})"
+        rows = f"{size} rows (0 to {size - 1})" if size else "no rows"
+        msg = f"{op}: {what} {worst} is outside {where}, which has {rows}"
         raise OpError(msg)
 
 
