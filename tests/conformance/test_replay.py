@@ -177,7 +177,7 @@ def test_a_bug_of_ours(cli, call, monkeypatch):
     assert done.code == 70
     assert "Traceback\nOddError: x" in done.err
     assert done.err.endswith(
-        "error: RuntimeError: OddError: x (a bug in propolis: --debug shows where)\n"
+        "error: RuntimeError: OddError: x (a bug in propolis: `propolis --debug ...` shows where)\n"
     )
 
 

@@ -312,7 +312,8 @@ def test_a_bug_is_called_one(cli, command):
     command(raising(RuntimeError("two\nlines")))
     done = cli("temporary")
     assert (done.code, done.out) == (70, "")
-    assert done.err == "error: RuntimeError: two lines (a bug in propolis: --debug shows where)\n"
+    where = "(a bug in propolis: `propolis --debug ...` shows where)"
+    assert done.err == f"error: RuntimeError: two lines {where}\n"
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "file"])

@@ -184,7 +184,7 @@ def test_what_dlpack_cannot_say(cpu, fakes):
     ("arguments", "error", "message"),
     [
         ({"stream": 0}, UsageError, "stream is 0; the CPU has no streams: supported is None"),
-        ({"dl_device": (2, 0)}, BufferError, r"device \(2, 0\); supported: \(1, 0\), \(1, 0\)"),
+        ({"dl_device": (2, 0)}, BufferError, r"device \(2, 0\); supported: \[\(1, 0\)\]"),
     ],
 )
 def test_arguments(cpu, arguments, error, message):

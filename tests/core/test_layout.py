@@ -150,7 +150,7 @@ def test_broadcast_of_one_to_a_negative_size():
 
 def test_squeeze_of_a_real_dimension():
     """Only a dimension of size 1 can go."""
-    with pytest.raises(ShapeError, match=r"dimension 1 of shape \(1, 3\) has size 3, not 1"):
+    with pytest.raises(ShapeError, match=r"dimension 1 of \(1, 3\) has size 3, not 1"):
         Layout.contiguous((1, 3)).squeeze(-1)
 
 
@@ -184,11 +184,10 @@ def test_sizes_are_whole_numbers(shape):
 
 def test_a_refused_float_size_leaves_no_trace():
     """(2.0, 7) equals (2, 7): neither may answer for the other with floats inside."""
-    # Of sizes that no other test has: a layout that is there already answers, with whole numbers.
-    with pytest.raises(ShapeError):
-        Layout.contiguous((2.0, 104_729))
-    assert all(type(n) is int for n in Layout.contiguous((2, 104_729)).shape)
-    assert all(type(n) is int for n in Layout.contiguous((2.0, 104_729)).shape)
+    for _ in range(2):
+        with pytest.raises(ShapeError):
+            Layout.contiguous((2.0, 104_729))
+        assert all(type(n) is int for n in Layout.contiguous((2, 104_729)).shape)
     assert all(type(n) is int for n in Layout.contiguous((np.int64(2), np.int64(9))).shape)
 
 

@@ -17,6 +17,7 @@ from propolis.config import Config
 from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import DTypeError
+from propolis.errors import OpError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
 from propolis.layout import Layout
@@ -465,6 +466,74 @@ def test_sizes_as_one_sequence(cpu):
     assert x.permute((1, 0)).strides == x.permute(1, 0).strides == (1, 3)
     assert x.broadcast_to((4, 2, 3)).shape == (4, 2, 3)
     assert x.narrow(0, 0, 1).narrow(1, 0, 1).reshape(()).shape == ()
+
+
+@pytest.mark.parametrize("sizes", [np.array([3, 2]), range(3, 1, -1), [3, 2]], ids=repr)
+def test_sizes_of_any_sequence(cpu, sizes):
+    """Numpy's numbers and arrays, and ranges too; what is made has Python's numbers."""
+    x = Tensor.from_numpy(count(2, 3), cpu)
+    assert x.reshape(sizes).shape == x.reshape(np.int64(3), -1).shape == (3, 2)
+    for shape in ([2, 3], np.array([2, 3])):
+        assert repr(cpu.empty(shape, dtypes.f32).shape) == "(2, 3)"
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.reshape(6.0),
+        lambda x: x.reshape(None),
+        lambda x: x.reshape(x),
+        lambda x: x.permute("a", 0),
+        lambda x: x.permute(((1, 0),)),
+        lambda x: x.broadcast_to(2.0, 2, 3),
+        lambda x: x.narrow(0, 0, 1.0),
+        lambda x: x.narrow(0, None, 1),
+        lambda x: x.unflatten(1, "3"),
+        lambda x: x.device.empty((2.0, 3), x.dtype),
+    ],
+)
+def test_sizes_that_are_no_whole_numbers(cpu, view):
+    """They are refused by name, whatever was asked for before."""
+    ops.full((2, 3), 1, dtypes.f32)
+    with pytest.raises(ShapeError, match=r"has a size that is no whole number"):
+        view(Tensor.from_numpy(count(2, 3), cpu))
+
+
+@pytest.mark.parametrize("dtype", ["f32", np.float32, None, dtypes.q4_0], ids=str)
+def test_constants_of_no_plain_dtype(dtype):
+    """What was given is named, and how dtypes are."""
+    with pytest.raises(
+        DTypeError, match=r"full: dtype .*; supported: plain dtypes, as dtypes\.f32"
+    ):
+        ops.full((2, 32), 1, dtype)
+
+
+@pytest.mark.parametrize("other", [None, np.ones((2, 3), np.float32), "ab"], ids=repr)
+def test_cat_of_no_tensor(cpu, other):
+    """It is named, and how a tensor is made."""
+    x = Tensor.from_numpy(count(2, 3), cpu)
+    assert ops.cat(one for one in (x, x)).shape == (4, 3)
+    with pytest.raises(
+        OpError, match=r"cat: one of tensors is a \w+: Tensor\.from_numpy makes one"
+    ):
+        ops.cat([x, other])
+
+
+def test_what_converts(cpu):
+    """Where blocks are part of it they are quantised or dequantised, not cast."""
+    x = Tensor.from_numpy(count(2, 32), cpu)
+    blocks = ops.quantize(x, dtypes.q4_0)
+    for wrong in (lambda: ops.linear(x, blocks), lambda: ops.qmatmul(x, x)):
+        with pytest.raises(DTypeError, match=r"; ops\.\(de\)quantize converts$"):
+            wrong()
+    with pytest.raises(DTypeError, match=r"; ops\.cast converts$"):
+        ops.add(x, ops.cast(x, dtypes.f16))
+
+
+def test_a_mask_is_not_lost():
+    """DLPack has none, so that masked arrays are refused."""
+    with pytest.raises(DTypeError, match="from_dlpack: a MaskedArray has no __dlpack__"):
+        Tensor.from_dlpack(np.ma.array([1.0, 2.0], mask=[False, True]))
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def exported(
     home = device_of(tensor)
     target = home if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
     if target not in (home, _CPU):
-        msg = f"{tensor!r} cannot be exported to DLPack device {target}; supported: {home}, {_CPU}"
+        msg = f"{tensor!r} cannot go to DLPack device {target}; supported: {sorted({home, _CPU})}"
         raise BufferError(msg)
     if target != home and copy is False:
         msg = f"{tensor!r} reaches the CPU by a copy alone: leave out copy=False"
@@ -259,7 +259,8 @@ def imported(source: Any, copy: bool | None) -> np.ndarray:
         DTypeError: ``source`` has no DLPack, or elements without a dtype here.
         ValueError: it can be had by a copy alone, and ``copy`` is False.
     """
-    if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
+    able = hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")
+    if not able or isinstance(source, np.ma.MaskedArray):  # whose mask would be lost
         msg = f"from_dlpack: a {type(source).__name__} has no __dlpack__; supported: tensors and "
         msg += "arrays of libraries that have it"
         raise DTypeError(msg)

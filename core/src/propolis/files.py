@@ -32,7 +32,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = False) -> It
         OSError: it cannot be written there.
     """
     with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part", delete=False
     ) as file:
         part = Path(file.name)
         try:
@@ -60,7 +60,7 @@ def replace_text(path: Path, text: str, *, private: bool = True) -> None:
         file.write(text.encode(errors="surrogateescape"))
 
 
-def write_answer(path: Path, text: str) -> None:
+def write_answer(path: Path, answer: str | bytes) -> None:
     """
     Write a file that a command was told to: the old one stays where the new one cannot be whole.
 
@@ -71,7 +71,8 @@ def write_answer(path: Path, text: str) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    target, data, old = Path(os.path.realpath(path)), text.encode(errors="surrogateescape"), None
+    target, old = Path(os.path.realpath(path)), None
+    data = answer if isinstance(answer, bytes) else answer.encode(errors="surrogateescape")
     opened = path.absolute().as_posix().startswith(("/dev/fd/", "/dev/std", "/proc/"))
     try:
         with suppress(FileNotFoundError):

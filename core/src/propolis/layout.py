@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from typing import Final
@@ -53,7 +54,7 @@ class Layout:
         Raises:
             ShapeError: a size is negative or no whole number.
         """
-        return _contiguous(shape)
+        return _contiguous(*shape)
 
     @property
     def extent(self) -> int:
@@ -91,11 +92,8 @@ class Layout:
         if sorted(wanted) != list(range(rank)):
             msg = f"permute: {dims} does not name each dimension of shape {self.shape} once"
             raise ShapeError(msg)
-        return Layout(
-            tuple(self.shape[d] for d in wanted),
-            tuple(self.strides[d] for d in wanted),
-            self.offset,
-        )
+        shape, strides = (tuple(of[d] for d in wanted) for of in (self.shape, self.strides))
+        return Layout(shape, strides, self.offset)
 
     def narrow(self, dim: int, start: int, length: int) -> Layout:
         """
@@ -105,6 +103,7 @@ class Layout:
             ShapeError: the slice leaves the dimension.
         """
         dim = normalize_dim("narrow", dim, len(self.shape))
+        start, length = whole_numbers("narrow:", (start, length))
         if start < 0 or length < 0 or start + length > self.shape[dim]:
             msg = (
                 f"narrow: [{start}, {start + length}) leaves dimension {dim} of size "
@@ -138,11 +137,8 @@ class Layout:
         """Insert a dimension of size 1 before ``dim`` (negative counts from the new end)."""
         dim = normalize_dim("unsqueeze", dim, len(self.shape) + 1)
         stride = self.shape[dim] * self.strides[dim] if dim < len(self.shape) else 1
-        return Layout(
-            (*self.shape[:dim], 1, *self.shape[dim:]),
-            (*self.strides[:dim], stride, *self.strides[dim:]),
-            self.offset,
-        )
+        shape = (*self.shape[:dim], 1, *self.shape[dim:])
+        return Layout(shape, (*self.strides[:dim], stride, *self.strides[dim:]), self.offset)
 
     def squeeze(self, dim: int) -> Layout:
         """
@@ -153,15 +149,10 @@ class Layout:
         """
         dim = normalize_dim("squeeze", dim, len(self.shape))
         if self.shape[dim] != 1:
-            msg = (
-                f"squeeze: dimension {dim} of shape {self.shape} has size {self.shape[dim]}, not 1"
-            )
+            msg = f"squeeze: dimension {dim} of {self.shape} has size {self.shape[dim]}, not 1"
             raise ShapeError(msg)
-        return Layout(
-            (*self.shape[:dim], *self.shape[dim + 1 :]),
-            (*self.strides[:dim], *self.strides[dim + 1 :]),
-            self.offset,
-        )
+        shape, strides = (of[:dim] + of[dim + 1 :] for of in (self.shape, self.strides))
+        return Layout(shape, strides, self.offset)
 
     def unflatten(self, dim: int, inner: int) -> Layout:
         """
@@ -171,15 +162,14 @@ class Layout:
             ShapeError: its size is not a multiple of ``inner``.
         """
         dim = normalize_dim("unflatten", dim, len(self.shape))
+        (inner,) = whole_numbers("unflatten:", (inner,))
         size, stride = self.shape[dim], self.strides[dim]
         if inner <= 0 or size % inner:
             msg = f"unflatten: dimension {dim} of shape {self.shape} is no multiple of {inner}"
             raise ShapeError(msg)
-        return Layout(
-            (*self.shape[:dim], size // inner, inner, *self.shape[dim + 1 :]),
-            (*self.strides[:dim], inner * stride, stride, *self.strides[dim + 1 :]),
-            self.offset,
-        )
+        shape = (*self.shape[:dim], size // inner, inner, *self.shape[dim + 1 :])
+        strides = (*self.strides[:dim], inner * stride, stride, *self.strides[dim + 1 :])
+        return Layout(shape, strides, self.offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -203,9 +193,20 @@ def row_major(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
-def one_by_one(sizes: tuple[Any, ...]) -> Shape:
-    """Of sizes or dimensions, given one by one or as one sequence."""
-    return tuple(*sizes) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+def whole_numbers(what: str, given: tuple[Any, ...]) -> Shape:
+    """
+    Sizes or dimensions, given one by one or as one sequence of any kind.
+
+    Raises:
+        ShapeError: one is no whole number.
+    """
+    with suppress(TypeError):
+        return tuple(map(operator.index, given))
+    with suppress(TypeError, ValueError):
+        (sizes,) = given
+        return tuple(map(operator.index, sizes))
+    msg = f"{what} {given} has a size that is no whole number"
+    raise ShapeError(msg)
 
 
 def normalize_dim(op: str, dim: int, rank: int) -> int:
@@ -226,14 +227,9 @@ def normalize_dim(op: str, dim: int, rank: int) -> int:
     return dim % rank
 
 
-@lru_cache(maxsize=4096)
-def _contiguous(shape: Shape) -> Layout:
-    try:
-        # (2.0, 3) equals (2, 3), so it must not be what the cache answers with.
-        shape = tuple(map(operator.index, shape))
-    except TypeError as exc:
-        msg = f"shape {shape} has a size that is no whole number"
-        raise ShapeError(msg) from exc
+@lru_cache(maxsize=4096, typed=True)  # as 2.0 equals 2
+def _contiguous(*given: int) -> Layout:
+    shape = whole_numbers("shape", given)
     if any(size < 0 for size in shape):
         msg = f"shape {shape} has a negative size"
         raise ShapeError(msg)

@@ -30,7 +30,7 @@ from propolis.errors import UsageError
 from propolis.layout import Layout
 from propolis.layout import keeps_blocks
 from propolis.layout import normalize_dim
-from propolis.layout import one_by_one
+from propolis.layout import whole_numbers
 from propolis.liveness import Liveness
 from propolis.storage import CpuStorage
 from propolis.storage import DeviceProperties
@@ -359,10 +359,8 @@ class Tensor(dlpack.Exchanged):
         """
         raw = dtypes.plain_array(raw, "from_blocks")
         if raw.dtype != np.uint8 or raw.ndim != 1 or not raw.flags.c_contiguous:
-            msg = (
-                f"from_blocks: raw is {raw.dtype} of shape {raw.shape}; it must be a contiguous "
-                f"1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
-            )
+            msg = f"from_blocks: raw is {raw.dtype} of shape {raw.shape}; it must be a contiguous "
+            msg += "1-D uint8 array: np.ascontiguousarray(raw).reshape(-1).view(np.uint8)"
             raise DTypeError(msg)
         device = opened(device)
         layout = Layout.contiguous(shape)
@@ -506,11 +504,11 @@ class Tensor(dlpack.Exchanged):
         layout = self.layout
         if not layout.is_contiguous:
             return self.contiguous().reshape(*shape)
-        return self._with_layout(layout.reshape(one_by_one(shape)))
+        return self._with_layout(layout.reshape(whole_numbers("reshape:", shape)))
 
     def permute(self, *dims: int | Shape) -> Tensor:
         """The dimensions in another order (a view)."""
-        return self._with_layout(self.layout.permute(one_by_one(dims)))
+        return self._with_layout(self.layout.permute(whole_numbers("permute:", dims)))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged (a view)."""
@@ -525,7 +523,7 @@ class Tensor(dlpack.Exchanged):
 
     def broadcast_to(self, *shape: int | Shape) -> Tensor:
         """Size-1 and missing leading dimensions repeated up to ``shape`` (a view)."""
-        return self._with_layout(self.layout.broadcast_to(one_by_one(shape)))
+        return self._with_layout(self.layout.broadcast_to(whole_numbers("broadcast_to:", shape)))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """A dimension of size 1 inserted before ``dim`` (a view)."""

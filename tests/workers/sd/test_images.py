@@ -46,7 +46,7 @@ def test_permissions(tmp_path):
 def test_not_writable(tmp_path, name):
     """Where no file can be written, the message says so; nothing is left behind."""
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match=r"cannot be written: .*; give another file with -o"):
+    with pytest.raises(UsageError, match=r"cannot be written: (Is a directory|No such file)"):
         images.write_png(tmp_path / name, PIXELS)
     assert [tmp_path / "folder"] == list(tmp_path.iterdir())
 

@@ -76,14 +76,43 @@ def test_a_name_that_was_free(propolis, monkeypatch):
 def test_a_name_that_was_taken_for_nothing(propolis, monkeypatch):
     """Where what is drawn cannot be written no empty file stays."""
 
-    def full(path):
+    def full(path, *, private):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(images, "replacing", full)
+    monkeypatch.setattr("propolis.files.replacing", full)
     run = propolis("generate", "a", *FEW)
     assert 2 == run.code
     assert "out.png cannot be written: No space left on device" in run.err
     assert not list(Path().glob("out*"))
+
+
+def test_a_link_stays_one(propolis):
+    """What is drawn goes to the file that a link names, there already or not."""
+    Path("folder").mkdir()
+    Path("link.png").symlink_to("folder/a.png")
+    for _ in range(2):
+        run = propolis("generate", "a", *FEW, "-o", "link.png")
+        assert 0 == run.code, run.err
+        assert Path("link.png").is_symlink()
+        assert (64, 64, 3) == images.read_image("folder/a.png").shape
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("loop.png", "Too many levels of symbolic links"), ("a" * 300 + ".png", "File name too long")],
+)
+def test_names_that_cannot_be(propolis, name, said):
+    """A link to itself, and a name that no file has."""
+    Path("loop.png").symlink_to("loop.png")
+    run = propolis("generate", "a", *FEW, "-o", name)
+    assert 2 == run.code
+    assert f"{name} cannot be written: {said}" in run.err
+
+
+def test_the_longest_name(propolis):
+    """One of 255 bytes is written."""
+    run = propolis("generate", "a", *FEW, "-o", "a" * 251 + ".png")
+    assert 0 == run.code, run.err
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import PLAIN
+from propolis.dtypes import DType
+from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.errors import ShapeError
 from propolis.layout import normalize_dim
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence
 
-    from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.opspec.tolerance import Array
     from propolis.tensor import Device
@@ -167,9 +168,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         ShapeError: there are none, or their shapes differ elsewhere.
         DTypeError: their dtypes differ.
     """
-    if isinstance(tensors, Tensor) or not tensors:
+    tensors = () if isinstance(tensors, Tensor) else tuple(tensors)
+    if not tensors:
         msg = "cat: give a sequence of tensors, of at least one"
         raise ShapeError(msg)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            msg = f"cat: one of tensors is a {type(tensor).__name__}: Tensor.from_numpy makes one"
+            raise OpError(msg)
     first = tensors[0]
     dim = normalize_dim("cat", dim, len(first.shape))
     for tensor in tensors:
@@ -198,4 +204,7 @@ def full(shape: Shape, value: float, dtype: DType, device: Device | str | None =
         dtype: a plain one.
         device: or an id of the default runtime's; its CPU when None.
     """
+    if dtype not in PLAIN:
+        msg = f"full: dtype {dtype!r}; supported: plain dtypes, as dtypes.f32"
+        raise DTypeError(msg)
     return fill(opened(device).empty(shape, dtype), value)

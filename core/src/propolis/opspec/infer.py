@@ -9,8 +9,14 @@ from propolis.errors import ShapeError
 
 
 if TYPE_CHECKING:
+    from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.tensor import Tensor
+
+
+def converts(*kinds: DType) -> str:
+    """What makes one of these dtypes of another."""
+    return ("ops.cast converts", "ops.(de)quantize converts")[any(k.is_block for k in kinds)]
 
 
 def same_dtype(op: str, **tensors: Tensor) -> None:
@@ -20,9 +26,10 @@ def same_dtype(op: str, **tensors: Tensor) -> None:
     Raises:
         DTypeError: they do not; names each.
     """
-    if len({t.dtype for t in tensors.values()}) > 1:
+    kinds = [t.dtype for t in tensors.values()]
+    if len(set(kinds)) > 1:
         given = ", ".join(f"{name} is {t.dtype}" for name, t in tensors.items())
-        msg = f"{op}: {given}; they must have the same dtype; ops.cast converts"
+        msg = f"{op}: {given}; they must have the same dtype; {converts(*kinds)}"
         raise DTypeError(msg)
 
 

@@ -35,6 +35,7 @@ from propolis.opspec.check import mixed_devices
 from propolis.opspec.check import overlapping
 from propolis.opspec.check import plain_attributes
 from propolis.opspec.docstrings import completed
+from propolis.opspec.infer import converts
 from propolis.opspec.tolerance import DEFAULT_TOLERANCE
 from propolis.opspec.tolerance import EXACT
 from propolis.opspec.tolerance import Magnitude
@@ -210,7 +211,8 @@ class OpSpec:
         for (name, allowed), kind in zip(self.dtypes.items(), kinds, strict=True):
             if kind not in allowed:
                 known = ", ".join(d.name for d in dtypes.ALL if d in allowed)
-                msg = f"{self.name}: {name} is {kind}; supported: {known}; ops.cast converts"
+                how = converts(kind, min(allowed, key=lambda dtype: dtype.is_block))
+                msg = f"{self.name}: {name} is {kind}; supported: {known}; {how}"
                 raise DTypeError(msg)
         return kinds[0] if len(kinds) == 1 else kinds
 

@@ -8,6 +8,7 @@ document, and standard error all else.
 from __future__ import annotations
 
 import importlib.util
+import os
 from contextlib import contextmanager
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -235,7 +236,7 @@ def _previews(
     from propolis_workers.sd.images import write_png  # noqa: PLC0415  (not for --help)
 
     preview, number, written = path.with_suffix(".preview.png"), 1, False
-    while preview.exists():  # somebody else's
+    while os.path.lexists(preview):  # somebody else's
         number += 1
         preview = path.with_suffix(f".preview.{number}.png")
 

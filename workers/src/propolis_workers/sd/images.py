@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
-from propolis.files import replacing
+from propolis.files import write_answer
 
 
 if TYPE_CHECKING:
@@ -183,13 +183,7 @@ def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | No
     Raises:
         UsageError: it cannot be written there.
     """
-    path, data = Path(path), png(pixels, metadata)
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror or error}; give another file with -o"
-        raise UsageError(msg) from None
+    write_answer(Path(path), png(pixels, metadata))
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

@@ -195,9 +195,9 @@ class Recipe:
         Raises:
             UsageError: the output is the image or the mask.
         """
-        outputs = {one.resolve() for one in numbered(path, self.values.get("batch") or 1)}
+        outputs = {os.path.realpath(one) for one in numbered(path, self.values.get("batch") or 1)}
         for name, file in (("image", self.image), ("mask", self.mask)):
-            if file is not None and Path(file.path).resolve() in outputs:
+            if file is not None and os.path.realpath(file.path) in outputs:
                 msg = f"{path} would replace the {name} {file.path}; give another file with -o"
                 raise UsageError(msg)
 
@@ -260,6 +260,12 @@ def output_path(given: str | None) -> Path:
         UsageError: it is no PNG, or cannot be written.
     """
     path = Path("out.png" if given is None else given)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()
+    except OSError as exc:  # no name of a file, or a link to itself
+        msg = f"{path} cannot be written: {exc.strerror}; give another file with -o"
+        raise UsageError(msg) from exc
     if path.suffix.lower() != ".png" and not path.is_dir():
         msg = f"{path}: images are written as PNG, which holds what reproduces them; "
         msg += f"give {path.with_suffix('.png')}"
