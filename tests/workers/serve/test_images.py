@@ -280,6 +280,38 @@ def test_edits_by_json(studio):
     assert (got.status_code, got.json()["error"]["message"]) == (400, said)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", "2"),
+        ("n", True),
+        ("steps", "2"),
+        ("seed", "7"),
+        ("guidance_scale", "7.5"),
+        ("stream", 1),
+    ],
+)
+def test_types_of_values(studio, field, value):
+    """Values of JSON have types: a number in quotes is none, neither is a truth."""
+    body = {"prompt": "x", field: value}
+    got = studio.http.post("/v1/images/generations", json=body)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, field)
+
+
+def test_a_field_of_a_form_twice(studio):
+    """It is named: none of two texts counts more than the other."""
+    boundary, fields = "x", [("prompt", "first"), ("seed", "abc"), ("seed", "1")]
+    parts = [f'--x\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields]
+    got = studio.http.post(
+        "/v1/images/edits",
+        content="".join([*parts, "--x--\r\n"]),
+        headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
+    )
+    error = got.json()["error"]
+    assert (got.status_code, error["param"]) == (400, "seed")
+    assert error["message"] == "seed is there 2 times; supported: once"
+
+
 def test_a_negative_prompt_without_guidance(studio):
     """It is named, as the request calls it."""
     body = {"prompt": "x", "negative_prompt": "y", "guidance_scale": 1}

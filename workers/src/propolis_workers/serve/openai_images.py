@@ -120,7 +120,9 @@ class _Common(Body):
 
 
 class ImageRequest(_Common):
-    """The body of ``POST /v1/images/generations``."""
+    """The body of ``POST /v1/images/generations``: JSON, whose values have types."""
+
+    model_config = ConfigDict(strict=True)
 
     loras: dict[str, _Strength] = Field({}, max_length=16)
 
@@ -177,12 +179,18 @@ def routes(service: ImageService) -> APIRouter:
     return router
 
 
-def _expect_form(http: HttpRequest) -> None:
-    """Refuse JSON, where it would be a form without any field."""
+async def _expect_form(http: HttpRequest) -> None:
+    """Refuse JSON, where it would be a form without any field, and texts given more than once."""
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
         msg = f"the body is of the type {kind or 'nothing'}; send a form, as multipart/form-data"
         raise ProblemError(400, msg)
+    form = await http.form()
+    for name in form:
+        texts = [one for one in form.getlist(name) if isinstance(one, str)]
+        if len(texts) > 1 and any(texts):
+            msg = f"{name[:40]} is there {len(texts)} times; supported: once"
+            raise ProblemError(400, msg, param=name[:40])
 
 
 def _mask(data: bytes) -> bytes:
