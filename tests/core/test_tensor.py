@@ -566,5 +566,5 @@ def test_constants_on_a_device_by_its_id():
 
 def test_a_tensor_is_no_sequence_of_them(cpu):
     """One that cat is given alone is no list of its parts."""
-    with pytest.raises(ShapeError, match="cat: give a sequence of tensors"):
+    with pytest.raises(ShapeError, match="cat: give at least one tensor, as a sequence of them"):
         ops.cat(Tensor.from_numpy(count(2, 3), cpu))

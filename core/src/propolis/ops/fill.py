@@ -170,7 +170,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """
     tensors = () if isinstance(tensors, Tensor) else tuple(tensors)
     if not tensors:
-        msg = "cat: give a sequence of tensors, of at least one"
+        msg = "cat: give at least one tensor, as a sequence of them"
         raise ShapeError(msg)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
