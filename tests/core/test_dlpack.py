@@ -395,3 +395,9 @@ def test_torch_copies(cpu):
     assert torch.from_dlpack(ours, copy=False).data_ptr() == ours.ptr
     with pytest.raises(BufferError, match="require gradient"):
         Tensor.from_dlpack(torch.zeros(2, requires_grad=True), cpu)
+
+
+def test_a_mask_is_not_lost():
+    """DLPack has none, so that masked arrays are refused."""
+    with pytest.raises(DTypeError, match="from_dlpack: a MaskedArray has no __dlpack__"):
+        Tensor.from_dlpack(np.ma.array([1.0, 2.0], mask=[False, True]))

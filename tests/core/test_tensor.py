@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from propolis import Tensor
 from propolis import dtypes
-from propolis import ops
 from propolis.config import Config
 from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import DTypeError
-from propolis.errors import OpError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
 from propolis.layout import Layout
@@ -231,7 +229,7 @@ def test_assign_writes_in_place(cpu):
 
 def test_assign_of_another_shape(cpu):
     """Nothing is broadcast."""
-    with pytest.raises(ShapeError, match=r"shape \(3,\) does not fit <Tensor 2x3 f32 on cpu>"):
+    with pytest.raises(ShapeError, match=r"and \(3,\) does not fit <Tensor 2x3 f32 on cpu>"):
         Tensor.from_numpy(count(2, 3), cpu).assign(count(3))
 
 
@@ -243,7 +241,9 @@ def test_assign_to_a_strided_view(cpu):
 
 def test_assign_of_another_dtype(cpu):
     """Nothing is cast."""
-    with pytest.raises(DTypeError, match=r"float64 of shape \(2,\) does not fit <Tensor 2 f32"):
+    with pytest.raises(
+        DTypeError, match=r"an array of float64 and \(2,\) does not fit <Tensor 2 f32"
+    ):
         Tensor.from_numpy(count(2), cpu).assign(count(2, dtype=np.float64))
 
 
@@ -494,46 +494,9 @@ def test_sizes_of_any_sequence(cpu, sizes):
 )
 def test_sizes_that_are_no_whole_numbers(cpu, view):
     """They are refused by name, whatever was asked for before."""
-    ops.full((2, 3), 1, dtypes.f32)
+    cpu.empty((2, 3), dtypes.f32)
     with pytest.raises(ShapeError, match=r"has a size that is no whole number"):
         view(Tensor.from_numpy(count(2, 3), cpu))
-
-
-@pytest.mark.parametrize("dtype", ["f32", np.float32, None, dtypes.q4_0], ids=str)
-def test_constants_of_no_plain_dtype(dtype):
-    """What was given is named, and how dtypes are."""
-    with pytest.raises(
-        DTypeError, match=r"full: dtype .*; supported: plain dtypes, as dtypes\.f32"
-    ):
-        ops.full((2, 32), 1, dtype)
-
-
-@pytest.mark.parametrize("other", [None, np.ones((2, 3), np.float32), "ab"], ids=repr)
-def test_cat_of_no_tensor(cpu, other):
-    """It is named, and how a tensor is made."""
-    x = Tensor.from_numpy(count(2, 3), cpu)
-    assert ops.cat(one for one in (x, x)).shape == (4, 3)
-    with pytest.raises(
-        OpError, match=r"cat: one of tensors is a \w+: Tensor\.from_numpy makes one"
-    ):
-        ops.cat([x, other])
-
-
-def test_what_converts(cpu):
-    """Where blocks are part of it they are quantised or dequantised, not cast."""
-    x = Tensor.from_numpy(count(2, 32), cpu)
-    blocks = ops.quantize(x, dtypes.q4_0)
-    for wrong in (lambda: ops.linear(x, blocks), lambda: ops.qmatmul(x, x)):
-        with pytest.raises(DTypeError, match=r"; ops\.\(de\)quantize converts$"):
-            wrong()
-    with pytest.raises(DTypeError, match=r"; ops\.cast converts$"):
-        ops.add(x, ops.cast(x, dtypes.f16))
-
-
-def test_a_mask_is_not_lost():
-    """DLPack has none, so that masked arrays are refused."""
-    with pytest.raises(DTypeError, match="from_dlpack: a MaskedArray has no __dlpack__"):
-        Tensor.from_dlpack(np.ma.array([1.0, 2.0], mask=[False, True]))
 
 
 @pytest.mark.parametrize(
@@ -556,15 +519,3 @@ def test_tensors_are_no_pickles(cpu, way):
     """Neither are they copied as Python objects are: what does either is told."""
     with pytest.raises(UsageError, match=r"ops\.copy copies it, and \.numpy\(\) can be pickled"):
         way(Tensor.from_numpy(count(2), cpu))
-
-
-def test_constants_on_a_device_by_its_id():
-    """Or on the CPU of the default runtime, where none is given."""
-    assert ops.full((2,), 3, dtypes.i32, "cpu").numpy().tolist() == [3, 3]
-    assert ops.full((), 0.5, dtypes.f32).item() == 0.5
-
-
-def test_a_tensor_is_no_sequence_of_them(cpu):
-    """One that cat is given alone is no list of its parts."""
-    with pytest.raises(ShapeError, match="cat: give at least one tensor, as a sequence of them"):
-        ops.cat(Tensor.from_numpy(count(2, 3), cpu))

@@ -182,3 +182,18 @@ def test_blocks_are_appended_and_assigned(dtype):
     ops.assign(cache.narrow(1, 3, 2), x.narrow(1, 0, 1))
     expected[:, 3:5] = raw.reshape(2, 3, 2, nbytes)[:, :1]
     np.testing.assert_array_equal(cache.numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["f32", np.float32, None, dtypes.q4_0], ids=str)
+def test_constants_of_no_plain_dtype(dtype):
+    """What was given is named, and how dtypes are."""
+    with pytest.raises(
+        DTypeError, match=r"full: dtype .*; supported: plain dtypes, as dtypes\.f32"
+    ):
+        ops.full((2, 32), 1, dtype)
+
+
+def test_constants_on_a_device_by_its_id():
+    """Or on the CPU of the default runtime, where none is given."""
+    assert ops.full((2,), 3, dtypes.i32, "cpu").numpy().tolist() == [3, 3]
+    assert ops.full((), 0.5, dtypes.f32).item() == 0.5

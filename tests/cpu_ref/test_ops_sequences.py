@@ -218,3 +218,20 @@ def test_cat_errors():
     scalar = Tensor.from_numpy(np.array(1.0))
     with pytest.raises(ShapeError, match=r"cat: dimension 0 .* rank 0"):
         ops.cat([scalar])
+
+
+@pytest.mark.parametrize("other", [None, np.ones((2, 3), np.float32), "ab"], ids=repr)
+def test_cat_of_no_tensor(other):
+    """It is named, and how a tensor is made."""
+    x = Tensor.from_numpy(np.ones((2, 3), np.float32))
+    assert ops.cat(one for one in (x, x)).shape == (4, 3)
+    with pytest.raises(
+        OpError, match=r"cat: one of tensors is a \w+: Tensor\.from_numpy makes one"
+    ):
+        ops.cat([x, other])
+
+
+def test_a_tensor_is_no_sequence_of_them():
+    """One that cat is given alone is no list of its parts."""
+    with pytest.raises(ShapeError, match="cat: give at least one tensor, as a sequence of them"):
+        ops.cat(Tensor.from_numpy(np.ones((2, 3), np.float32)))

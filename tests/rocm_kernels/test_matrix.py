@@ -451,8 +451,6 @@ def test_threads_share_what_they_work_in(rocm, rows):
 @pytest.mark.parametrize("dtype", matrix.MATRIX, ids=str)
 def test_rows_that_are_columns(rocm, monkeypatch, dtype):
     """A transposed first operand is copied, and goes on matrix instructions; a replay does both."""
-    if not matrix.has_instructions(rocm.properties.arch, dtype):
-        pytest.skip(f"{rocm.properties.arch} has no matrix instructions for {dtype}")
     a, w = normal(dtype, 2, 48, 40), normal(dtype, 72, 48, seed=1)
     x, weights = (Tensor.from_numpy(n, rocm) for n in (a, w))
     expected = np.swapaxes(a, 1, 2).astype(np.float64) @ w.T.astype(np.float64)

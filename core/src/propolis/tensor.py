@@ -445,9 +445,7 @@ class Tensor(dlpack.Exchanged):
             raise ShapeError(msg)
         array = dtypes.plain_array(array, "assign")
         if (array.shape, array.dtype) != (self.shape, self.dtype.numpy):
-            msg = (
-                f"assign: {array.dtype} of shape {array.shape} does not fit {self!r}: cast it first"
-            )
+            msg = f"assign: an array of {array.dtype} and {array.shape} does not fit {self!r}"
             raise (DTypeError if array.shape == self.shape else ShapeError)(msg)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.device.copy_in(self.storage, self.dtype.nbytes(self.layout.offset), raw)
@@ -487,7 +485,7 @@ class Tensor(dlpack.Exchanged):
 
         Raises:
             BufferError: its library does not export it.
-            DTypeError: no dtype here has its elements; the message names those there are.
+            DTypeError: it is masked, or no dtype here has its elements; the message names them.
             ValueError: a copy is needed, and ``copy`` is False.
         """
         array = dlpack.imported(source, copy)

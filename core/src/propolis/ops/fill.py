@@ -166,6 +166,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
     Raises:
         ShapeError: there are none, or their shapes differ elsewhere.
+        OpError: one is no tensor.
         DTypeError: their dtypes differ.
     """
     tensors = () if isinstance(tensors, Tensor) else tuple(tensors)
@@ -203,6 +204,9 @@ def full(shape: Shape, value: float, dtype: DType, device: Device | str | None =
         value: of each element, rounded once to ``dtype``.
         dtype: a plain one.
         device: or an id of the default runtime's; its CPU when None.
+
+    Raises:
+        DTypeError: there is no such plain dtype.
     """
     if dtype not in PLAIN:
         msg = f"full: dtype {dtype!r}; supported: plain dtypes, as dtypes.f32"

@@ -173,10 +173,10 @@ def png(pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> bytes:
 
 def write_png(path: str | Path, pixels: Pixels, metadata: Mapping[str, Any] | None = None) -> None:
     """
-    Write a PNG as :func:`png` makes it, whole or not at all.
+    Write a PNG as :func:`png` makes it; an old file stays where that fails.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the file, or a link to it.
         pixels: u8 (height, width, 3).
         metadata: stored in it.
 

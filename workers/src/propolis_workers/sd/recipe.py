@@ -243,8 +243,8 @@ class Recipe:
             for one, index, metadata in zip(paths, wanted, self.metadata(images), strict=True):
                 write_png(one, images[index], metadata)
         except UsageError:
-            if path is None and not paths[0].stat().st_size:  # a name that was only taken
-                paths[0].unlink()
+            if path is None and paths[0].exists() and not paths[0].stat().st_size:
+                paths[0].unlink()  # the name was only taken
             raise
         return paths
 
