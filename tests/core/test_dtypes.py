@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from propolis import Tensor
 from propolis import dtypes
+from propolis import ops
 from propolis.dtypes import DType
 from propolis.errors import DTypeError
 
@@ -164,3 +166,14 @@ def test_singletons_survive_copies_and_pickles(dtype):
     assert pickle.loads(pickle.dumps(dtype)) is dtype
     assert repr(dtype) == dtype.name
     assert isinstance(dtype, DType)
+
+
+def test_what_converts():
+    """Where blocks are part of it they are quantised or dequantised, not cast."""
+    x = Tensor.from_numpy(np.ones((2, 32), np.float32))
+    blocks = ops.quantize(x, dtypes.q4_0)
+    for wrong in (lambda: ops.linear(x, blocks), lambda: ops.qmatmul(x, x)):
+        with pytest.raises(DTypeError, match=r"; ops\.\(de\)quantize converts$"):
+            wrong()
+    with pytest.raises(DTypeError, match=r"; ops\.cast converts$"):
+        ops.add(x, ops.cast(x, dtypes.f16))

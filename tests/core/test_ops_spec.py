@@ -393,14 +393,3 @@ def test_a_numpy_array_is_not_a_tensor() -> None:
     """An array in place of the only tensor is an error that says how to make one."""
     with pytest.raises(OpError, match=r"softmax: x is a ndarray, not a Tensor: Tensor.from_numpy"):
         ops.softmax(np.ones(3))
-
-
-def test_what_converts():
-    """Where blocks are part of it they are quantised or dequantised, not cast."""
-    x = Tensor.from_numpy(np.ones((2, 32), np.float32))
-    blocks = ops.quantize(x, dtypes.q4_0)
-    for wrong in (lambda: ops.linear(x, blocks), lambda: ops.qmatmul(x, x)):
-        with pytest.raises(DTypeError, match=r"; ops\.\(de\)quantize converts$"):
-            wrong()
-    with pytest.raises(DTypeError, match=r"; ops\.cast converts$"):
-        ops.add(x, ops.cast(x, dtypes.f16))
