@@ -374,22 +374,22 @@ def products(b: Bench) -> Iterator[Case]:
 
 
 def decoding(b: Bench) -> Iterator[Case]:
-    """One row by a vocabulary of weights in each block format; torch's is a copy of as much."""
+    """Rows by a vocabulary of weights in each block format; torch's is a copy of as much."""
     n, k = 128256, 4096
-    x, _ = b.pair(1, k)
-    out, _ = b.out(1, n)
+    pairs = [(b.pair(rows, k)[0], b.out(rows, n)[0]) for rows in (1, 2, 4, 8, 16)]
     for dtype in sorted(dtypes.BLOCKS, key=str):
         nbytes = n * k // dtype.block_size * dtype.block_bytes
         blocks = np.resize(np.frombuffer(b.random.bytes(MIB), np.uint8), nbytes)
         w = Tensor.from_blocks(blocks, dtype, (n, k), b.device)
         halves = torch.empty((2, nbytes // 2), dtype=torch.uint8, device="cuda")
-        yield Case(
-            f"qmatmul {dtype} 1x{n}x{k}",
-            nbytes,
-            lambda x=x, w=w: ops.qmatmul.into(out, x, w),
-            lambda h=halves: h[0].copy_(h[1]),
-            limit=1 / 0.85,
-        )
+        for x, out in pairs:
+            yield Case(
+                f"qmatmul {dtype} {x.shape[0]}x{n}x{k}",
+                nbytes,
+                lambda o=out, x=x, w=w: ops.qmatmul.into(o, x, w),
+                lambda h=halves: h[0].copy_(h[1]),
+                limit=1 / 0.85,
+            )
 
 
 def matrices(b: Bench) -> Iterator[Case]:

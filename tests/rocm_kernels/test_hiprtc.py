@@ -55,6 +55,7 @@ CROWDED = {
 
 CROWDED |= {f"normed_quantized_rope_{w}" for w in ("q3_k", "q4_k", "q5_k", "q6_k")}
 CROWDED |= {f"quantized_matmul_rows_{rows}_q5_k" for rows in (2, 4)}
+CROWDED |= set(_families.modules()["quantized_matmul_one"].kernels)
 
 # On CDNA it leaves two packs of 16-bit elements in memory, 32 bytes a thread.
 CROWDED |= {

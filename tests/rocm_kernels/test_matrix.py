@@ -361,8 +361,8 @@ def test_tiles_of_a_larger_tensor(rocm, blocks, depth, first):
     [
         (8, (4096, 256), "8 rows"),
         (129, (4096, 256), "it takes 9 to"),
-        (9, (64, 256), "makes 1 blocks"),
-        (9, (4096, 256), None),
+        (17, (64, 256), "makes 1 blocks"),
+        (17, (4096, 256), None),
     ],
 )
 def test_what_tiles_take(rocm, monkeypatch, taken_tiles, rows, shape, why):
@@ -388,11 +388,11 @@ def test_weights_of_a_larger_tensor(rocm):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 64, 129])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 64, 129])
 def test_who_multiplies_with_blocks(rocm, monkeypatch, exact, rows):
     """One row, few and many have kernels of their own, which exact numerics do without."""
     modules = {1: {"quantized_matmul_one"}, 129: {"quantized", "cast", "matmul_matrix"}}
-    modules |= {n: {"quantized_matmul_rows"} for n in (2, 4)}
+    modules |= {n: {"quantized_matmul_bytes"} for n in (2, 5, 16)}
     expected = modules.get(rows, {"quantized_matmul_few", "cast"})
     monkeypatch.setattr(rocm, "compute_units", 8)  # more than the weight has tiles
     if exact:

@@ -43,14 +43,21 @@ def judge_sums(actual, expected, terms, dtype):
     assert (off <= allowed).all(), f"off by {(off / allowed).max():.3g} of what is allowed"
 
 
-def judge_rounded_row(out, x, w):
+def judge_rounded_row(out, x, w, together=32):
     """
-    Products of a row that is rounded to 16 bits, 32 numbers with a scale, with rows of w in f64.
+    Products of a row that is rounded to 16 bits, some numbers with a scale, with rows of w in f64.
 
     Each number is off by half a step of its part's at most, and sums by what f32 loses.
+
+    Args:
+        out: the device's.
+        x: the row.
+        w: the rows of weights.
+        together: numbers that share a scale.
     """
     wide = x.astype(np.float64)
-    step = np.abs(wide).reshape(-1, 32).max(axis=1, keepdims=True) / (127 * 256)
-    lost = np.broadcast_to(0.51 * step, (step.size, 32)).reshape(-1)
+    padded = np.pad(np.abs(wide), (0, -wide.size % together)).reshape(-1, together)
+    step = padded.max(axis=1, keepdims=True) / (127 * 256)
+    lost = np.broadcast_to(0.51 * step, (step.size, together)).reshape(-1)[: wide.size]
     allowed = np.abs(w) @ (lost + 2.0**-19 * np.abs(wide)) + 1e-44
     assert (np.abs(out - w @ wide) <= allowed).all()

@@ -83,113 +83,163 @@ PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Weights<f32>& w) {
     bytes_less(high, less, w.q + 4);
 }
 
-// Eight weights as they are stored: scale * (byte - less) + shift, of signed bytes.
-struct Bytes {
-    u32 low, high;
-    f32 less, scale, shift;
-};
-PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Bytes& w) {
-    const bool large = less == 128.0f;  // only then is a byte larger than 127
-    w.low = large ? low ^ 0x80808080 : low;
-    w.high = large ? high ^ 0x80808080 : high;
-    w.less = large ? 0.0f : less;
-}
-
-// The same, of bytes as they are: what is loaded, before it is computed with.
+// Eight weights as they are stored: scale * (byte - less) + shift.
 struct Stored {
     u32 low, high;
     f32 less, scale, shift;
 };
+// The same, of signed bytes.
+struct Bytes : Stored {};
 PROPOLIS_FN void set_quants(u32 low, u32 high, f32 less, Stored& w) {
     w.low = low, w.high = high, w.less = less;
 }
 
-// Signed bytes, made unsigned by 128 more.
 template <class W>
-PROPOLIS_FN void set_signed(u32 low, u32 high, W& w) {
-    set_quants(low ^ 0x80808080, high ^ 0x80808080, 128.0f, w);
-}
+constexpr bool SIGNED = false;
+template <>
+constexpr bool SIGNED<Bytes> = true;
+
+constexpr u32 EACH_128 = 0x80808080;  // from signed bytes to those that are 128 more
+
+// Every format has
+//
+//     word<sign>(block, four)    four neighbours, weights 4 four to 4 four + 3, as bytes, signed or not,
+//     less(sign)                 from which so much is to be taken,
+//     scales(block, part, w)     and the scale and shift of sixteen, 16 part to 16 part + 15.
+//
+// Some have `upper(block, four)` too: the bits of four weights as the upper ones of bytes, which are then, with the first
+// of each turned, UPPER times what is left after `less`.
+//
+// Of these it has, of its run r (0 to SIZE / 8 - 1), weights 8 r to 8 r + 7:
+template <class Format>
+struct Runs {
+    template <class Block, class W>
+    PROPOLIS_FN void load(Block block, int run, W& w) {
+        constexpr bool sign = SIGNED<W>;
+        set_quants(Format::template word<sign>(block, run * 2), Format::template word<sign>(block, run * 2 + 1),
+                   (f32)Format::less(sign), w);
+        Format::scales(block, run / 2, w);
+    }
+};
 
 // Bit i of the four becomes bit 4 of byte i.
 PROPOLIS_FN u32 spread_fifth(u32 four) { return (four * 0x00204081 & 0x01010101) << 4; }
 
+// Formats of 256 have, instead of scales,
+//
+//     unit(block), whole(block, part)         whose product is the scale of sixteen, and, where they are `shifted`,
+//     least_unit(block), least(block, part)   whose product the shift takes away.
+template <class Format>
+struct Wholes : Runs<Format> {
+    template <class Block, class W>
+    PROPOLIS_FN void scales(Block block, int part, W& w) {
+        w.scale = Format::unit(block) * (f32)Format::whole(block, part);
+        if constexpr (Format::shifted) w.shift = -(Format::least_unit(block) * (f32)Format::least(block, part));
+    }
+};
+
 // -- formats of 32 weights -----------------------------------------------------------------------
 
 // Nibbles: weights 0 to 15 are the low ones of 16 bytes, 16 to 31 the high ones.
-PROPOLIS_FN u32 nibbles(u32 word, int run) { return word >> run / 2 * 4 & 0x0f0f0f0f; }
+PROPOLIS_FN u32 nibbles(u32 word, int four) { return word >> four / 4 * 4 & 0x0f0f0f0f; }
+PROPOLIS_FN u32 upper_nibbles(u32 word, int four) { return word << (4 - four / 4 * 4) & 0xf0f0f0f0; }
 
-// Of run r (0 to SIZE / 8 - 1) of the block: weights 8 r to 8 r + 7.
-struct Q4_0 {
+struct Q4_0 : Runs<Q4_0> {
     static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES, NUMBER = Q4_0_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool) { return 8; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return nibbles(halves_at(block + 2 + four % 4 * 4), four);
+    }
+    static constexpr int UPPER = 16;
+    template <class Block>
+    PROPOLIS_FN u32 upper(Block block, int four) {
+        return upper_nibbles(halves_at(block + 2 + four % 4 * 4), four);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 2 + run % 2 * 8;
-        set_quants(nibbles(halves_at(qs), run), nibbles(halves_at(qs + 4), run), 8.0f, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
     }
 };
 
-struct Q4_1 {
+struct Q4_1 : Runs<Q4_1> {
     static constexpr int SIZE = Q4_1_SIZE, BYTES = Q4_1_BYTES, NUMBER = Q4_1_NUMBER;
     static constexpr bool shifted = true;
+    PROPOLIS_FN constexpr int less(bool) { return 0; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return nibbles(word_at(block + 4 + four % 4 * 4), four);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 4 + run % 2 * 8;
-        set_quants(nibbles(word_at(qs), run), nibbles(word_at(qs + 4), run), 0.0f, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         const u32 both = word_at(block);
         w.scale = to_f32(f16{(u16)both});
         w.shift = to_f32(f16{(u16)(both >> 16)});
     }
 };
 
-struct Q5_0 {
+struct Q5_0 : Runs<Q5_0> {
     static constexpr int SIZE = Q5_0_SIZE, BYTES = Q5_0_BYTES, NUMBER = Q5_0_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool) { return 16; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const u32 fifth = halves_at(block + 2) >> 4 * four & 15;
+        return nibbles(halves_at(block + 6 + four % 4 * 4), four) | spread_fifth(fifth);
+    }
+    static constexpr int UPPER = 8;
+    template <class Block>
+    PROPOLIS_FN u32 upper(Block block, int four) {
+        const u32 fifth = halves_at(block + 2) >> 4 * four & 15;
+        return upper_nibbles(halves_at(block + 6 + four % 4 * 4), four) >> 1 | spread_fifth(fifth) << 3;
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 6 + run % 2 * 8;
-        const u32 fifth = halves_at(block + 2) >> 8 * run;
-        const u32 low = nibbles(halves_at(qs), run) | spread_fifth(fifth & 15);
-        const u32 high = nibbles(halves_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
-        set_quants(low, high, 16.0f, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
     }
 };
 
-struct Q5_1 {
+struct Q5_1 : Runs<Q5_1> {
     static constexpr int SIZE = Q5_1_SIZE, BYTES = Q5_1_BYTES, NUMBER = Q5_1_NUMBER;
     static constexpr bool shifted = true;
+    PROPOLIS_FN constexpr int less(bool) { return 0; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const u32 fifth = word_at(block + 4) >> 4 * four & 15;
+        return nibbles(word_at(block + 8 + four % 4 * 4), four) | spread_fifth(fifth);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 8 + run % 2 * 8;
-        const u32 fifth = word_at(block + 4) >> 8 * run;
-        const u32 low = nibbles(word_at(qs), run) | spread_fifth(fifth & 15);
-        const u32 high = nibbles(word_at(qs + 4), run) | spread_fifth(fifth >> 4 & 15);
-        set_quants(low, high, 0.0f, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
         w.shift = f16_at(block + 2);
     }
 };
 
-struct Q8_0 {
+struct Q8_0 : Runs<Q8_0> {
     static constexpr int SIZE = Q8_0_SIZE, BYTES = Q8_0_BYTES, NUMBER = Q8_0_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 128; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return halves_at(block + 2 + four * 4) ^ (sign ? 0 : EACH_128);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 2 + run * 8;
-        set_signed(halves_at(qs), halves_at(qs + 4), w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
     }
 };
 
-struct Q8_1 {
+struct Q8_1 : Runs<Q8_1> {
     static constexpr int SIZE = Q8_1_SIZE, BYTES = Q8_1_BYTES, NUMBER = Q8_1_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 128; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return word_at(block + 4 + four * 4) ^ (sign ? 0 : EACH_128);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 4 + run * 8;
-        set_signed(word_at(qs), word_at(qs + 4), w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
     }
 };
@@ -197,111 +247,169 @@ struct Q8_1 {
 // -- formats of 256 weights ----------------------------------------------------------------------
 
 // Pairs of bits: of weight 128 h + 32 k + l, bits 2 k of byte 32 h + l.
-PROPOLIS_FN int pairs_byte(int run) { return run / 16 * 32 + run % 4 * 8; }
-PROPOLIS_FN u32 pairs(u32 word, int run) { return word >> run / 4 % 4 * 2 & 0x03030303; }
+PROPOLIS_FN int pairs_byte(int four) { return four / 32 * 32 + four % 8 * 4; }
+PROPOLIS_FN u32 pairs(u32 word, int four) { return word >> four / 8 % 4 * 2 & 0x03030303; }
 
-struct Q2_K {
+struct Q2_K : Wholes<Q2_K> {
     static constexpr int SIZE = Q2_K_SIZE, BYTES = Q2_K_BYTES, NUMBER = Q2_K_NUMBER;
     static constexpr bool shifted = true;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 16 + pairs_byte(run);
-        set_quants(pairs(word_at(qs), run), pairs(word_at(qs + 4), run), 0.0f, w);
-        const u32 both = block[run / 2];
-        w.scale = f16_at(block + 80) * (f32)(both & 15);
-        w.shift = -(f16_at(block + 82) * (f32)(both >> 4));
+    PROPOLIS_FN constexpr int less(bool) { return 0; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return pairs(word_at(block + 16 + pairs_byte(four)), four);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return f16_at(block + 80);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 least_unit(Block block) {
+        return f16_at(block + 82);
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        return (int)(block[part] & 15);
+    }
+    template <class Block>
+    PROPOLIS_FN int least(Block block, int part) {
+        return (int)(block[part] >> 4);
     }
 };
 
-struct Q3_K {
+struct Q3_K : Wholes<Q3_K> {
     static constexpr int SIZE = Q3_K_SIZE, BYTES = Q3_K_BYTES, NUMBER = Q3_K_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 32 + pairs_byte(run);
-        const u8* mask = block + run % 4 * 8;
-        const int bit = run / 4;
-        const u32 third = halves_at(mask) >> bit & 0x01010101;
-        const u32 fourth = halves_at(mask + 4) >> bit & 0x01010101;
-        set_quants(pairs(halves_at(qs), run) | third << 2,
-                   pairs(halves_at(qs + 4), run) | fourth << 2, 4.0f, w);
-        const int group = run / 2;
-        const u8* scales = block + 96;
-        const int low = scales[group % 8] >> group / 8 * 4 & 15;
-        const int high = scales[8 + group % 4] >> group / 4 * 2 & 3;
-        w.scale = f16_at(block + 108) * (f32)((low | high << 4) - 32);
+    PROPOLIS_FN constexpr int less(bool) { return 4; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const u32 third = halves_at(block + four % 8 * 4) >> four / 8 & 0x01010101;
+        return pairs(halves_at(block + 32 + pairs_byte(four)), four) | third << 2;
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return f16_at(block + 108);
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        const Block scales = block + 96;
+        const int low = scales[part % 8] >> part / 8 * 4 & 15;
+        const int high = scales[8 + part % 4] >> part / 4 * 2 & 3;
+        return (low | high << 4) - 32;
     }
 };
 
 // Scale and minimum of 6 bits of each group of 32, as q4_k and q5_k have them.
-template <class W>
-PROPOLIS_FN void six_bit_pair(const u8* block, int group, W& w) {
-    const u8* scales = block + 4;
-    const u32 first = scales[group & 3], second = scales[4 + (group & 3)];
-    const u32 rest = scales[8 + (group & 3)];
-    const bool early = group < 4;
-    const u32 scale = early ? first & 63 : (rest & 15) | first >> 6 << 4;
-    const u32 least = early ? second & 63 : rest >> 4 | second >> 6 << 4;
-    const u32 both = word_at(block);
-    w.scale = to_f32(f16{(u16)both}) * (f32)scale;
-    w.shift = -(to_f32(f16{(u16)(both >> 16)}) * (f32)least);
+template <class Block>
+PROPOLIS_FN int six_bits(Block scales, int group) {
+    const u32 first = scales[group & 3], rest = scales[8 + (group & 3)];
+    return (int)(group < 4 ? first & 63 : (rest & 15) | first >> 6 << 4);
+}
+template <class Block>
+PROPOLIS_FN int six_bits_least(Block scales, int group) {
+    const u32 second = scales[4 + (group & 3)], rest = scales[8 + (group & 3)];
+    return (int)(group < 4 ? second & 63 : rest >> 4 | second >> 6 << 4);
 }
 
 // Nibbles of two groups: the low ones of 32 bytes, then the high ones.
-PROPOLIS_FN int nibbles_byte(int run) { return run / 8 * 32 + run % 4 * 8; }
-PROPOLIS_FN u32 group_nibbles(u32 word, int run) { return word >> run / 4 % 2 * 4 & 0x0f0f0f0f; }
+PROPOLIS_FN int nibbles_byte(int four) { return four / 16 * 32 + four % 8 * 4; }
+PROPOLIS_FN u32 group_nibbles(u32 word, int four) { return word >> four / 8 % 2 * 4 & 0x0f0f0f0f; }
 
-struct Q4_K {
+struct Q4_K : Wholes<Q4_K> {
     static constexpr int SIZE = Q4_K_SIZE, BYTES = Q4_K_BYTES, NUMBER = Q4_K_NUMBER;
     static constexpr bool shifted = true;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 16 + nibbles_byte(run);
-        set_quants(group_nibbles(word_at(qs), run), group_nibbles(word_at(qs + 4), run), 0.0f, w);
-        six_bit_pair(block, run / 4, w);
+    PROPOLIS_FN constexpr int less(bool) { return 0; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return group_nibbles(word_at(block + 16 + nibbles_byte(four)), four);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return to_f32(f16{(u16)word_at(block)});
+    }
+    template <class Block>
+    PROPOLIS_FN f32 least_unit(Block block) {
+        return to_f32(f16{(u16)(word_at(block) >> 16)});
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        return six_bits(block + 4, part / 2);
+    }
+    template <class Block>
+    PROPOLIS_FN int least(Block block, int part) {
+        return six_bits_least(block + 4, part / 2);
     }
 };
 
-struct Q5_K {
+struct Q5_K : Wholes<Q5_K> {
     static constexpr int SIZE = Q5_K_SIZE, BYTES = Q5_K_BYTES, NUMBER = Q5_K_NUMBER;
     static constexpr bool shifted = true;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 48 + nibbles_byte(run);
-        const u8* fifth = block + 16 + run % 4 * 8;
-        const int bit = run / 4;
-        const u32 low = (word_at(fifth) >> bit & 0x01010101) << 4;
-        const u32 high = (word_at(fifth + 4) >> bit & 0x01010101) << 4;
-        set_quants(group_nibbles(word_at(qs), run) | low, group_nibbles(word_at(qs + 4), run) | high,
-                   0.0f, w);
-        six_bit_pair(block, run / 4, w);
+    PROPOLIS_FN constexpr int less(bool) { return 0; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const u32 fifth = (word_at(block + 16 + four % 8 * 4) >> four / 8 & 0x01010101) << 4;
+        return group_nibbles(word_at(block + 48 + nibbles_byte(four)), four) | fifth;
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return to_f32(f16{(u16)word_at(block)});
+    }
+    template <class Block>
+    PROPOLIS_FN f32 least_unit(Block block) {
+        return to_f32(f16{(u16)(word_at(block) >> 16)});
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        return six_bits(block + 4, part / 2);
+    }
+    template <class Block>
+    PROPOLIS_FN int least(Block block, int part) {
+        return six_bits_least(block + 4, part / 2);
     }
 };
 
-struct Q6_K {
+struct Q6_K : Wholes<Q6_K> {
     static constexpr int SIZE = Q6_K_SIZE, BYTES = Q6_K_BYTES, NUMBER = Q6_K_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const int k = run / 4 % 4;
-        const u8* ql = block + run / 16 * 64 + k % 2 * 32 + run % 4 * 8;
-        const u8* qh = block + 128 + pairs_byte(run);
-        const u32 low = halves_at(ql) >> k / 2 * 4 & 0x0f0f0f0f;
-        const u32 high = halves_at(ql + 4) >> k / 2 * 4 & 0x0f0f0f0f;
-        set_quants(low | pairs(halves_at(qh), run) << 4, high | pairs(halves_at(qh + 4), run) << 4,
-                   32.0f, w);
-        w.scale = f16_at(block + 208) * (f32)(i8)block[192 + run / 2];
+    PROPOLIS_FN constexpr int less(bool) { return 32; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const int k = four / 8 % 4;
+        const u32 low = halves_at(block + four / 32 * 64 + k % 2 * 32 + four % 8 * 4) >> k / 2 * 4 & 0x0f0f0f0f;
+        return low | pairs(halves_at(block + 128 + pairs_byte(four)), four) << 4;
+    }
+    static constexpr int UPPER = 4;
+    template <class Block>
+    PROPOLIS_FN u32 upper(Block block, int four) {
+        const int k = four / 8 % 4;
+        const u32 low = halves_at(block + four / 32 * 64 + k % 2 * 32 + four % 8 * 4);
+        const u32 high = halves_at(block + 128 + pairs_byte(four));
+        return ((k / 2 ? low >> 2 : low << 2) & 0x3c3c3c3c) | (high << (6 - 2 * k) & 0xc0c0c0c0);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return f16_at(block + 208);
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        return (i8)block[192 + part];
     }
 };
 
-struct Q8_K {
+struct Q8_K : Wholes<Q8_K> {
     static constexpr int SIZE = Q8_K_SIZE, BYTES = Q8_K_BYTES, NUMBER = Q8_K_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + 4 + run * 8;
-        set_signed(word_at(qs), word_at(qs + 4), w);
-        w.scale = bits_as<f32>(word_at(block));
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 128; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return word_at(block + 4 + four * 4) ^ (sign ? 0 : EACH_128);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return bits_as<f32>(word_at(block));
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block, int) {
+        return 1;
     }
 };
 
@@ -332,61 +440,63 @@ PROPOLIS_FN u32 of_sixteen(u32 word, int upper) {
 #endif
 }
 
-// The tables: of signed bytes, or, where bytes are to become floats, made unsigned by 128 more, and by 12.
-PROPOLIS_FN void set_iq4(u32 low, u32 high, int upper, Bytes& w) {
-    w.low = of_sixteen<0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535>(low, upper);
-    w.high = of_sixteen<0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535>(high, upper);
-    w.less = 0;
+// The tables: of signed bytes, or made unsigned by 128 more, and by 12.
+template <bool sign>
+PROPOLIS_FN u32 iq4(u32 word, int upper) {
+    return sign ? of_sixteen<0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535>(word, upper)
+                : of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(word, upper);
 }
-template <class W>
-PROPOLIS_FN void set_iq4(u32 low, u32 high, int upper, W& w) {
-    set_quants(of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(low, upper),
-               of_sixteen<0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(high, upper), 128.0f, w);
-}
-PROPOLIS_FN void set_mxfp4(u32 low, u32 high, int upper, Bytes& w) {
-    w.low = of_sixteen<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc>(low, upper);
-    w.high = of_sixteen<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc>(high, upper);
-    w.less = 0;
-}
-template <class W>
-PROPOLIS_FN void set_mxfp4(u32 low, u32 high, int upper, W& w) {
-    set_quants(of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(low, upper),
-               of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(high, upper), 12.0f, w);
+template <bool sign>
+PROPOLIS_FN u32 mxfp4(u32 word, int upper) {
+    return sign ? of_sixteen<0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc>(word, upper)
+                : of_sixteen<0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608>(word, upper);
 }
 
-struct IQ4_NL {
+struct IQ4_NL : Runs<IQ4_NL> {
     static constexpr int SIZE = IQ4_NL_SIZE, BYTES = IQ4_NL_BYTES, NUMBER = IQ4_NL_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 128; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return iq4<sign>(halves_at(block + 2 + four % 4 * 4), four / 4);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 2 + run % 2 * 8;
-        set_iq4(halves_at(qs), halves_at(qs + 4), run / 2, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = f16_at(block);
     }
 };
 
-struct IQ4_XS {
+struct IQ4_XS : Wholes<IQ4_XS> {
     static constexpr int SIZE = IQ4_XS_SIZE, BYTES = IQ4_XS_BYTES, NUMBER = IQ4_XS_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const int group = run / 4, inner = run % 4;
-        const u8* qs = block + 8 + group * 16 + inner % 2 * 8;
-        set_iq4(word_at(qs), word_at(qs + 4), inner / 2, w);
-        const u32 both = word_at(block);
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 128; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return iq4<sign>(word_at(block + 8 + four / 8 * 16 + four % 4 * 4), four / 4 % 2);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return to_f32(f16{(u16)word_at(block)});
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block block, int part) {
+        const int group = part / 2;
         const u32 low = block[4 + group / 2] >> group % 2 * 4 & 15;
-        const u32 high = both >> (16 + group * 2) & 3;
-        w.scale = to_f32(f16{(u16)both}) * ((f32)(low | high << 4) - 32.0f);
+        const u32 high = word_at(block) >> (16 + group * 2) & 3;
+        return (int)(low | high << 4) - 32;
     }
 };
 
-struct MXFP4 {
+struct MXFP4 : Runs<MXFP4> {
     static constexpr int SIZE = MXFP4_SIZE, BYTES = MXFP4_BYTES, NUMBER = MXFP4_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool sign) { return sign ? 0 : 12; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return mxfp4<sign>(bytes_at(block + 1 + four % 4 * 4), four / 4);
+    }
     template <class Block, class W>
-    PROPOLIS_FN void load(Block block, int run, W& w) {
-        const auto qs = block + 1 + run % 2 * 8;
-        set_mxfp4(bytes_at(qs), bytes_at(qs + 4), run / 2, w);
+    PROPOLIS_FN void scales(Block block, int, W& w) {
         w.scale = half_of_e8m0(block[0]);
     }
 };
@@ -401,29 +511,52 @@ PROPOLIS_FN u32 digits(u32 word, u32 power) {
 
 // Weights 32 k + l are digit k of byte l, for k up to 4; 160 + 16 k + l digit k of byte 32 + l; and
 // the last sixteen, 240 + 4 k + l, digit k of byte 48 + l, for k up to 3.
-struct TQ1_0 {
+struct TQ1_0 : Wholes<TQ1_0> {
     static constexpr int SIZE = TQ1_0_SIZE, BYTES = TQ1_0_BYTES, NUMBER = TQ1_0_NUMBER;
     static constexpr bool shifted = false;
+    PROPOLIS_FN constexpr int less(bool) { return 1; }
+    PROPOLIS_FN u32 power(int digit) { return digit < 4 ? 0x1b090301u >> digit * 8 & 0xff : 81; }
+    // Of both words of a run at once, which is faster than one by one.
     template <class W>
     PROPOLIS_FN void load(const u8* block, int run, W& w) {
         const bool wide = run < 20, last = run >= 30;
         const u8* qs = block + (wide ? run % 4 * 8 : last ? 48 : 32 + run % 2 * 8);
-        const int digit = wide ? run / 4 : last ? (run - 30) * 2 : (run - 20) / 2;
-        const u32 power = digit < 4 ? 0x1b090301u >> digit * 8 & 0xff : 81;
+        const u32 by = power(wide ? run / 4 : last ? (run - 30) * 2 : (run - 20) / 2);
         const u32 low = halves_at(qs), high = last ? low : halves_at(qs + 4);
-        set_quants(digits(low, power), digits(high, last ? power * 3 : power), 1.0f, w);
-        w.scale = f16_at(block + 52);
+        set_quants(digits(low, by), digits(high, last ? by * 3 : by), 1.0f, w);
+        w.scale = unit(block);
+    }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        const bool wide = four < 40, last = four >= 60;
+        const int at = wide ? four % 8 * 4 : last ? 48 : 32 + four % 4 * 4;
+        return digits(halves_at(block + at), power(wide ? four / 8 : last ? four - 60 : (four - 40) / 4));
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return f16_at(block + 52);
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block, int) {
+        return 1;
     }
 };
 
-struct TQ2_0 {
+struct TQ2_0 : Wholes<TQ2_0> {
     static constexpr int SIZE = TQ2_0_SIZE, BYTES = TQ2_0_BYTES, NUMBER = TQ2_0_NUMBER;
     static constexpr bool shifted = false;
-    template <class W>
-    PROPOLIS_FN void load(const u8* block, int run, W& w) {
-        const u8* qs = block + pairs_byte(run);
-        set_quants(pairs(halves_at(qs), run), pairs(halves_at(qs + 4), run), 1.0f, w);
-        w.scale = f16_at(block + 64);
+    PROPOLIS_FN constexpr int less(bool) { return 1; }
+    template <bool sign, class Block>
+    PROPOLIS_FN u32 word(Block block, int four) {
+        return pairs(halves_at(block + pairs_byte(four)), four);
+    }
+    template <class Block>
+    PROPOLIS_FN f32 unit(Block block) {
+        return f16_at(block + 64);
+    }
+    template <class Block>
+    PROPOLIS_FN int whole(Block, int) {
+        return 1;
     }
 };
 

@@ -6,9 +6,6 @@
 #include "propolis_reduce.h"
 #include "propolis_steps_k.h"
 
-// The larger; NaN where either is.
-PROPOLIS_FN f32 larger_or_nan(f32 a, f32 b) { return a > b || math::is_nan(a) ? a : b; }
-
 constexpr int LOADED_AT_ONCE = 4;  // packs of activations, by a thread
 
 // Whether weights are on their way while those before are multiplied.  Not on NVIDIA, whose other warps multiply
@@ -110,25 +107,8 @@ struct Rounded {
         for (int i = 0; i < N; ++i) top = larger_or_nan(top, math::fabs(own[i]));
 #pragma unroll
         for (int mask = 1; mask < LANES; mask *= 2) top = larger_or_nan(top, warp_shfl_xor(top, mask));
-        // An infinity, and NaN, make all products of the part NaN: they are `most`.
-        const bool finite = top < PROPOLIS_INF;
-        const f32 up = top < 0x1p-64f ? 0x1p64f : 1.0f;  // whose inverse is no infinity
-        const f32 factor = finite && top > 0 ? LARGEST / (top * up) : 0.0f;
         Pack<u32, N / 4> upper, lower;
-        i32 sum = 0;
-#pragma unroll
-        for (int word = 0; word < N / 4; ++word) {
-            u32 high = 0, low = 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const i32 q = finite ? (i32)math::rint(own[word * 4 + i] * up * factor) : 0;
-                const i32 above = (q + 128) >> 8;
-                high |= (u32)(above & 0xff) << 8 * i;
-                low |= (u32)((q - above * 256) & 0xff) << 8 * i;
-                sum += q;
-            }
-            upper.at[word] = high, lower.at[word] = low;
-        }
+        i32 sum = rounded_bytes(own, top, upper, lower);
 #pragma unroll
         for (int mask = 1; mask < LANES / 2; mask *= 2) sum += warp_shfl_xor(sum, mask);
         const int part = pack / LANES, lane = pack % LANES;
@@ -137,7 +117,7 @@ struct Rounded {
         const int place = (int)(Step::which(sixteen) * steps() + Step::step(sixteen)), at = lane % (LANES / 2);
         store_pack<N / 4>(words + place * 4 + at * (N / 4), upper);
         store_pack<N / 4>(words + (2 * parts + place) * 4 + at * (N / 4), lower);
-        if (at == 0) sums[place] = {sum, finite ? top : PROPOLIS_NAN};
+        if (at == 0) sums[place] = {sum, most_or_nan(top)};
     }
 };
 

@@ -6,6 +6,35 @@
 
 constexpr f32 LARGEST = 127 * 256;  // of the rounded numbers: their upper byte is at most 127
 
+// The larger; NaN where either is.
+PROPOLIS_FN f32 larger_or_nan(f32 a, f32 b) { return a > b || math::is_nan(a) ? a : b; }
+
+// Numbers times LARGEST / top, which is the largest magnitude among these and others, rounded: upper bytes, lower ones, and
+// their sum.  0 where it is none.
+template <int N>
+PROPOLIS_FN i32 rounded_bytes(const f32 (&own)[N], f32 top, Pack<u32, N / 4>& upper, Pack<u32, N / 4>& lower) {
+    const bool finite = top < PROPOLIS_INF;
+    const f32 up = top < 0x1p-64f ? 0x1p64f : 1.0f;  // whose inverse is no infinity
+    const f32 factor = finite && top > 0 ? LARGEST / (top * up) : 0.0f;
+    i32 sum = 0;
+#pragma unroll
+    for (int word = 0; word < N / 4; ++word) {
+        u32 high = 0, low = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const i32 q = finite ? (i32)math::rint(own[word * 4 + i] * up * factor) : 0;
+            const i32 above = (q + 128) >> 8;
+            high |= (u32)(above & 0xff) << 8 * i;
+            low |= (u32)((q - above * 256) & 0xff) << 8 * i;
+            sum += q;
+        }
+        upper.at[word] = high, lower.at[word] = low;
+    }
+    return sum;
+}
+// An infinity, and NaN, make all products of what was rounded NaN.
+PROPOLIS_FN f32 most_or_nan(f32 top) { return top < PROPOLIS_INF ? top : PROPOLIS_NAN; }
+
 // sum + the four products of signed bytes.
 PROPOLIS_FN i32 dot_bytes(u32 a, u32 b, i32 sum) {
 #if defined(__CUDACC__)
@@ -66,7 +95,7 @@ struct Step {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Bytes &a = run[half * 2], &b = run[half * 2 + 1];
-            const i32 dot = x.dot({a.low, a.high, b.low, b.high}, half) - (i32)a.less * x.total[half];
+            const i32 dot = x.dot({a.low, a.high, b.low, b.high}, half) - Format::less(true) * x.total[half];
             sum += over_most(dot) * a.scale;
             if constexpr (Format::shifted) sum += a.shift * over_most(x.total[half]);
         }
@@ -85,15 +114,13 @@ struct Whole {
     PROPOLIS_METHOD void load(const u8* row, u32 step) { words.load(row + step * (BLOCKS * Format::BYTES)); }
     PROPOLIS_METHOD f32 dot(u32 pair, const Activations& x) const {
         const Within<decltype(words)> block{words, (int)pair * Format::BYTES};
-        Bytes run[4];
         u32 q[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            Format::load(block, i, run[i]);
-            q[i * 2] = run[i].low, q[i * 2 + 1] = run[i].high;
-        }
-        f32 sum = over_most(x.dot(q) - (i32)run[0].less * x.both()) * run[0].scale;
-        if constexpr (Format::shifted) sum += run[0].shift * over_most(x.both());
+        for (int i = 0; i < 8; ++i) q[i] = Format::template word<true>(block, i);
+        Stored own;
+        Format::scales(block, 0, own);
+        f32 sum = over_most(x.dot(q) - Format::less(true) * x.both()) * own.scale;
+        if constexpr (Format::shifted) sum += own.shift * over_most(x.both());
         return sum * x.most[0];
     }
 };

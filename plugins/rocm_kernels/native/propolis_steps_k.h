@@ -215,14 +215,9 @@ struct Step<IQ4_XS> {
         codes.load(block + 8 + pair * 32);
     }
     PROPOLIS_METHOD f32 dot(u32 which, const Activations& x) const {
-        Bytes run[4];
         u32 q[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = (int)which * 4 + i % 2 * 2;
-            set_iq4(codes[at], codes[at + 1], i / 2, run[i]);
-            q[i * 2] = run[i].low, q[i * 2 + 1] = run[i].high;
-        }
+        for (int i = 0; i < 8; ++i) q[i] = iq4<true>(codes[(int)which * 4 + i % 4], i / 4);
         const u32 low = head[1] >> (pair * 8 + which * 4) & 15, high = head[0] >> (16 + (pair * 2 + which) * 2) & 3;
         const f32 scale = to_f32(f16{(u16)head[0]}) * ((f32)(low | high << 4) - 32.0f);
         return over_most(x.dot(q)) * scale * x.most[0];

@@ -7,11 +7,7 @@
 #if PROPOLIS_FRAGMENTS
 #define FEW(rows, name, Format, tall, wide)                                                      \
     KERNEL(rows, name) {                                                                         \
-        if constexpr (tall * wide == 1 && Format::SIZE == 32) {                                  \
-            product_of_whole<Format, (rows <= 8)>(out, x, w, m, n, depth, x_row, row);           \
-        } else {                                                                                 \
-            product_of_few<Format, tall, wide, (rows <= 8)>(out, x, w, m, n, depth, x_row, row); \
-        }                                                                                        \
+        product_of_few<Format, tall, wide, (rows <= 8)>(out, x, w, m, n, depth, x_row, row);     \
     }
 #else
 #define FEW(rows, name, Format, tall, wide)                                       \

@@ -57,7 +57,10 @@ OPS["qmatmul"] = OpInfo(
     linear,
     (
         Recipe({"x": T("m k", domain="bounded"), "w": T("n k")}, deep={"k": 2048, "m": 1}),
-        Recipe({"x": T("b m k", domain="bounded"), "w": T("n k")}),
+        Recipe(
+            {"x": T("b m k", domain="bounded"), "w": T("n k")},
+            deep={"k": 2048, "b": 1, "m": 3},  # few rows, which many have kernels of their own for
+        ),
         Recipe({"x": T("k", domain="bounded"), "w": T("n k")}),
     ),
 )

@@ -29,9 +29,6 @@ THREADS: Final = MODULE.constant("THREADS", 768)
 _ROWS: Final = (2, 4)
 """Rows of activations that there are kernels for."""
 
-_TWO: Final = (dtypes.q2_k, dtypes.q6_k)
-"""Formats of which more than two rows are faster in 16 bits on matrix instructions; on an H200."""
-
 _KERNELS: Final = {
     (rows, w): MODULE.kernel(f"{rows}_{w.name}", "PPPqqqqqq")
     for rows in _ROWS
@@ -57,9 +54,8 @@ def qmatmul_rows(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 def _takes(x: Tensor, w: Tensor, /) -> str | None:
     depth = w.shape[1]
     rows = x.numel // depth if depth else 0
-    last = _ROWS[w.dtype not in _TWO]
-    if not 1 < rows <= last:
-        return f"{rows} rows are for other kernels (of {w.dtype} it takes 2 to {last})"
+    if not 1 < rows <= _ROWS[-1]:
+        return f"{rows} rows are for other kernels (it takes 2 to {_ROWS[-1]})"
     if not x.is_contiguous or x.layout.offset * x.dtype.block_bytes % PACK_BYTES:
         return f"rows of x do not follow each other where {PACK_BYTES} bytes can be loaded at once"
     most = cast("RocmDevice", x.device).hardware.shared_bytes
