@@ -132,14 +132,28 @@ MATRIX_INSTRUCTION = {
 }
 
 
+# Likewise, on bytes.
+BYTES_INSTRUCTION = {
+    "gfx90a": "v_mfma_i32_16x16x16",
+    "gfx94": "v_mfma_i32_16x16x32",
+    "gfx11": "v_wmma_i32_16x16x16_iu8",
+    "gfx12": "v_wmma_i32_16x16x16_iu8",
+}
+
 # Kernels of each module that are launched for matrix instructions, on AMD's GPUs.
-MATRIX_KERNELS = {"matmul_matrix": 10, "attention_matrix": 10, "conv_matrix": 4}
+MATRIX_KERNELS = {
+    "matmul_matrix": 10,
+    "attention_matrix": 10,
+    "conv_matrix": 4,
+    "quantized_matmul_bytes": 51,
+}
 
 
 @pytest.mark.parametrize("module", MATRIX_KERNELS)
 def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_path) -> None:
     """Every kernel that is launched for them has them, in its own dtype."""
-    found = [word for start, word in MATRIX_INSTRUCTION.items() if arch.startswith(start)]
+    known = BYTES_INSTRUCTION if module.endswith("bytes") else MATRIX_INSTRUCTION
+    found = [word for start, word in known.items() if arch.startswith(start)]
     if not found:
         pytest.skip(f"{arch} has no matrix instructions, and no kernel of them is launched there")
     if (objdump := shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")) is None:
@@ -156,6 +170,7 @@ def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_pa
     # LDS has no room for some, and others are NVIDIA's.
     elsewhere = ("128x128x64", "128x192x64", "128x256x64", "matrix_pairs", "matrix_halves")
     elsewhere += "matrix_join", "conv_matrix_images", "conv_matrix_weights"  # or only copy
+    elsewhere += ("bytes_round",)
     launched = [name for name in kernels if not any(word in name for word in elsewhere)]
     assert len(launched) == MATRIX_KERNELS[module]
     for name in launched:
