@@ -19,11 +19,15 @@ from selection import pytest_sessionstart
 from selection import pytest_terminal_summary
 from selection import pytest_testnodedown
 
+from propolis import runtime as runtimes
 from propolis.plugins.discovery import identity
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterator
+
+    from propolis import Runtime
 
 __all__ = [
     "pytest_addoption",
@@ -59,6 +63,29 @@ sys.path.insert(0, ALONE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ALONE, os.environ.get("PYTHONPATH")]))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared() -> Runtime:
+    """
+    The default runtime of whoever starts none of his own.
+
+    Started before any test changes settings: models that tests share are on its CPU.
+    """
+    return runtimes.default_runtime()
+
+
+@pytest.fixture(autouse=True)
+def default_runtime_stays(request: pytest.FixtureRequest, shared: Runtime) -> Iterator[None]:
+    """No test leaves another default runtime than it found; who sees all plugins, has another."""
+    before = runtimes._default
+    if before is shared and _sees_all(request.path):
+        runtimes.set_default_runtime(None)
+        yield
+        runtimes.set_default_runtime(shared)
+        return
+    yield
+    assert runtimes._default is before, "set_default_runtime: not what it was before"
+
+
 @pytest.fixture(autouse=True)
 def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """
@@ -66,15 +93,18 @@ def reference_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     Those of other plugins, and of the page that lists what all plugins declare, see all.
     """
-    page = ("integration", "test_op_matrix.py")
-    seeing = ("rocm_", "flash_", "cpu_native", "downstream")
-    parts = request.path.relative_to(ROOT / "tests").parts
-    if parts[0].startswith(seeing) or parts == page:
+    if _sees_all(request.path):
         monkeypatch.setattr(importlib_metadata, "entry_points", ALL)
         others = [path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path != ALONE]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(others))
         return
     monkeypatch.setattr(importlib_metadata, "entry_points", _hide(*OURS))
+
+
+def _sees_all(path: Path) -> bool:
+    parts = path.relative_to(ROOT / "tests").parts
+    page = ("integration", "test_op_matrix.py")
+    return parts[0].startswith(("rocm_", "flash_", "cpu_native", "downstream")) or parts == page
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import structlog
 from patience import patience
 
 from propolis import Config
+from propolis import runtime as runtimes
 from propolis.cli import main
-from propolis.runtime import set_default_runtime
 from propolis_rocm_hip.device import RocmProvider
 from propolis_rocm_hip.modules import ModuleSource
 
@@ -29,9 +29,9 @@ def private_settings(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
+    monkeypatch.setattr(runtimes, "_default", None)
     yield
     structlog.reset_defaults()
-    set_default_runtime(None)
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from propolis import DeviceProperties
 from propolis import OpImpl
 from propolis import ProbeResult
 from propolis import Provenance
+from propolis import runtime as runtimes
 from propolis.cli import main
 from propolis.config import Config
 from propolis.dispatch import DispatchTable
 from propolis.dispatch import FallbackLog
 from propolis.runtime import Runtime
-from propolis.runtime import set_default_runtime
 from propolis_conformance.testing import FakeMemory
 from propolis_conformance.testing import device_view
 
@@ -39,9 +39,9 @@ def private_settings(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
+    monkeypatch.setattr(runtimes, "_default", None)
     yield
     structlog.reset_defaults()
-    set_default_runtime(None)
 
 
 @pytest.fixture
