@@ -199,3 +199,18 @@ def test_errors():
         for groups in (0, 3):
             with pytest.raises(OpError, match=rf"{op.name}: groups {groups} must divide the 4 ch"):
                 op(x, four, four, groups)
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+def test_eps(eps):
+    """What is added to a mean square is a finite number that keeps its root one."""
+    x, width, channels = (Tensor.from_numpy(np.ones(n, np.float32)) for n in ((2, 4), 4, 4))
+    said = "eps is .*; allowed: a finite number, at least 0"
+    for op in (ops.rms_norm, ops.layer_norm):
+        with pytest.raises(OpError, match=f"{op.name}: {said}"):
+            op(x, width, eps=eps)
+    with pytest.raises(OpError, match=f"add_rms_norm: {said}"):
+        ops.add_rms_norm(x, x, width, eps=eps)
+    for op in (ops.group_norm, ops.group_norm_silu):
+        with pytest.raises(OpError, match=f"{op.name}: {said}"):
+            op(x, channels, channels, 2, eps=eps)

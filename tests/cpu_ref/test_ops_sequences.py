@@ -232,6 +232,7 @@ def test_cat_of_no_tensor(other):
 
 
 def test_a_tensor_is_no_sequence_of_them():
-    """One that cat is given alone is no list of its parts."""
-    with pytest.raises(ShapeError, match="cat: give at least one tensor, as a sequence of them"):
-        ops.cat(Tensor.from_numpy(np.ones((2, 3), np.float32)))
+    """One that cat is given alone is no list of its parts, nor is a number."""
+    for given in (Tensor.from_numpy(np.ones((2, 3), np.float32)), 5):
+        with pytest.raises(ShapeError, match="cat: give at least one tensor, as a sequence of"):
+            ops.cat(given)

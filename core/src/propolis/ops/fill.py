@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -169,7 +170,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         OpError: one is no tensor.
         DTypeError: their dtypes differ.
     """
-    tensors = () if isinstance(tensors, Tensor) else tuple(tensors)
+    given: object = tensors  # a tensor alone, or a number, all the same
+    tensors = tuple(tensors) if isinstance(given, Iterable) else ()
     if not tensors:
         msg = "cat: give at least one tensor, as a sequence of them"
         raise ShapeError(msg)

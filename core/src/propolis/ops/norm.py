@@ -56,7 +56,9 @@ def rms_norm(x: Tensor, weight: Tensor, /, eps: float = 1e-5) -> Meta:
     Raises:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes do not fit together.
+        OpError: eps is negative or not finite.
     """
+    _expect_eps("rms_norm", eps)
     same_dtype("rms_norm", x=x, weight=weight)
     fits = len(x.shape) >= 1 and weight.shape == x.shape[-1:]
     expect("rms_norm", fits, "x is (..., width), weight is (width,)", x=x, weight=weight)
@@ -85,7 +87,9 @@ def add_rms_norm(
     Raises:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes do not fit together.
+        OpError: eps is negative or not finite.
     """
+    _expect_eps("add_rms_norm", eps)
     same_dtype("add_rms_norm", x=x, residual=residual, weight=weight)
     fits = len(x.shape) >= 1 and x.shape == residual.shape and weight.shape == x.shape[-1:]
     rule = "x and residual are (..., width), weight is (width,)"
@@ -129,7 +133,9 @@ def layer_norm(
     Raises:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes do not fit together.
+        OpError: eps is negative or not finite.
     """
+    _expect_eps("layer_norm", eps)
     same_dtype("layer_norm", x=x, weight=weight)
     fits = len(x.shape) >= 1 and weight.shape == x.shape[-1:]
     expect("layer_norm", fits, "x is (..., width), weight is (width,)", x=x, weight=weight)
@@ -178,9 +184,9 @@ def group_norm(
     Raises:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes do not fit together.
-        OpError: groups does not divide the channels.
+        OpError: groups does not divide the channels, or eps is negative or not finite.
     """
-    return _group_norm("group_norm", x, weight, bias, groups)
+    return _group_norm("group_norm", x, weight, bias, groups, eps)
 
 
 @op({"x": FLOATS}, tolerance=RELATIVE, magnitude=_group_terms, shared=_GROUPS)
@@ -201,14 +207,15 @@ def group_norm_silu(
     Raises:
         DTypeError: the dtypes differ or are not floats.
         ShapeError: the shapes do not fit together.
-        OpError: groups does not divide the channels.
+        OpError: groups does not divide the channels, or eps is negative or not finite.
     """
-    return _group_norm("group_norm_silu", x, weight, bias, groups)
+    return _group_norm("group_norm_silu", x, weight, bias, groups, eps)
 
 
 def _group_norm(
-    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
+    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> Meta:
+    _expect_eps(name, eps)
     affine = {n: t for n, t in (("weight", weight), ("bias", bias)) if t is not None}
     same_dtype(name, x=x, **affine)
     fits = len(x.shape) >= 2 and all(t.shape == x.shape[1:2] for t in affine.values())
@@ -218,6 +225,12 @@ def _group_norm(
         msg = f"{name}: groups {groups} must divide the {x.shape[1]} channels"
         raise OpError(msg)
     return x.shape, x.dtype
+
+
+def _expect_eps(name: str, eps: float) -> None:
+    if not 0 <= eps < np.inf:  # of a root's sum: it would be NaN, or everything zero
+        msg = f"{name}: eps is {eps}; allowed: a finite number, at least 0"
+        raise OpError(msg)
 
 
 @add_rms_norm.decomposes(lambda x: {add: (x,), rms_norm: (x,)})

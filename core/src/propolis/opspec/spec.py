@@ -241,6 +241,8 @@ class OpSpec:
         except (AttributeError, TypeError, IndexError, OpError) as exc:
             check_tensors(self, args, kwargs)
             if isinstance(exc, TypeError | IndexError):
+                if args:  # an attribute of a wrong type may be why
+                    check_rest(self, args, len(self._tensors), kwargs)
                 msg = f"{self.name}{self.signature}: {str(exc).rpartition('() ')[2]}"
                 raise OpError(msg) from exc
             raise
