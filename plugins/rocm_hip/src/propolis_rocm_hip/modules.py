@@ -107,14 +107,16 @@ class Function:
         self.struct = struct.Struct(signature)
         size = ctypes.c_size_t(self.struct.size)
         self._buffer = ctypes.create_string_buffer(max(self.struct.size, 1))
-        self._extra = (ctypes.c_void_p * 5)(
+        extra = (ctypes.c_void_p * 5)(
             _BUFFER_POINTER,
             ctypes.addressof(self._buffer),
             _BUFFER_SIZE,
             ctypes.addressof(size),
             _END,
         )
-        self._keep = size
+        # By its address: ctypes takes 0.3 us longer to pass an array.
+        self._extra = ctypes.c_void_p(ctypes.addressof(extra))
+        self._keep = size, extra
         self._bytes = memoryview(self._buffer).cast("B")[: self.struct.size]
         self._context = context
         self._lock = context.lock
