@@ -89,7 +89,17 @@ PICTURE = [{"type": "image_url", "image_url": {"url": "x"}}]
             {"messages": [{"role": "user", "content": PICTURE}]},
             ["messages.0.content.0.type is \"image_url\"; supported: 'text' or 'refusal'"],
         ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            ["messages.0.content.0.text is missing: give it"],
+        ),
         ("/v1/completions", {"prompt": 5}, ["prompt is 5; supported: a text or a list"]),
+        (
+            "/v1/completions",
+            {"prompt": []},
+            ["prompt is a list; supported: a text or a list of at least 1 element"],
+        ),
         (
             "/v1/chat/completions",
             {"response_format": {"type": "grammar"}},
@@ -178,6 +188,14 @@ def test_files_that_were_not_chosen(drawing):
     files = {"image": ("a.png", file.getvalue())}
     got = drawing().http.post("/v1/images/edits", data=data, files=files)
     assert got.status_code == 200, got.text
+
+
+def test_texts_for_files(drawing):
+    """What is no file is said to be a text, by the field's name as it was sent."""
+    http = drawing().http
+    for name in ("image", "image[]", "mask"):
+        said = refused(http.post("/v1/images/edits", data={"prompt": "x", name: "a.png"}))
+        assert said == f"{name} is a text; supported: a file, as multipart/form-data has them"
 
 
 def test_the_cache_bounds_the_context(tiny_gguf, monkeypatch):

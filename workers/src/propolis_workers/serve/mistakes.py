@@ -131,7 +131,8 @@ async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     found = list(exc.errors() if isinstance(exc, RequestValidationError) else [])[:_MOST]
     found = _causes(found)
     errors = [_wrong(one, found, http) for one in found]
-    errors = list({(one["field"], one["message"]): one for one in errors}.values())
+    fields = [one["field"] for one in errors]  # the first of each tells all that it may be
+    errors = [one for i, one in enumerate(errors) if one["field"] not in fields[:i]]
     problem = ProblemError(400, _headline(errors, found, http))
     problem.param = errors[0]["field"] or None if errors else None
     problem.errors = errors
@@ -152,6 +153,7 @@ def _causes(found: list[Told]) -> list[Told]:
         if one["type"] == "too_long"
         or not any(f"{_field(one)}.".startswith(f"{field}.") for field in long)
     ]
+    found = _of_the_kind_meant(found)
     fields = [_field(one) for one in found]
     wrong_types = {
         field.removesuffix(".type")
@@ -167,6 +169,28 @@ def _causes(found: list[Told]) -> list[Told]:
 
     kept = [one for field, one in zip(fields, found, strict=True) if not follows(field)]
     return kept or found
+
+
+def _of_the_kind_meant(found: list[Told]) -> list[Told]:
+    """Of what may be of several kinds, each with its type, not what is wrong with the others."""
+    places = [tuple(one["loc"]) for one in found]
+    other = {
+        place[:-1]
+        for place, one in zip(places, found, strict=True)
+        if place[-1:] == ("type",) and one["type"] == "literal_error"
+    }
+    several = {kind[:-1] for kind in other}
+    meant = {
+        place[:depth]
+        for place in places
+        for depth in range(len(place))
+        if place[:depth] in several and place[: depth + 1] not in other
+    }
+    return [
+        one
+        for place, one in zip(places, found, strict=True)
+        if not any(place[: len(kind)] == kind and kind[:-1] in meant for kind in other)
+    ]
 
 
 def _headline(errors: list[Told], found: list[Told], http: HttpRequest) -> str:

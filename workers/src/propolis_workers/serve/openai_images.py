@@ -23,7 +23,9 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import ValidationInfo
 from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 
 from propolis.errors import PropolisError
 from propolis_workers.sd.images import png
@@ -138,9 +140,14 @@ class EditRequest(_Common):
 
     @field_validator("image", "several", "mask", mode="before")
     @classmethod
-    def _without_empty(cls, given: Any) -> Any:
-        """Fields of a form that nobody filled in are empty texts."""
-        return [one for one in given if one != ""] if isinstance(given, list) else given
+    def _files(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fields of a form that nobody filled in are empty texts; others are no files."""
+        files = [one for one in given if one != ""] if isinstance(given, list) else given
+        if isinstance(files, list) and any(isinstance(one, str) for one in files):
+            name = cls.model_fields[info.field_name or ""].alias or info.field_name
+            msg = "{name} is a text; supported: a file, as multipart/form-data has them"
+            raise PydanticCustomError("no_file", msg, {"name": name})
+        return files
 
 
 def routes(service: ImageService) -> APIRouter:
