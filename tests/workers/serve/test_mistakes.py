@@ -298,6 +298,8 @@ def test_no_page_may_ask_unasked(server):
         (["--serve", "sd", "--cache-tokens", "512"], "--cache-tokens is for what writes"),
         (["--allow-origin", "example.org"], "supported: as https://example.org"),
         (["--token", ""], "the token is blank"),
+        (["--images-at-once", "2"], "--images-at-once is for what draws"),
+        (["--allowed-host", " "], "--allowed-host is blank"),
     ],
     ids=str,
 )

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 # Connections and other files that may be open at once.
 _FILES = 65536
 
+_IMAGES_AT_ONCE = 4
+
+# What only a model that draws needs.
+_DRAWING = ("images", "loras", "images_at_once", "dtype", "use_f16")
+
 
 @click.command()
 @model_option
@@ -59,9 +64,7 @@ _FILES = 65536
 @click.option(
     "--images-at-once",
     type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Images of one size drawn together.",
+    help=f"Images of one size drawn together; {_IMAGES_AT_ONCE}.",
 )
 @click.option(
     "--model-ref",
@@ -225,6 +228,9 @@ def serve(
             f"PROPOLIS_TOKEN, or give --open where something else protects it"
         )
         raise UsageError(msg)
+    if not all(name.strip() for name in allowed):
+        msg = "--allowed-host is blank: give a name, or leave it out"
+        raise UsageError(msg)
     hosts = (host, *allowed) if allowed or _own(host) else None
     _allow_connections()
     server = _server()
@@ -273,7 +279,7 @@ def _application(
 
 def _expect_used(what: str, options: dict[str, Any]) -> None:
     """Refuse options of a model that is not served."""
-    given = [name for name in ("images", "loras", "dtype", "use_f16") if options[name]]
+    given = [name for name in _DRAWING if options[name]]
     if what == "llm" and given:
         name = given[0].replace("_", "-")
         msg = f"--{name} is for what draws, and nothing does: give --serve both or sd"
@@ -391,7 +397,7 @@ def _painter(config: Config, options: dict[str, Any]) -> ImageService:
     path, dtype = find_model(config), _dtype(options)
     engine = Engine(
         {**config.model_dump(mode="json"), "sd_model": os.fspath(path)},
-        {"most": options["images_at_once"], "dtype": dtype},
+        {"most": options["images_at_once"] or _IMAGES_AT_ONCE, "dtype": dtype},
         kind="sd",
         most_waiting=options["queue"],
         stalls=options["stall"],
