@@ -86,9 +86,13 @@ def test_computed_in_16_bits(propolis, dtype):
 
 
 def test_stdin(propolis, llm):
-    """A prompt of "-" is all of standard input."""
-    text = "the\nan ż\n"
-    assert answered(llm, text) + "\n" == propolis("generate", "-", "-n", "8", stdin=text).out
+    """A prompt of "-" is all of standard input, but a byte order mark and the last line's end."""
+    text = "the\nan ż"
+    told = answered(llm, text) + "\n"
+    for stdin in (text, text + "\n", "\ufeff" + text + "\r\n"):
+        assert told == propolis("generate", "-", "-n", "8", stdin=stdin).out
+    told = answered(llm, text + "\n") + "\n"
+    assert told == propolis("generate", "-", "-n", "8", stdin=text + "\n\n").out
     assert answered(llm, "-x") + "\n" == propolis("generate", "-n", "8", "--", "-x").out
 
 

@@ -12,6 +12,7 @@ from propolis import Runtime
 from propolis import dtypes
 from propolis.cli import main
 from propolis.records import Provenance
+from propolis_workers.llm import LLM
 
 
 @pytest.fixture
@@ -71,6 +72,18 @@ def test_sizes_that_cannot_be_drawn(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert (2, "") == (done.value.code, said.out)
     assert said.err.startswith("error: width 63 is not a multiple of ")
+
+
+@pytest.mark.usefixtures("quick_mul")
+def test_prompts_that_fit(tiny_gguf, tmp_path, monkeypatch, run, capsys):
+    """Usual lengths are cut to the model's context; who asks for more is told what fits."""
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    context = LLM.load(tiny_gguf).config.context_length
+    run("tune", "llm", "-m", str(tiny_gguf), "--sequences", "1")
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "llm", "-m", str(tiny_gguf), "--prompt", str(context)))
+    assert done.value.code == 2
+    assert f"--prompt {context} does not fit" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick_mul")

@@ -172,6 +172,20 @@ def test_type_of_most(models, tiny_folder, tmp_path):
     assert "--overwrite" in models("convert", str(tiny_folder), str(out)).err
 
 
+def test_overwrites_models_alone(models, tiny, tmp_path):
+    """No part of the folder is replaced, nor a device or a pipe; an empty file is nobody's."""
+    folder = tiny.folder(tmp_path / "m")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    weights = (folder / "model.safetensors").read_bytes()
+    for out in (folder / "model.safetensors", folder / "config.json", tmp_path / "pipe"):
+        done = models("convert", str(folder), str(out), "--overwrite")
+        assert (done.code, f"{out} is no GGUF file" in done.err) == (2, True)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    for _ in range(2):
+        assert models("convert", str(folder), str(tmp_path / "empty"), "--overwrite").code == 0
+
+
 def test_then_quantize(models, tiny_folder, tmp_path):
     """What was converted can be quantised, and the result runs."""
     models("convert", str(tiny_folder), str(tmp_path / "o.gguf"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import gguf
 import numpy as np
@@ -168,6 +169,11 @@ def test_refused(models, source, tmp_path, tiny_folder):
     done = models("quantize", str(source), str(source), "--type", "q8_0", "--overwrite")
     assert (done.code, source.exists()) == (2, True)
     assert f"{source} is the model itself, which would be gone: give another file" in done.err
+    parts = [tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for part in parts:
+        shutil.copy(source, part)
+    done = models("quantize", *map(str, parts), "--type", "q8_0", "--overwrite")
+    assert (done.code, parts[1].read_bytes() == source.read_bytes()) == (2, True)
     done = models("quantize", str(out), str(tmp_path / "2.gguf"), "--type", "q4_0")
     assert done.code == 2
     assert "is quantised already (token_embd.weight is q8_0)" in done.err

@@ -51,6 +51,22 @@ def test_text(models, tiny_gguf):
     assert all(len(line) < 200 for line in lines[1:])
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tensors": {"blk.0.attn_q.weight": None}}, "blk.0.attn_q.weight"),
+        ({"metadata": {"llama.block_count": 3}}, "blk.2."),
+        ({"metadata": {"llama.attention.head_count_kv": 4}}, "attn_k.weight"),
+    ],
+)
+def test_weights_that_do_not_fit(models, tiny, tmp_path, changes, says):
+    """What loading would refuse is said, though no weights are read."""
+    done = models("show", str(tiny.gguf(tmp_path / "x.gguf", **changes)))
+    assert done.code == 0
+    (told,) = (line for line in done.out.splitlines() if line.startswith("does not run"))
+    assert says in told
+
+
 def test_hostile_texts(models, tiny, tmp_path):
     """What a file says cannot steer a terminal, nor look like another line."""
     evil = "a\x1b[2J\x1b]0;owned\x07\rmemory\n\u202eb\x9b1m"

@@ -118,6 +118,11 @@ def test_orientation(tmp_path):
     exif[0x0112] = 6  # the camera was held upright
     photo.save(tmp_path / "a.jpg", exif=exif)
     assert (40, 24, 3) == images.read_image(tmp_path / "a.jpg").shape
+    pixels = np.dstack([PIXELS, np.where(np.arange(24)[:, None] < 9, 255, 0).repeat(40, 1)])
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a.png", exif=exif)
+    found = images.transparent("a.png", (tmp_path / "a.png").read_bytes())
+    assert found.shape == (40, 24)
+    assert found[0].tolist() == [255] * 15 + [0] * 9
 
 
 def test_mask(tmp_path):

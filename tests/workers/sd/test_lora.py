@@ -189,6 +189,40 @@ def test_stated_alpha(components, matrices, tmp_path):
     } == scales
 
 
+@pytest.mark.parametrize(
+    ("stated", "scale"),
+    [
+        ({"alpha_pattern": {"to_q": 16}}, 4.0),
+        ({"alpha_pattern": {"o_q": 16}}, 2.0),
+        ({"alpha_pattern": {"attn1.to_q": 16, "to_q": 4}}, 4.0),
+        ({"use_rslora": True}, 4.0),
+        ({"use_rslora": True, "alpha_pattern": {"to_q": 16}}, 8.0),
+    ],
+)
+def test_stated_as_peft_has_it(tmp_path, stated, scale):
+    """A pattern is a layer's name or its end, the first counts; of rsLoRA the root divides."""
+    matrices = {f"unet.{Q}": (np.ones((4, 8), np.float32), np.ones((8, 4), np.float32))}
+    whole = {"unet.lora_alpha": 8, **{f"unet.{name}": value for name, value in stated.items()}}
+    path = written(
+        *(tmp_path / "l.safetensors", matrices, "diffusers"),
+        lora_adapter_metadata=json.dumps(whole),
+    )
+    assert [scale] == [update.scale for update in LoRA.open(path).updates]
+
+
+def test_stated_by_expressions(matrices, tmp_path):
+    """Regular expressions of somebody else's file are not run; the file is refused."""
+    stated = {"unet.alpha_pattern": {".*to_[qk]": 2}}
+    path = written(
+        *(tmp_path / "l.safetensors", matrices, "diffusers"),
+        lora_adapter_metadata=json.dumps(stated),
+    )
+    with pytest.raises(
+        UnsupportedModelError, match=r"alpha_pattern has '\.\*to_\[qk\]'; supported"
+    ):
+        LoRA.open(path)
+
+
 @pytest.mark.parametrize("stated", ["[]", "{", '{"unet.lora_alpha": "x"}'])
 def test_stated_alpha_damaged(matrices, tmp_path, stated):
     """A header that cannot be understood is not passed over."""

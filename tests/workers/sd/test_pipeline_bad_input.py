@@ -110,6 +110,7 @@ def test_bad_parameters(sd, changes, error, message, monkeypatch):
             np.zeros((8, 8, 1), np.uint8),
             r"the mask is uint8 of shape \(8, 8, 1\); supported",
         ),
+        ("mask", np.eye(8, dtype=np.uint8), "the mask has no more than 1, .*: multiply it by 255"),
         (
             "mask",
             np.zeros((8, 8), bool),

@@ -143,12 +143,15 @@ def test_changed_files(propolis, make):
         ({"loras": [{"file": "a"}]}, "says sha256 is 'None'"),
         ({"loras": "a"}, "says loras is 'a'"),
         ({"steps": 0}, "steps is 0"),
+        ({"model": ""}, "its metadata has no model"),
+        ({"index": 0, "batch": 2, "seed": None}, "its metadata has no seed"),
     ],
 )
 def test_spoilt_metadata(propolis, change, message):
     """Metadata that Propolis would not have written is refused, with what is wrong."""
     propolis("generate", "a", "-o", "a.png", *FEW)
-    images.write_png("a.png", images.read_image("a.png"), images.read_metadata("a.png") | change)
+    told = {k: v for k, v in (images.read_metadata("a.png") | change).items() if v is not None}
+    images.write_png("a.png", images.read_image("a.png"), told)
     run = propolis("generate", "--from", "a.png", "-o", "b.png")
     assert 2 == run.code
     assert message in run.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 def standard_input() -> str:
     """
-    All of standard input.
+    A prompt from standard input: all of it, but a byte order mark and one line end at its end.
+
+    Whoever pipes a line in does not mean its end: models answer another text otherwise.
 
     Raises:
         UsageError: it is empty, as after a command that failed, or not UTF-8.
@@ -32,7 +35,7 @@ def standard_input() -> str:
     raw = sys.stdin.buffer.read()
     if not raw:
         raise UsageError('standard input is empty, and "-" reads the prompt from there')
-    return decoded(raw)
+    return re.sub(r"\r?\n\Z", "", decoded(raw).removeprefix("\ufeff"))
 
 
 def decoded(raw: bytes, what: str = "standard input") -> str:

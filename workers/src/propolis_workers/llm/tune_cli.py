@@ -6,9 +6,14 @@ from typing import Any
 
 import click
 
+from propolis.errors import UsageError
 from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
 from propolis_workers.terminal import model_option
+
+
+_AFTER = 4
+"""Tokens after a prompt."""
 
 
 @click.command("llm")
@@ -54,11 +59,19 @@ def tune(
     from propolis_workers.llm.sampling import SamplingParams  # noqa: PLC0415
     from propolis_workers.tuning import measuring  # noqa: PLC0415
 
-    model, runtime = load(ctx, options, quiet=False, placement=False, tokens=max(prompts) + 4)
+    own = ctx.get_parameter_source("prompts") is not click.core.ParameterSource.DEFAULT
+    tokens = max(prompts) + _AFTER
+    model, runtime = load(ctx, options, quiet=False, placement=False, tokens=tokens)
+    most = model.config.context_length - _AFTER
+    if own and max(prompts) > most:
+        msg = f"--prompt {max(prompts)} does not fit: this model has a context of "
+        msg += f"{most + _AFTER} tokens; give at most {most}"
+        raise UsageError(msg)
+    prompts = tuple(dict.fromkeys(min(length, most) for length in prompts))
     first = model.tokenizer.vocab_size // 3
     with measuring(runtime, model.model.device):
         for length in prompts:
-            engine = model.engine(length + 4)
+            engine = model.engine(length + _AFTER)
             engine.prefill([(first + i) % model.tokenizer.vocab_size for i in range(length)])
             for _ in range(2):
                 engine.decode(first)
@@ -66,7 +79,9 @@ def tune(
             batch = BatchEngine(model, context=64, most=count)
             for number in range(count):
                 prompt = [first + number, first]
-                batch.add(number, Request(prompt=prompt, params=SamplingParams(), max_tokens=4))
+                batch.add(
+                    number, Request(prompt=prompt, params=SamplingParams(), max_tokens=_AFTER)
+                )
             while batch.busy:
                 batch.step()
 

@@ -14,6 +14,7 @@ from propolis_workers.files import read_json
 from propolis_workers.llm.conversation import DEFAULT_CONTEXT
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
+from propolis_workers.llm.models import expect_weights
 from propolis_workers.llm.models import names_in
 from propolis_workers.llm.models import read_config
 from propolis_workers.llm.models import weights_of
@@ -109,6 +110,7 @@ def facts_of(path: Path, runtime: Runtime) -> Facts:
     vocab, template = None, _template(source)
     try:
         config = read_config(source)
+        expect_weights(source, config)
     except PropolisError as exc:
         problems.append(str(exc))
     try:

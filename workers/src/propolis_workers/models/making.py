@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,9 @@ from propolis.errors import UsageError
 from propolis.wording import size_of
 from propolis_workers.terminal import loading_bar
 
+
+# Of a part of a model, which is split.
+_NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace OUT where it exists.")
 
@@ -45,7 +49,7 @@ def quantize(
     path = located(source, config)
     _expect_gguf(path)
     expect_new(target, overwrite=overwrite)
-    if target.exists() and target.samefile(path):
+    if target.exists() and _is_of(path, target):
         msg = f"{target} is the model itself, which would be gone: give another file"
         raise UsageError(msg)
     with loading_bar(quiet=as_json) as progress:
@@ -129,7 +133,8 @@ def expect_new(target: Path, *, overwrite: bool) -> None:
     Check that a file may be written.
 
     Raises:
-        ModelError: it exists and nobody said to replace it, or its folder does not.
+        ModelError: it exists and nobody said to replace it, or is no model in one file, which
+            would be gone: a part of a folder that is converted, a device.  Or its folder does not.
     """
     try:
         folder, inside, there = target.is_dir(), target.parent.is_dir(), target.exists()
@@ -143,6 +148,16 @@ def expect_new(target: Path, *, overwrite: bool) -> None:
     if there and not overwrite:
         msg = f"{target} exists: give another name, or --overwrite"
         raise ModelError(msg)
+    if there and not (target.is_file() and (_is_gguf(target) or not target.stat().st_size)):
+        msg = f"{target} is no GGUF file, and --overwrite replaces no others: give another name"
+        raise ModelError(msg)
+
+
+def _is_of(model: Path, target: Path) -> bool:
+    """Whether a file is the model, or another part of one that is split."""
+    one, other = model.resolve(), target.resolve()
+    beside = one.parent == other.parent and _NUMBER.sub("", one.name) == _NUMBER.sub("", other.name)
+    return beside or one.samefile(other)
 
 
 __all__ = ["convert", "expect_new", "quantize"]

@@ -114,7 +114,7 @@ def transparent(name: str, data: bytes) -> Pixels | None:
     with _opened(name, data) as image:
         if not image.has_transparency_data:
             return None
-        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+        alpha = np.asarray(_seen(name, image).convert("RGBA"))[..., 3]
     return np.where(alpha < 128, np.uint8(255), np.uint8(0))
 
 

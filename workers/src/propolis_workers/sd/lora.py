@@ -9,6 +9,7 @@ original code) and diffusers' (``unet.down_blocks.0...lora_A.weight``, and older
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class Update:
         layer: the layer's name as the file has it.
         down: f32 (rank, in) or (rank, in, kernel height, kernel width).
         up: f32 (out, rank) or (out, rank, 1, 1).
-        scale: alpha / rank.
+        scale: alpha / rank, or what the file says in its place.
     """
 
     layer: str
@@ -273,30 +274,39 @@ def _update(path: Path, source: SafetensorsFolder, layer: str, parts: dict[str, 
             msg = f"{path.name}: the alpha of layer {layer!r} has shape {values.shape}, "
             msg += "it must be one number"
             raise FileFormatError(msg)
-        alpha = float(values.reshape(()))
+        scale = float(values.reshape(())) / rank
     else:
-        alpha = _stated_alpha(path, source, layer, rank)
-    return Update(layer, down, up, alpha / rank)
+        scale = _stated_scale(path, source, layer, rank)
+    return Update(layer, down, up, scale)
 
 
-def _stated_alpha(path: Path, source: SafetensorsFolder, layer: str, rank: int) -> float:
+def _stated_scale(path: Path, source: SafetensorsFolder, layer: str, rank: int) -> float:
     """
-    What diffusers wrote about a layer's alpha into the header; the rank where it did not.
+    What diffusers wrote about a layer's scale into the header; 1 where it did not.
 
-    ``lora_adapter_metadata`` has PEFT's settings, for each part of the model with its prefix.
+    ``lora_adapter_metadata`` has PEFT's settings, for each part of the model with its prefix.  Of
+    its ``alpha_pattern`` a layer takes the first that is its name, or what that ends with; with
+    ``use_rslora`` (Kalajdzievski 2023) the root of the rank divides alpha.
     """
     text = source.metadata.get("lora_adapter_metadata")
     if text is None:
-        return float(rank)
+        return 1.0
     try:
         stated = json.loads(text)
         part, _, name = layer.partition(".")
-        patterns = stated.get(f"{part}.alpha_pattern") or {}
-        alpha = float(patterns.get(name) or stated.get(f"{part}.lora_alpha") or rank)
+        alpha = stated.get(f"{part}.lora_alpha") or rank
+        for pattern, own in (stated.get(f"{part}.alpha_pattern") or {}).items():
+            if not re.fullmatch(r"[\w.]+", pattern):  # PEFT takes regular expressions
+                msg = f"{path.name}: its alpha_pattern has {pattern[:80]!r}; supported: names of "
+                msg += "layers, or what these end with: ask for a file with them"
+                raise UnsupportedModelError(msg)
+            if f".{name}".endswith(f".{pattern}"):
+                alpha = own
+                break
+        return float(alpha) / (math.sqrt(rank) if stated.get(f"{part}.use_rslora") else rank)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         msg = f"{path.name}: its lora_adapter_metadata cannot be used: {error}; get the file again"
         raise FileFormatError(msg) from None
-    return alpha
 
 
 def _values(path: Path, source: SafetensorsFolder, key: str) -> np.ndarray:

@@ -225,6 +225,10 @@ def _sizes(params: GenerateParams, factor: int, size: int, sides: str) -> tuple[
     image, mask = params.image, params.mask
     _check_array("image", image, "(height, width, 3)")
     _check_array("mask", mask, "(height, width)")
+    if mask is not None and mask.max() == 1:
+        msg = "the mask has no more than 1, which is nearly black; supported: 255 where the image "
+        msg += "is drawn anew, 0 elsewhere: multiply it by 255"
+        raise UsageError(msg)
     if mask is not None and image is None:
         msg = "a mask says which part of an image is drawn anew: give that image too"
         raise UsageError(msg)

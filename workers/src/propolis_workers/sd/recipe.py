@@ -136,6 +136,10 @@ class Recipe:
             msg = f"{path}: its metadata names dtype {recipe.dtype!r} and image {recipe.index} of "
             msg += f"{batch}, which cannot be"
             raise FileFormatError(msg)
+        if recipe.model == "" or (recipe.index is not None and "seed" not in recipe.values):
+            lacking = "model" if recipe.model == "" else "seed"
+            msg = f"{path}: its metadata has no {lacking}: give another image, or say what to draw"
+            raise FileFormatError(msg)
         return recipe
 
     def changed(self, options: Mapping[str, Any]) -> Recipe:
