@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -469,3 +470,16 @@ def test_rows_that_are_columns(rocm, monkeypatch, dtype):
     monkeypatch.setattr(Kernel, "__call__", lambda k, *_, **__: launched.append(k.module.name))
     step()
     assert {"fill", "matmul_matrix"} == set(launched)
+
+
+@pytest.mark.parametrize(
+    ("arch", "has", "room"),
+    [("gfx942", 65536, 65536), ("gfx950", 163840, 65536), ("sm_90", 232448, 232448)],
+)
+def test_room(arch, has, room):
+    """AMD's GPUs have no bodies of the tiles for more than 64 KiB, however much they have."""
+    hardware = SimpleNamespace(shared_bytes=has)
+    device = SimpleNamespace(hardware=hardware, properties=SimpleNamespace(arch=arch))
+    assert matrix.room(device) == room
+    assert set(matrix.rates(room)) <= set(matrix.TILES)
+    assert (max(matrix.rates(room)) > (128, 128, 32)) is (arch == "sm_90")

@@ -1,5 +1,5 @@
 // Matrix instructions: what a warp multiplies at once.  One interface, of five bodies: WMMA (gfx11 and
-// gfx12), MFMA (gfx90a, gfx942), NVIDIA's mma, and plain sums in the simulator.  Where none of these are,
+// gfx120x), MFMA (gfx90a, gfx942, gfx950), NVIDIA's mma, and plain sums in the simulator.  Where none of these are,
 // PROPOLIS_FRAGMENTS is 0, and kernels have no bodies: Python launches none (ops_matmul_matrix.py).
 //
 //     Left<T>    16 rows of the left operand, 16 deep
@@ -24,11 +24,11 @@
 
 #if defined(__CUDACC__)
 #define PROPOLIS_MMA 1
-#elif defined(PROPOLIS_AMD) && defined(__GFX12__)
+#elif defined(PROPOLIS_AMD) && defined(__GFX12__) && !defined(__gfx1250__) && !defined(__gfx1251__)
 #define PROPOLIS_WMMA 12
 #elif defined(PROPOLIS_AMD) && defined(__GFX11__)
 #define PROPOLIS_WMMA 11
-#elif defined(PROPOLIS_AMD) && (defined(__gfx90a__) || defined(__gfx942__))
+#elif defined(PROPOLIS_AMD) && (defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__))
 #define PROPOLIS_MFMA 1
 #endif
 #if defined(PROPOLIS_AMD) && !defined(PROPOLIS_WMMA) && !defined(PROPOLIS_MFMA)

@@ -33,6 +33,7 @@ from propolis_rocm_kernels.ops_matmul_matrix import TILES
 from propolis_rocm_kernels.ops_matmul_matrix import Split
 from propolis_rocm_kernels.ops_matmul_matrix import bytes_of
 from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
+from propolis_rocm_kernels.ops_matmul_matrix import room
 from propolis_rocm_kernels.ops_matmul_matrix import split_for
 
 
@@ -243,7 +244,7 @@ def _convolve(
         return
     device = cast("RocmDevice", out.device)
     given = _Given.of(x, w, attributes)
-    plans = _plans(given, device.compute_units, device.hardware.shared_bytes)
+    plans = _plans(given, device.compute_units, room(device))
     ready = cast("Tensor | None", w.prepared.get(prepare))
     with device.keep(Turned).lent(device, _bytes(plans, prepared=ready is not None)) as memory:
         at = memory.ptr
@@ -377,7 +378,7 @@ def _workspace(
     del bias, groups
     device = cast("RocmDevice", x.device)
     given = _Given.of(x, w, (stride, padding, dilation))
-    plans = _plans(given, device.compute_units, device.hardware.shared_bytes)
+    plans = _plans(given, device.compute_units, room(device))
     return space_bytes(_bytes(plans, prepared=w.prepared.get(prepare) is not None))
 
 

@@ -19,6 +19,7 @@ from propolis_rocm_kernels._elementwise import pointer
 from propolis_rocm_kernels._implementation import implementation
 from propolis_rocm_kernels._kernels import Module
 from propolis_rocm_kernels.ops_matmul_matrix import LDS
+from propolis_rocm_kernels.ops_matmul_matrix import room
 from propolis_rocm_kernels.ops_quantized import Rounded
 
 
@@ -78,7 +79,7 @@ def _staged(w: Tensor, device: RocmDevice) -> tuple[int, int]:
     nbytes = w.dtype.nbytes(_CHUNK)
     start = math.gcd(w.ptr, _row_bytes(w), nbytes, PACK_BYTES)  # what divides where chunks begin
     pieces = -(-(nbytes + PACK_BYTES - start) // PACK_BYTES)
-    slots = BLOCK // device.warp_size * (1 if device.hardware.shared_bytes <= LDS else 2)
+    slots = BLOCK // device.warp_size * (1 if room(device) <= LDS else 2)
     return pieces, slots * FRAGMENT * (pieces | 1) * PACK_BYTES
 
 

@@ -24,6 +24,7 @@ from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels.ops_matmul_matrix import LDS
 from propolis_rocm_kernels.ops_matmul_matrix import SUM_BYTES
 from propolis_rocm_kernels.ops_matmul_matrix import Parts
+from propolis_rocm_kernels.ops_matmul_matrix import room
 from propolis_rocm_kernels.ops_quantized import rounded_rows
 
 
@@ -158,7 +159,7 @@ def qmatmul_tiles(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 
 def _tiling(m: int, w: Tensor, device: RocmDevice) -> Tiling:
-    return tiling(m, *w.shape, w.dtype, device.compute_units, device.hardware.shared_bytes)
+    return tiling(m, *w.shape, w.dtype, device.compute_units, room(device))
 
 
 def _bytes_of_parts(m: int, w: Tensor, device: RocmDevice) -> int:
@@ -175,7 +176,7 @@ def _memory(x: Tensor, w: Tensor) -> int:
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:
     device = cast("RocmDevice", x.device)
-    most = most_rows(w.dtype, device.hardware.shared_bytes)
+    most = most_rows(w.dtype, room(device))
     if (reason := few.declined(x, w, LEAST_ROWS, most)) is not None:
         return reason
     n, depth = w.shape
