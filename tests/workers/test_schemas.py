@@ -32,6 +32,7 @@ def _within(schema):
         ({"$ref": "#/nope"}, "$ref is '#/nope', where nothing is; supported: places in the schema"),
         ({"$ref": "http://x/y"}, "$ref is 'http://x/y', where nothing is"),
         ({"type": "integer", "minimum": "x"}, 'minimum is "x"; supported: a number'),
+        ({"type": "integer", "minimum": -(2**64)}, f"{-(2**64)} takes more than 64 bits"),
         ({"type": "string", "minLength": -3}, "minLength is -3; supported: a number from 0 on"),
     ],
 )

@@ -102,3 +102,8 @@ def test_tune_llm(tiny_gguf, tmp_path, monkeypatch, run):
     assert "forgotten" in run("tune", "forget")
     assert "nobody was measured faster" in run("tune", "show")
     assert "there is none" in run("tune", "forget")
+    (tmp_path / "cache" / "tuned.json").write_text("{bad")
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "show"))
+    assert done.value.code == 2
+    assert "forgotten" in run("tune", "forget")

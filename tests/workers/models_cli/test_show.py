@@ -83,7 +83,8 @@ def test_hostile_texts(models, tiny, tmp_path):
 
 
 def test_default(models, tiny_gguf, monkeypatch):
-    """Without an argument it is the model that would run."""
+    """Without an argument it is the model that would run; an empty one is a mistake."""
+    assert models("show", "").code == 2
     monkeypatch.setenv("PROPOLIS_MODEL", str(tiny_gguf))
     assert str(tiny_gguf) in models("show").out
 

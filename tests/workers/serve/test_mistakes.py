@@ -238,6 +238,9 @@ def test_two_images(drawing):
     files = [("image", ("a.png", data)), ("image", ("b.png", data))]
     got = drawing().http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
     assert "image has 2 elements; supported: at most 1" in refused(got)
+    files = [("image[]", file) for _, file in files]  # as OpenAI's client calls a list of them
+    got = drawing().http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
+    assert "image[] has 2 elements; supported: at most 1" in refused(got)
 
 
 @pytest.mark.parametrize(

@@ -20,24 +20,17 @@ def show(ctx: click.Context, as_json: bool) -> None:
     List who is taken, for calls of which sizes, instead of who goes first else.
 
     What was measured with other plugins, versions, drivers or hardware does not count, and is
-    not listed.
+    not listed.  A file that cannot be read is an error here; elsewhere it counts for nothing.
     """
-    from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
+    from propolis.plugins.tuned_file import TunedFile  # noqa: PLC0415  (not for --help)
+    from propolis.runtime import Runtime  # noqa: PLC0415
 
-    rows = list(Runtime.start(settings(ctx)).tuned.rows())
+    config = settings(ctx)
+    TunedFile(config.cache_dir).expect_whole()
+    rows = list(Runtime.start(config).tuned.rows())
     if as_json:
-        print_json(
-            [
-                {
-                    "device": device,
-                    "op": op,
-                    "dtypes": list(kinds),
-                    "calls": calls,
-                    **asdict(choice),
-                }
-                for device, op, kinds, calls, choice in rows
-            ]
-        )
+        names = ("device", "op", "dtypes", "calls")
+        print_json([{**dict(zip(names, row, strict=False)), **asdict(row[-1])} for row in rows])
         return
     if not rows:
         click.echo("nobody was measured faster than who leads: see `propolis tune llm`")

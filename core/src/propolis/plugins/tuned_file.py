@@ -106,6 +106,17 @@ class TunedFile:
         sets.pop(own, None)
         replace_json(self.path, dict([*sets.items(), (own, rows)][-_SETS:]))
 
+    def expect_whole(self) -> None:
+        """
+        Check that choices are not passed over because the file is damaged.
+
+        Raises:
+            ConfigError: it is.
+        """
+        if self.path.exists() and not isinstance(read_json(self.path), dict):
+            msg = f"{self.path} is damaged and counts for nothing: `propolis tune forget` ends it"
+            raise ConfigError(msg)
+
     def clear(self) -> bool:
         """
         Forget every choice; whether there was a file.

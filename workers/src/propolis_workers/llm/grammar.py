@@ -76,7 +76,14 @@ def _of_json(schema: dict[str, Any]) -> str:
     """The grammar of a schema; raises ValueError where it cannot be used."""
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
-    grammar: str = LLMatcher.grammar_from_json_schema(schema, JSON_OPTIONS)
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(schema, JSON_OPTIONS)
+    except ValueError as exc:
+        _, _, number = str(exc).partition("not JSON serializable: ")
+        if not number:
+            raise
+        msg = f"{number[:40]} takes more than 64 bits; supported: numbers of fewer digits"
+        raise ValueError(msg) from None
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
         raise ValueError(said[0])

@@ -24,6 +24,7 @@ from propolis.wording import did_you_mean
 from propolis.wording import size_of
 from propolis_workers.models.making import convert
 from propolis_workers.models.making import quantize
+from propolis_workers.terminal import filled
 from propolis_workers.terminal import printable
 from propolis_workers.terminal import watched
 
@@ -154,7 +155,7 @@ def rm(ctx: click.Context, names: tuple[str, ...], yes: bool, as_json: bool) -> 
 
 
 @models.command()
-@click.argument("model", metavar="[NAME|FILE|FOLDER]", required=False)
+@click.argument("model", metavar="[NAME|FILE|FOLDER]", required=False, callback=filled)
 @json_option
 @click.pass_context
 def show(ctx: click.Context, model: str | None, as_json: bool) -> None:

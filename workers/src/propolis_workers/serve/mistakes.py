@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 Told = dict[str, Any]
 
 # How pydantic names the kinds that a field may be of, where those stand among names.
-_TYPE: Final = re.compile(r"\[|^constrained-|^(Text|Refusal|Chosen|str|int|float|bool|none)$")
+_TYPE: Final = re.compile(
+    r"\[(?!\]$)|^constrained-|^(Text|Refusal|Chosen|str|int|float|bool|none)$"
+)
 # Fields of several kinds, told apart by their type.
 _TAGGED: Final = ("response_format",)
 # Errors of which so many are told.
