@@ -98,7 +98,8 @@ def test_stdin(propolis, llm):
 
 def test_stdin_that_is_no_prompt(propolis):
     """Standard input that is no UTF-8, or empty as after a command that failed, is refused."""
-    for stdin, said in ((b"a\xff", "not UTF-8: byte 0xff at 1"), (b"", 'empty, and "-" reads')):
+    empty = 'empty, and "-" reads'
+    for stdin, said in ((b"a\xff", "not UTF-8: byte 0xff at 1"), (b"", empty), (b"\n", empty)):
         for raw in ((), ("--raw",)):
             run = propolis("generate", *raw, "-", stdin=stdin)
             assert (2, "", True) == (run.code, run.out, f"standard input is {said}" in run.err)

@@ -32,10 +32,11 @@ def standard_input() -> str:
     Raises:
         UsageError: it is empty, as after a command that failed, or not UTF-8.
     """
-    raw = sys.stdin.buffer.read()
-    if not raw:
+    text = decoded(sys.stdin.buffer.read()).removeprefix("\ufeff")
+    text = re.sub(r"\r?\n\Z", "", text)
+    if not text:
         raise UsageError('standard input is empty, and "-" reads the prompt from there')
-    return re.sub(r"\r?\n\Z", "", decoded(raw).removeprefix("\ufeff"))
+    return text
 
 
 def decoded(raw: bytes, what: str = "standard input") -> str:
