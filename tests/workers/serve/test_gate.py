@@ -51,6 +51,17 @@ def test_no_host(server):
     assert server.http.get("/health", headers={"Host": ""}).status_code == 200
 
 
+def test_targets_with_their_host(server):
+    """They are taken, as HTTP wants it, and it is their host that has to be one of ours."""
+    told = {}
+    for target in ("http://localhost/v1/models?a=b", "HTTP://localhost", "http://other.lan/info"):
+        with socket.create_connection(("127.0.0.1", server.http.base_url.port)) as sock:
+            asked = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            sock.sendall(asked.encode())
+            told[target] = b"".join(iter(lambda: sock.recv(4096), b"")).decode().split()[1]
+    assert list(told.values()) == ["200", "200", "421"]
+
+
 @pytest.mark.parametrize("path", ["/health", "/v1/ready", "/v1/models", "/metrics", "/api/version"])
 def test_what_is_got_by_head(server, path):
     """Probes ask so, too: for the same, but what it says."""

@@ -11,12 +11,14 @@ import contextlib
 import hmac
 import ipaddress
 import json
+import re
 import time
 import traceback
 import uuid
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Final
+from urllib.parse import quote
 
 from propolis_workers import events
 from propolis_workers.serve import page
@@ -42,6 +44,7 @@ OPEN: Final = frozenset({"/health", *page.PATHS})
 FORMS: Final = frozenset(
     {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b""}
 )
+_ABSOLUTE: Final = re.compile(r"/?https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 _ENDLESS: Final = ("/progress", "/stream")
 """Of paths whose answers go on for as long as what they tell of."""
 READS: Final = frozenset({"GET", "HEAD"})
@@ -108,6 +111,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         passage = _Passage(scope, receive, send, self._most_of(scope["path"]))
         self._open += 1
         try:
@@ -285,6 +289,17 @@ def _is_own(name: str, hosts: frozenset[str]) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A target may have the host, which then is the one that counts (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.fullmatch(scope["path"])
+    if found is None:
+        return scope
+    host, path = found[1].encode(), found[2] or "/"
+    kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    raw = quote(path).encode()
+    return {**scope, "path": path, "raw_path": raw, "headers": [(b"host", host), *kept]}
 
 
 def _as_json(scope: Scope) -> Scope:
