@@ -38,6 +38,13 @@ def test_who_the_server_is(server, host, status):
             assert got.json()["error"]["code"] == "host_not_allowed"
 
 
+def test_a_path_is_no_host(server):
+    """A page whose name leads here cannot name a host of ours in the path."""
+    for path in ("/http://localhost/info", "/%68ttp://localhost/info", "//localhost/info"):
+        got = server.http.get(path, headers={"Host": "other.lan"})
+        assert (got.status_code, got.json()["error"]["code"]) == (421, "host_not_allowed")
+
+
 def test_no_host(server):
     """Probes of HTTP/1.0 send none: they learn whether the process lives, and no more."""
     told = {}

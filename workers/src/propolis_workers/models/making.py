@@ -21,7 +21,9 @@ from propolis_workers.terminal import loading_bar
 # Of a part of a model, which is split.
 _NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
-_overwrite = click.option("--overwrite", is_flag=True, help="Replace OUT where it exists.")
+_overwrite = click.option(
+    "--overwrite", is_flag=True, help="Replace OUT where it exists, if it is a GGUF file."
+)
 
 
 @click.command()

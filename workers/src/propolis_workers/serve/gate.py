@@ -18,7 +18,6 @@ import uuid
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from typing import Final
-from urllib.parse import quote
 
 from propolis_workers import events
 from propolis_workers.serve import page
@@ -44,7 +43,7 @@ OPEN: Final = frozenset({"/health", *page.PATHS})
 FORMS: Final = frozenset(
     {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b""}
 )
-_ABSOLUTE: Final = re.compile(r"/?https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
+_ABSOLUTE: Final = re.compile(r"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 _ENDLESS: Final = ("/progress", "/stream")
 """Of paths whose answers go on for as long as what they tell of."""
 READS: Final = frozenset({"GET", "HEAD"})
@@ -292,13 +291,17 @@ def _is_own(name: str, hosts: frozenset[str]) -> bool:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """A target may have the host, which then is the one that counts (RFC 9112, 3.2.2)."""
+    """
+    A target may have the host, which then is the one that counts (RFC 9112, 3.2.2).
+
+    No path does, which begins with a slash: a page may ask for any, at a host that it names.
+    """
     found = _ABSOLUTE.fullmatch(scope["path"])
     if found is None:
         return scope
     host, path = found[1].encode(), found[2] or "/"
     kept = [(name, value) for name, value in scope["headers"] if name != b"host"]
-    raw = quote(path).encode()
+    raw = b"/" + b"".join(scope["raw_path"].split(b"/", 3)[3:])
     return {**scope, "path": path, "raw_path": raw, "headers": [(b"host", host), *kept]}
 
 
