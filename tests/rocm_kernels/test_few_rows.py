@@ -53,6 +53,19 @@ def test_products(rocm, dtype, rows, columns) -> None:
         judge(rocm, x, quantized(rocm, dtype, columns, depth))
 
 
+@pytest.mark.parametrize("dtype", [dtypes.q4_0, dtypes.q4_k, dtypes.q6_k, dtypes.tq1_0], ids=str)
+@pytest.mark.parametrize("rows", [3, 16])
+def test_more_weights_than_blocks_take_at_once(rocm, dtype, rows) -> None:
+    """A block goes on to further rows of weights, whether or not all its warps have a part of them."""
+    columns = 32 * rocm.compute_units * 3 + 37
+    for depth in (256, 2304):
+        judge(
+            rocm,
+            normal(dtypes.f32, rows, depth, seed=depth),
+            quantized(rocm, dtype, columns, depth),
+        )
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_weights_of_a_larger_tensor(rocm, dtype) -> None:
     """Rows of weights are taken where they lie, at whatever bytes those begin, beside others."""

@@ -11,7 +11,10 @@
 
 // Nibbles: weights 0 to 15 are the low ones of 16 bytes, 16 to 31 the high ones.
 PROPOLIS_FN u32 nibbles(u32 word, int four) { return word >> four / 4 * 4 & 0x0f0f0f0f; }
-PROPOLIS_FN u32 upper_nibbles(u32 word, int four) { return word << (4 - four / 4 * 4) & 0xf0f0f0f0; }
+// As signed bytes, of which they are the upper half.
+PROPOLIS_FN u32 upper_nibbles(u32 word, int four) {
+    return masked_xor(word << (4 - four / 4 * 4), 0xf0f0f0f0, EACH_128);
+}
 
 struct Q4_0 : Runs<Q4_0> {
     static constexpr int SIZE = Q4_0_SIZE, BYTES = Q4_0_BYTES, NUMBER = Q4_0_NUMBER;
@@ -60,8 +63,8 @@ struct Q5_0 : Runs<Q5_0> {
     static constexpr int UPPER = 8;
     template <class Block>
     PROPOLIS_FN u32 upper(Block block, int four) {
-        const u32 fifth = halves_at(block + 2) >> 4 * four & 15;
-        return upper_nibbles(halves_at(block + 6 + four % 4 * 4), four) >> 1 | spread_fifth(fifth) << 3;
+        const u32 word = halves_at(block + 6 + four % 4 * 4), fifth = halves_at(block + 2) >> 4 * four & 15;
+        return masked_xor(four / 4 ? word >> 1 : word << 3, 0x78787878, ~(fifth * (FIFTHS << 7)) & EACH_128);
     }
     template <class Block, class W>
     PROPOLIS_FN void scales(Block block, int, W& w) {
@@ -143,6 +146,10 @@ struct Q2_K : Wholes<Q2_K> {
     PROPOLIS_FN int least(Block block, int part) {
         return (int)(block[part] >> 4);
     }
+    template <class Block>
+    PROPOLIS_FN u32 leasts(Block block, int quarter) {
+        return word_at(block + quarter * 4) >> 4 & 0x0f0f0f0f;
+    }
 };
 
 struct Q3_K : Wholes<Q3_K> {
@@ -165,6 +172,13 @@ struct Q3_K : Wholes<Q3_K> {
         const int high = scales[8 + part % 4] >> part / 4 * 2 & 3;
         return (low | high << 4) - 32;
     }
+    template <class Block>
+    PROPOLIS_FN void wholes(Block block, int group, i32 (&to)[2]) {
+        const Block scales = block + 96;
+        const u32 low = half_at(scales + group % 4 * 2) >> group / 4 * 4 & 0x0f0f;
+        const u32 both = low | (half_at(scales + 8 + group % 2 * 2) << 4 >> group / 2 * 2 & 0x3030);
+        to[0] = byte_of(both, 0) - 32, to[1] = byte_of(both, 1) - 32;
+    }
 };
 
 // Scale and minimum of 6 bits of each group of 32, as q4_k and q5_k have them.
@@ -177,6 +191,11 @@ template <class Block>
 PROPOLIS_FN int six_bits_least(Block scales, int group) {
     const u32 second = scales[4 + (group & 3)], rest = scales[8 + (group & 3)];
     return (int)(group < 4 ? second & 63 : rest >> 4 | second >> 6 << 4);
+}
+
+// Of four groups at once, of the first or the second half.
+PROPOLIS_FN u32 six_bits_of_four(u32 own, u32 rest, bool second) {
+    return second ? (rest & 0x0f0f0f0f) | (own >> 2 & 0x30303030) : own & 0x3f3f3f3f;
 }
 
 template <class Format>
@@ -196,6 +215,17 @@ struct SixBits : Wholes<Format> {
     template <class Block>
     PROPOLIS_FN int least(Block block, int part) {
         return six_bits_least(block + 4, part / 2);
+    }
+    template <class Block>
+    PROPOLIS_FN void wholes(Block block, int group, i32 (&to)[2]) {
+        const u32 four = six_bits_of_four(word_at(block + 4), word_at(block + 12), group >= 4);
+        to[0] = to[1] = byte_of(four, group % 4);
+    }
+    template <class Block>
+    PROPOLIS_FN u32 leasts(Block block, int quarter) {
+        const u32 four = six_bits_of_four(word_at(block + 8), word_at(block + 12) >> 4, quarter >= 2);
+        const u32 two = four >> quarter % 2 * 16;  // each for two sixteens
+        return (two & 0xff) * 0x0101 | (two >> 8 & 0xff) * 0x01010000;
     }
 };
 
@@ -240,7 +270,7 @@ struct Q6_K : Wholes<Q6_K> {
         const int k = four / 8 % 4;
         const u32 low = halves_at(block + four / 32 * 64 + k % 2 * 32 + four % 8 * 4);
         const u32 high = halves_at(block + 128 + pairs_byte(four));
-        return ((k / 2 ? low >> 2 : low << 2) & 0x3c3c3c3c) | (high << (6 - 2 * k) & 0xc0c0c0c0);
+        return ((k / 2 ? low >> 2 : low << 2) & 0x3c3c3c3c) | masked_xor(high << (6 - 2 * k), 0xc0c0c0c0, EACH_128);
     }
     template <class Block>
     PROPOLIS_FN f32 unit(Block block) {

@@ -7,10 +7,11 @@ constexpr int COPIED = 8;  // numbers that a thread copies at once: 16 bytes
 
 // Copies that end later, where there are such: 16 bytes of which those beyond `bytes` are 0.
 #if defined(PROPOLIS_MMA)
+PROPOLIS_FN void copy_async(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 PROPOLIS_FN void copy_async(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
+    copy_async(shared_address(to), from, bytes);
 }
 PROPOLIS_FN void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the last `stages` - 2 groups of copies have ended.

@@ -180,6 +180,25 @@ PROPOLIS_FN i32 anew(i32 x) {
     return x;
 }
 
+// (x & mask) ^ bits, of constants: NVIDIA's compiler would take two instructions.
+PROPOLIS_FN u32 masked_xor(u32 x, u32 mask, u32 bits) {
+#if defined(__CUDACC__)
+    u32 made;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(made) : "r"(x), "r"(mask), "r"(bits));
+    return made;
+#else
+    return (x & mask) ^ bits;
+#endif
+}
+
+// A number that is computed here, and kept: NVIDIA's compiler would rather compute it again within a loop.
+PROPOLIS_FN u32 kept(u32 x) {
+#if defined(__CUDACC__)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // -- mathematics: IEEE, never the fast approximations --------------------------------------------
 
 #if defined(PROPOLIS_AMD)

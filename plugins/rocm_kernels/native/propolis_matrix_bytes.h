@@ -56,6 +56,20 @@ struct ByteSums {
     static constexpr int COUNT = FRAGMENT * COLUMNS / PROPOLIS_WARP;
     i32 at[COUNT];
 
+    // Sums of up to 256 products that become a `number`: on NVIDIA, where conversions are slow, they are the last bits of
+    // 1.5 * 2**23.
+#if defined(PROPOLIS_MMA)
+    static constexpr i32 NONE = 0x4b400000;
+    PROPOLIS_METHOD f32 number(int i) const { return bits_as<f32>((u32)at[i]) - 12582912.0f; }
+#else
+    static constexpr i32 NONE = 0;
+    PROPOLIS_METHOD f32 number(int i) const { return (f32)at[i]; }
+#endif
+    PROPOLIS_METHOD void begin(bool number) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) at[i] = number ? NONE : 0;
+    }
+
     PROPOLIS_METHOD static int of_row(int i) {
 #if defined(PROPOLIS_MMA)
         return i / 2;

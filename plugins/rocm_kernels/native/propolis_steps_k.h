@@ -150,7 +150,9 @@ struct Step<Q3_K> {
             u32 q[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                q[i] = (pairs[i] >> group * 2 & 0x03030303) | (thirds[i] >> (half * 4 + group) & 0x01010101) << 2;
+                const u32 third = thirds.from_bit(i, half * 4);
+                const u32 top = group < 2 ? third << (2 - group) : third >> (group - 2);
+                q[i] = (pairs[i] >> group * 2 & 0x03030303) | (top & 0x04040404);
             }
             const i32 scale = (i32)(all >> (which * 2 + column) * 8 & 63) - 32;
             const f32 dot = over_most((x.dot(q, which) - 4 * x.total[which]) * scale);
@@ -182,19 +184,19 @@ struct Step<Q6_K> {
         scale = *(const u16*)(block + 208);
     }
     PROPOLIS_METHOD f32 dot(u32 pair, const Activations& x) const {
-        f32 sum = 0;
+        f32 sum = 0, own[4];
+        bytes_less(scales ^ EACH_128, 128, own);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u32 q[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                q[i] = (nibbles[half * 4 + i] >> pair * 4 & 0x0f0f0f0f) |
-                       (uppers[half * 4 + i] >> (pair * 4 + odd * 2) & 0x03030303) << 4;
+                const u32 upper = uppers.from_bit(half * 4 + i, odd * 2);
+                q[i] = (nibbles[half * 4 + i] >> pair * 4 & 0x0f0f0f0f) | ((pair ? upper : upper << 4) & 0x30303030);
             }
-            const f32 own = to_f32(f16{(u16)scale}) * (f32)(i8)(scales >> (pair * 16 + half * 8));
-            sum += over_most(x.dot(q, half) - 32 * x.total[half]) * own;
+            sum += over_most(x.dot(q, half) - 32 * x.total[half]) * own[pair * 2 + half];
         }
-        return sum * x.most[0];
+        return sum * to_f32(f16{(u16)scale}) * x.most[0];
     }
 };
 

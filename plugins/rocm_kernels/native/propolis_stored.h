@@ -49,6 +49,7 @@ PROPOLIS_FN void halves_at(const u8* at, u32 (&words)[N]) {
 #endif
 }
 
+PROPOLIS_FN u32 half_at(const u8* at) { return *(const u16*)at; }
 PROPOLIS_FN f32 f16_at(const u8* at) { return to_f32(f16{*(const u16*)at}); }
 
 // Of bytes in registers.
@@ -104,8 +105,7 @@ constexpr u32 EACH_128 = 0x80808080;  // from signed bytes to those that are 128
 //     less(sign)                 from which so much is to be taken,
 //     scales(block, part, w)     and the scale and shift of sixteen, 16 part to 16 part + 15.
 //
-// Some have `upper(block, four)` too: the bits of four weights as the upper ones of bytes, which are then, with the first
-// of each turned, UPPER times what is left after `less`.
+// Some have `upper(block, four)` too: signed bytes, UPPER times what is left after `less`.
 //
 // Of these it has, of its run r (0 to SIZE / 8 - 1), weights 8 r to 8 r + 7:
 template <class Format>
@@ -120,17 +120,24 @@ struct Runs {
 };
 
 // Bit i of the four becomes bit 4 of byte i.
-PROPOLIS_FN u32 spread_fifth(u32 four) { return (four * 0x00204081 & 0x01010101) << 4; }
+constexpr u32 FIFTHS = 0x00204081;  // times four bits: each is the first of a byte, among others
+PROPOLIS_FN u32 spread_fifth(u32 four) { return (four * FIFTHS & 0x01010101) << 4; }
 
 // Formats of 256 have, instead of scales,
 //
 //     unit(block), whole(block, part)         whose product is the scale of sixteen, and, where they are `shifted`,
-//     least_unit(block), least(block, part)   whose product the shift takes away.
+//     least_unit(block), least(block, part)   whose product the shift takes away,
+//
+// and of both sixteens of a group of 32 at once wholes(block, group, to), of four sixteens as bytes leasts(block, quarter).
 template <class Format>
 struct Wholes : Runs<Format> {
     template <class Block, class W>
     PROPOLIS_FN void scales(Block block, int part, W& w) {
         w.scale = Format::unit(block) * (f32)Format::whole(block, part);
         if constexpr (Format::shifted) w.shift = -(Format::least_unit(block) * (f32)Format::least(block, part));
+    }
+    template <class Block>
+    PROPOLIS_FN void wholes(Block block, int group, i32 (&to)[2]) {
+        to[0] = Format::whole(block, group * 2), to[1] = Format::whole(block, group * 2 + 1);
     }
 };

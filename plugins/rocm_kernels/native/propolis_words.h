@@ -12,6 +12,14 @@ PROPOLIS_FN u32 word_between(u32 low, u32 high, u32 bits) {
 #endif
 }
 
+PROPOLIS_FN i32 byte_of(u32 word, int i) {
+#if defined(__CUDACC__)
+    return (i32)__byte_perm(word, 0, 0x4440 | i);
+#else
+    return (i32)(word >> i * 8 & 0xff);
+#endif
+}
+
 // BYTES from where ALIGN divides.  NVIDIA loads aligned words alone: it takes those that the bytes lie in, and shifts
 // them where they are used.
 template <int BYTES, int ALIGN>
@@ -52,6 +60,13 @@ struct Words {
         if constexpr (ALIGN < 4) return word_between(held[i], i + 1 < COUNT ? held[i + 1] : 0, bits);
 #endif
         return held[i];
+    }
+    // The i-th of them, whose bits are wanted from some on (below 16): of its last byte no more than are left.
+    PROPOLIS_METHOD u32 from_bit(int i, u32 first) const {
+#if defined(__CUDACC__)
+        if constexpr (ALIGN < 4) return word_between(held[i], i + 1 < COUNT ? held[i + 1] : 0, bits + first);
+#endif
+        return held[i] >> first;
     }
     PROPOLIS_METHOD u32 byte(int i) const { return (*this)[i / 4] >> i % 4 * 8 & 0xff; }
 };

@@ -56,7 +56,8 @@ def qmatmul_bytes(out: Tensor, x: Tensor, w: Tensor, /) -> None:
         blocks = -(-chunks * rows * (_CHUNK // RUN) // BLOCK)
         _ROUND(device, blocks, rounded.ptr, pointer(x), m, depth, chunks, rows)
         sizes = m, n, depth, _row_bytes(w), pieces
-        kernel, blocks = _KERNELS[rows, w.dtype], -(-n // FRAGMENT)
+        # Blocks go on from tile to tile, as many as are at work at once.
+        kernel, blocks = _KERNELS[rows, w.dtype], min(-(-n // FRAGMENT), 2 * device.compute_units)
         kernel(device, blocks, pointer(out), rounded.ptr, w.ptr, *sizes, shared=shared)
 
 
@@ -71,16 +72,23 @@ def _row_bytes(w: Tensor) -> int:
 def _bytes(m: int, depth: int) -> int:
     """Of rounded rows."""
     chunks = -(-depth // _CHUNK)
-    return _rows(m) * chunks * (2 * _CHUNK + 4)  # two planes of bytes, and a scale
+    return (
+        _rows(m) * chunks * (2 * _CHUNK + 4 * _CHUNK // 16 + 4)
+    )  # two planes of bytes, sums, and a scale
 
 
 def _staged(w: Tensor, device: RocmDevice) -> tuple[int, int]:
-    """Pieces that a chunk of a row may touch, and LDS of a block: two where copies go on."""
+    """Pieces that a chunk of a row may touch, and LDS of a block.
+
+    Where copies go on it has two chunks, and sums of tiles behind them; else one, or the sums of one tile.
+    """
     nbytes = w.dtype.nbytes(_CHUNK)
     start = math.gcd(w.ptr, _row_bytes(w), nbytes, PACK_BYTES)  # what divides where chunks begin
     pieces = -(-(nbytes + PACK_BYTES - start) // PACK_BYTES)
-    slots = BLOCK // device.warp_size * (1 if room(device) <= LDS else 2)
-    return pieces, slots * FRAGMENT * (pieces | 1) * PACK_BYTES
+    warps = BLOCK // device.warp_size
+    chunk = warps * FRAGMENT * (pieces | 1) * PACK_BYTES
+    column = warps * (FRAGMENT + 4) * 4
+    return pieces, max(chunk, 16 * column) if room(device) <= LDS else 2 * chunk + 32 * column
 
 
 def _memory(x: Tensor, w: Tensor) -> int:
@@ -97,6 +105,8 @@ def _takes(x: Tensor, w: Tensor, /) -> str | None:
         return f"rows of {w.dtype} elements begin where no 4 bytes can be loaded at once"
     if _row_bytes(w) * FRAGMENT >= 1 << 31:
         return f"rows of w are {_row_bytes(w)} bytes apart"
+    if w.shape[0] >= 1 << 30:
+        return f"w has {w.shape[0]} rows"
     return None
 
 
