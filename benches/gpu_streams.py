@@ -38,7 +38,7 @@ ROUNDS = 5
 
 
 def ours(
-    llm: LLM, streams: int, prompt: int, decoded: int, budget: int, params: SamplingParams
+    llm: LLM, streams: int, prompt: int, decoded: int, budget: int | None, params: SamplingParams
 ) -> dict[str, float]:
     """
     Let streams run to their ends, to compile and capture, and at last by the clock.
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32,128")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decoded", type=int, default=128)
-    parser.add_argument("--budget", type=int, default=512, help="tokens of a step of ours")
+    parser.add_argument("--budget", type=int, help="tokens of a step of ours, if not its own pace")
     parser.add_argument("--device", default="rocm:0")
     parser.add_argument("--kv-type", default="auto", help="what keys and values are kept in")
     parser.add_argument("--stored", default="Q4_K", choices=("Q4_K", "F16", "BF16"))

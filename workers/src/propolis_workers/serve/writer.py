@@ -65,7 +65,7 @@ class Writer:
         llm = LLM.load(runtime=runtime, progress=progress, tokens=options["context"], **types)
         self._engine = engine = BatchEngine(llm, **told)
         self._model = llm.model
-        self._budget = told.get("budget", CHUNK)
+        self._budget = told.get("budget") or CHUNK
         device = llm.model.device
         self._resources = Resources(device)
         return {

@@ -7,6 +7,7 @@ the scheduler planned (see steps.py) and draws the next token of every sequence 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Final
@@ -30,6 +31,7 @@ from propolis_workers.llm.batch.draws import draws_among
 from propolis_workers.llm.batch.draws import keys_of
 from propolis_workers.llm.batch.draws import odds_of
 from propolis_workers.llm.batch.lookup import guess
+from propolis_workers.llm.batch.pace import Pace
 from propolis_workers.llm.batch.paged_cache import NOBODYS
 from propolis_workers.llm.batch.paged_cache import PagedCache
 from propolis_workers.llm.batch.paged_cache import Placed
@@ -146,7 +148,7 @@ class BatchEngine:
         context: int,
         most: int = 64,
         tokens: int | None = None,
-        budget: int = CHUNK,
+        budget: int | None = None,
         speculate: int = 0,
     ) -> None:
         """
@@ -158,7 +160,8 @@ class BatchEngine:
             most: sequences that run at once; others wait.
             tokens: that the cache holds for all of them together; a context for each of four, if
                 they are so many, when None.
-            budget: tokens of a step, those of prompts included.
+            budget: tokens of a step, those of prompts included; when None 512, and more beside
+                others' next tokens where the device computes them as fast (:class:`.pace.Pace`).
             speculate: tokens that are guessed at most for a sequence and checked in one step; the
                 answers are the same.
 
@@ -166,6 +169,7 @@ class BatchEngine:
             ModelError: one of them is not at least one.
             OutOfMemoryError: it takes more memory than is free.
         """
+        asked, budget = budget, CHUNK if budget is None else budget
         for name, value in (("context", context), ("most", most), ("budget", budget)):
             if value < 1:
                 msg = f"{name} is {value}; supported: from 1"
@@ -200,6 +204,7 @@ class BatchEngine:
         self.blocks = Blocks(count, BLOCK, first=1, window=window, windows=windows)
         guesses = self._guess if speculate else None
         self.scheduler = Scheduler(self.blocks, most, budget, guesses, alone=self._pieces.sizes)
+        self._pace = Pace(self._pieces.sizes if asked is None else (budget,))
         self._speculate = speculate
         self.guessed = self.taken = 0
         self.capacity = min(context, count * BLOCK)
@@ -311,6 +316,7 @@ class BatchEngine:
         return drawn
 
     def _compute(self, drawn: list[Drawn]) -> None:
+        began = time.monotonic()
         ahead, self._ahead = self._ahead, None
         wanted = {} if ahead is None else ahead.holds()
         if ahead is not None and wanted:
@@ -326,6 +332,9 @@ class BatchEngine:
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
         draws = self._draws(due, rows, ahead)
+        if due and ahead is None:  # else nobody has waited for it
+            self._pace.took(sum(part.count for part in plan.parts), time.monotonic() - began)
+            self.scheduler.budget = self._pace.tokens
         for part, own in due.items():
             self._follow(part, [draws[row] for row in own], drawn)
 

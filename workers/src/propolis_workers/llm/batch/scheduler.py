@@ -116,6 +116,7 @@ class Scheduler:
         running: sequences that have blocks, in the order in which they came.
         waiting: those that have none.
         preempted: how often a sequence had to give its blocks back.
+        budget: tokens of the next step.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Scheduler:
         Args:
             blocks: of the cache.
             most: sequences that run at once.
-            budget: tokens of a step.
+            budget: tokens of a step, until another is set.
             guess: what may follow the last token of a sequence; None for no guesses.
             alone: tokens of a step in which nobody waits for his next token, the most first; of one
                 prompt in one of these sizes, if it has so many. The budget where there are none.
@@ -143,7 +144,7 @@ class Scheduler:
         self.preempted = 0
         self._blocks = blocks
         self._most = most
-        self._budget = budget
+        self.budget = budget
         self._guess = guess
         self._alone = alone or (budget,)
 
@@ -164,7 +165,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step; without parts where there is nothing to do."""
-        budget, parts, prompts = self._budget, [], []
+        budget, parts, prompts = self.budget, [], []
         preempted = self.preempted
         for sequence in list(self.running):
             if sequence.left > 1:
@@ -281,7 +282,7 @@ class Scheduler:
         needed = len(sequence.tokens) // blocks.size + 1 - len(match.blocks)
         if needed + others > blocks.available:
             return False
-        needed = blocks.windowed(len(sequence.tokens), self._budget) - len(match.local)
+        needed = blocks.windowed(len(sequence.tokens), self.budget) - len(match.local)
         return blocks.windows is None or needed + others <= blocks.windows.available
 
     def _give_back_source(self, match: Match) -> None:
