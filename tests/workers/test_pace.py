@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from propolis.errors import OutOfMemoryError
 from propolis_workers.llm import SamplingParams
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
@@ -42,6 +43,17 @@ def test_what_took_too_long_is_not_tried_at_once():
     assert [at for at, tokens in enumerate(found) if tokens == 1024] == [1, 1 + PATIENCE + 1]
 
 
+def test_short_of_memory():
+    """It has the fewest from then on: each step that fails makes all prompts be read again."""
+    pace = Pace(SIZES)
+    pace.took(512, 0.0)
+    pace.took(1024, 0.0)
+    pace.short_of_memory()
+    for _ in range(2 * PATIENCE):
+        pace.took(pace.tokens, 0.0)
+        assert pace.tokens == 512
+
+
 @pytest.mark.parametrize("tokens", [1, 300, 2048])
 def test_other_steps_tell_nothing(tokens):
     """Those with less than a step may have, and those in which nobody waited."""
@@ -71,6 +83,29 @@ def test_answers_are_the_same(llm, monkeypatch):
     (expected, least), (found, most) = answers(plain), answers(engine)
     assert (least, most) == (8, 32)
     assert found == expected
+
+
+def test_a_step_with_too_many(llm, monkeypatch):
+    """One that there is no memory for is made again with fewer tokens, and nobody's answer ends."""
+    engine = BatchEngine(llm, context=96, most=4, budget=8)
+    engine._pace = Pace((32, 8))
+    mixed = engine.steps.mixed
+
+    def small(parts, rows, ends):
+        if rows > 8 and len(parts) > 1:
+            msg = f"{rows} rows"
+            raise OutOfMemoryError(msg)
+        return mixed(parts, rows, ends)
+
+    monkeypatch.setattr(engine.steps, "mixed", small)
+    engine._pace.took(8, 0.0)
+    for key in range(3):
+        engine.add(key, Request(prompt=[7 + key] * 40, params=SamplingParams(), max_tokens=8))
+        engine.step()
+    ended = []
+    for _ in range(100):  # without end, where it makes the same step again
+        ended += [one.finish for one in engine.step() if one.finish is not None]
+    assert [len(finish.ids) for finish in ended] == [8, 8, 8]
 
 
 def test_what_is_asked_for_is_kept(llm):

@@ -80,7 +80,7 @@ def _bytes(m: int, depth: int) -> int:
 def _staged(w: Tensor, device: RocmDevice) -> tuple[int, int]:
     """Pieces that a chunk of a row may touch, and LDS of a block.
 
-    Where copies go on it has two chunks, and sums of tiles behind them; else one, or the sums of one tile.
+    Where copies go on it has two chunks, and sums of tiles behind them; else one, or one's sums.
     """
     nbytes = w.dtype.nbytes(_CHUNK)
     start = math.gcd(w.ptr, _row_bytes(w), nbytes, PACK_BYTES)  # what divides where chunks begin

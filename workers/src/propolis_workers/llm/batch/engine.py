@@ -18,6 +18,7 @@ from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
 from propolis.errors import ModelError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
 from propolis_workers.llm.answer import OWN
@@ -305,8 +306,10 @@ class BatchEngine:
             self._compute(drawn)
         except DeviceLostError:
             raise
-        except PropolisError:
+        except PropolisError as exc:
             # What has been drawn before it counts; the others are computed again.
+            if isinstance(exc, OutOfMemoryError):
+                self._pace.short_of_memory()
             self.scheduler.rewind()
             if self._failed and not drawn:
                 raise
@@ -323,6 +326,7 @@ class BatchEngine:
             plan, rows = Plan(list(wanted), []), ahead.rows
         else:
             ahead = None
+            self.scheduler.budget = self._pace.tokens
             plan = self.scheduler.plan()
             if not plan.parts:
                 return
@@ -334,7 +338,6 @@ class BatchEngine:
         draws = self._draws(due, rows, ahead)
         if due and ahead is None:  # else nobody has waited for it
             self._pace.took(sum(part.count for part in plan.parts), time.monotonic() - began)
-            self.scheduler.budget = self._pace.tokens
         for part, own in due.items():
             self._follow(part, [draws[row] for row in own], drawn)
 

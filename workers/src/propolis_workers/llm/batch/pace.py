@@ -51,3 +51,8 @@ class Pace:
         elif 2 * seconds <= BEARABLE and self._at + 1 < len(self._sizes) and not self._refused:
             self._at += 1
         self.tokens = self._sizes[self._at]
+
+    def short_of_memory(self) -> None:
+        """Have the fewest from now on."""
+        self._sizes, self._at = self._sizes[:1], 0
+        self.tokens = self._sizes[0]
