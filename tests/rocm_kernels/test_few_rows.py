@@ -57,7 +57,7 @@ def test_products(rocm, dtype, rows, columns) -> None:
 @pytest.mark.parametrize("rows", [3, 16])
 def test_more_weights_than_blocks_take_at_once(rocm, dtype, rows) -> None:
     """A block goes on to further rows of weights, whether or not all its warps have a part."""
-    columns = 32 * rocm.compute_units * 3 + 37
+    columns = 16 * few._WIDE * rocm.compute_units * 2 + 37
     for depth in (256, 2304):
         judge(
             rocm,
@@ -103,6 +103,25 @@ def test_large_scales(rocm) -> None:
         scaled = Tensor.from_blocks(blocks, dtypes.mxfp4, w.shape, rocm)
         x = normal(dtypes.f32, 4, 512) * np.float32(2.0 ** (127 - exponent))
         judge(rocm, x, scaled)
+
+
+@pytest.mark.parametrize("rows", [3, 5, 16])
+@pytest.mark.parametrize("dtype", [dtypes.q4_0, dtypes.q4_k, dtypes.q6_k, dtypes.q8_k], ids=str)
+def test_small_and_large_numbers(rocm, dtype, rows) -> None:
+    """No product loses bits to what is next to nothing, nor is infinite, where it is not."""
+    w = quantized(rocm, dtype, 16, 512)
+    for size in (1e-37, 3e-30, 1e30, 1e36):
+        judge(rocm, normal(dtypes.f32, rows, 512) * np.float32(size), w)
+
+
+def test_large_scales_of_q8_k(rocm) -> None:
+    """They are in f32: sums times them are finite where products are."""
+    w = quantized(rocm, dtypes.q8_k, 16, 512)
+    blocks = w.to("cpu").numpy().reshape(-1, 292).copy()
+    blocks[:, :4] = np.full(len(blocks), 1e33, np.float32).view(np.uint8).reshape(-1, 4)
+    scaled = Tensor.from_blocks(blocks.reshape(-1), dtypes.q8_k, w.shape, rocm)
+    for rows in (3, 5, 16):
+        judge(rocm, normal(dtypes.f32, rows, 512) * np.float32(1e-6), scaled)
 
 
 def test_who_takes_them(rocm) -> None:

@@ -180,7 +180,7 @@ PROPOLIS_FN i32 anew(i32 x) {
     return x;
 }
 
-// (x & mask) ^ bits, of constants: NVIDIA's compiler would take two instructions.
+// (x & mask) ^ bits: of constants NVIDIA's compiler would take two instructions.
 PROPOLIS_FN u32 masked_xor(u32 x, u32 mask, u32 bits) {
 #if defined(__CUDACC__)
     u32 made;

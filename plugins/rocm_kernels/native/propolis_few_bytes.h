@@ -101,7 +101,8 @@ template <>
 constexpr int TIMES<Q5_0> = Q5_0::UPPER;
 template <>
 constexpr int TIMES<Q6_K> = Q6_K::UPPER;
-// Whether scales are that large, or small, that a whole sum times them may be no number: it is divided by LARGEST before.
+// Whether scales of 32 are that large, or small, that a whole sum times one may be no number: it is divided by LARGEST
+// before.
 template <class Format>
 constexpr bool FAR = false;
 template <>
@@ -208,9 +209,10 @@ struct OfChunk {
         if constexpr (C::SIDE_BY_SIDE) return planes[0].number(i);
         return (f32)(planes[0].at[i] * 256 + planes[C::PLANES - 1].at[i]);
     }
+    // Times a number.
     template <class Block>
-    PROPOLIS_METHOD f32 sum(const Block (&)[OWN_ROWS], int t, int i) const {
-        return sums[t][i];
+    PROPOLIS_METHOD f32 sum(const Block (&)[OWN_ROWS], int t, int i, f32 by) const {
+        return sums[t][i] * by;
     }
 };
 
@@ -293,18 +295,17 @@ struct OfChunk<Format, ROWS, true> {
         return C::SIDE_BY_SIDE ? first : first * 256 + (f32)planes[C::PLANES - 1].at[i];
     }
     template <class Block>
-    PROPOLIS_METHOD f32 sum(const Block (&rows)[OWN_ROWS], int t, int i) const {
+    PROPOLIS_METHOD f32 sum(const Block (&rows)[OWN_ROWS], int t, int i, f32 by) const {
         const Block block = rows[ByteSums::of_row(i)];
-        f32 sum = Format::unit(block) * joined(sums[t], i);
-        if constexpr (Format::shifted) sum -= Format::least_unit(block) * less[t][i];
-        return sum;
+        const f32 unit = Format::unit(block), whole = joined(sums[t], i);
+        if constexpr (Format::shifted) return (unit * whole - Format::least_unit(block) * less[t][i]) * by;
+        return unit * (whole * by);  // a unit may be an f32, and as large
     }
 };
 
-// What the products of a format, but one whose scales are far, with activations whose largest magnitude is 1 are to be
-// multiplied by.
+// What whole sums are to be multiplied by, beside scales; where these are far they were before.
 template <class Format>
-constexpr f32 UNIT = (BY_BYTES<Format> < 0 ? -1.0f : 1.0f) / (LARGEST * TIMES<Format>);
+constexpr f32 UNIT = FAR<Format> ? 1.0f : (BY_BYTES<Format> < 0 ? -1.0f : 1.0f) / (LARGEST * TIMES<Format>);
 
 // A block has 16 rows of weights at a time, a tile.
 template <class Format, int ROWS>
@@ -370,19 +371,17 @@ PROPOLIS_FN void product_of_bytes(f32* out, const u32* rounded, const u8* w, i64
             }
 #pragma unroll
             for (int t = 0; t < C::TILES; ++t) {
-                f32 by[ByteSums::OF_COLUMNS], unit[ByteSums::OF_COLUMNS];
+                f32 by[ByteSums::OF_COLUMNS], most[ByteSums::OF_COLUMNS];
 #pragma unroll
                 for (int i = 0; i < ByteSums::OF_COLUMNS; ++i) {
                     const int column = ByteSums::of_column(i);
-                    unit[i] = C::lower(column) ? 1.0f : 256.0f;
-                    by[i] = x.most[(u32)(chunk * ROWS + C::row(t, column))];
-                    if constexpr (!FAR<Format>) by[i] *= UNIT<Format> * unit[i];
+                    by[i] = UNIT<Format> * (C::lower(column) ? 1 : 256);
+                    most[i] = x.most[(u32)(chunk * ROWS + C::row(t, column))];
                 }
 #pragma unroll
                 for (int i = 0; i < ByteSums::COUNT; ++i) {
                     const int column = i % ByteSums::OF_COLUMNS;
-                    const f32 sum = of_chunk.sum(own, t, i);
-                    sums[t][i] += (FAR<Format> ? sum * unit[column] : sum) * by[column];
+                    sums[t][i] += of_chunk.sum(own, t, i, by[column]) * most[column];
                 }
                 at[t] += WARPS_OF_BLOCK * (RoundedRows::GROUPS + 1) * GroupOf<ROWS>::WORDS;
             }

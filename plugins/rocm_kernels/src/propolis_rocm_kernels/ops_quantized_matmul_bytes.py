@@ -35,6 +35,9 @@ _CHUNK: Final = MODULE.constant("CHUNK", 256)
 _ROWS: Final = (4, 8, 16)
 """Rows of activations that there are kernels for."""
 
+_WIDE: Final = 8
+"""Blocks that a compute unit may have at once where what comes next is in registers."""
+
 _ROUND: Final = MODULE.kernel("round", "PPqqqq")
 _KERNELS: Final = {
     (rows, w): MODULE.kernel(f"rows{rows}_{w.name}", "PPPqqqqq")
@@ -56,8 +59,9 @@ def qmatmul_bytes(out: Tensor, x: Tensor, w: Tensor, /) -> None:
         blocks = -(-chunks * rows * (_CHUNK // RUN) // BLOCK)
         _ROUND(device, blocks, rounded.ptr, pointer(x), m, depth, chunks, rows)
         sizes = m, n, depth, _row_bytes(w), pieces
-        # Blocks go on from tile to tile, as many as are at work at once.
-        kernel, blocks = _KERNELS[rows, w.dtype], min(-(-n // FRAGMENT), 2 * device.compute_units)
+        # Blocks go on from tile to tile, as many as are at work at once, or more.
+        most = (_WIDE if room(device) <= LDS else 2) * device.compute_units
+        kernel, blocks = _KERNELS[rows, w.dtype], min(-(-n // FRAGMENT), most)
         kernel(device, blocks, pointer(out), rounded.ptr, w.ptr, *sizes, shared=shared)
 
 
