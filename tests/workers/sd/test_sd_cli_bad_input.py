@@ -57,6 +57,11 @@ BAD = {
     "no such output folder": (("-o", "none/a.png"), "none is no folder that can be written"),
     "output is a folder": (("-o", "folder.png"), "folder.png cannot be written: it is a folder"),
     "output is no PNG": (("-o", "a.jpg"), "a.jpg: images are written as PNG, which holds what"),
+    "output is the end of a name": (
+        ("-o", ".png"),
+        "which holds what reproduces them; give out.png",
+    ),
+    "no output": (("-o", " "), "-o is blank: give a file, or leave it out"),
     "from no image": (("--from", "notes.txt"), "notes.txt is no image that can be read"),
     "from another program": (("--from", "photo.png"), "photo.png has no metadata of Propolis"),
     "from nothing": (("--from", "none.png"), "none.png cannot be read: No such file"),

@@ -303,6 +303,7 @@ def test_no_page_may_ask_unasked(server):
         (["--token", ""], "the token is blank"),
         (["--images-at-once", "2"], "--images-at-once is for what draws"),
         (["--allowed-host", " "], "--allowed-host is blank"),
+        (["--worker-id", " "], "--worker-id is blank"),
     ],
     ids=str,
 )

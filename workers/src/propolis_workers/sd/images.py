@@ -147,7 +147,8 @@ def check_png(path: str | Path) -> None:
     """
     path = Path(path)
     if path.suffix.lower() != ".png":
-        near = path.with_suffix(".png") if path.name else "out.png"
+        ending = path.name.lower() in ("", ".png")  # alone
+        near = path.parent / "out.png" if ending else path.with_suffix(".png")
         msg = f"{path}: images are written as PNG, which holds what reproduces them; give {near}"
         raise UsageError(msg)
 

@@ -15,6 +15,7 @@ from typing import Final
 from propolis.errors import FileFormatError
 from propolis.errors import UsageError
 from propolis.files import expanded
+from propolis_workers.sd.images import check_png
 from propolis_workers.sd.images import digest
 from propolis_workers.sd.images import read_image
 from propolis_workers.sd.images import read_mask
@@ -263,6 +264,9 @@ def output_path(given: str | None) -> Path:
     Raises:
         UsageError: it is no PNG, or cannot be written.
     """
+    if given is not None and not given.strip():
+        msg = "-o is blank: give a file, or leave it out"
+        raise UsageError(msg)
     path = Path("out.png" if given is None else given)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -270,10 +274,8 @@ def output_path(given: str | None) -> Path:
     except OSError as exc:  # no name of a file, or a link to itself
         msg = f"{path} cannot be written: {exc.strerror}; give another file with -o"
         raise UsageError(msg) from exc
-    if path.suffix.lower() != ".png" and not path.is_dir():
-        msg = f"{path}: images are written as PNG, which holds what reproduces them; "
-        msg += f"give {path.with_suffix('.png')}"
-        raise UsageError(msg)
+    if not path.is_dir():
+        check_png(path)
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         what = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written"

@@ -230,6 +230,9 @@ def serve(
     if not all(name.strip() for name in allowed):
         msg = "--allowed-host is blank: give a name, or leave it out"
         raise UsageError(msg)
+    if (name := options["worker_id"]) is not None and not name.strip():
+        msg = "--worker-id is blank: give a name, or leave it out"
+        raise UsageError(msg)
     hosts = (host, *allowed) if allowed or _own(host) else None
     _allow_connections()
     server = _server()
