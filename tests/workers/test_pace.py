@@ -62,6 +62,31 @@ def test_other_steps_tell_nothing(tokens):
     assert pace.tokens == 512
 
 
+@pytest.mark.parametrize(("tokens", "then"), [(1024, 2048), (1025, 1024), (2047, 1024)])
+def test_a_slow_step_with_less_than_it_may_have(tokens, then):
+    """It counts where the next smaller step would have been shorter."""
+    pace = Pace(SIZES)
+    pace.took(512, 0.0)
+    pace.took(1024, 0.0)
+    pace.took(tokens, 2 * BEARABLE)
+    assert pace.tokens == then
+
+
+def test_only_steps_that_were_waited_for_are_timed(llm, monkeypatch):
+    """Those beside others' tokens, after one that was waited for: not prompts alone."""
+    told = []
+    engine = BatchEngine(llm, context=96, most=3, budget=8)
+    monkeypatch.setattr(engine._pace, "took", lambda tokens, _: told.append(tokens))
+    engine.add("a", Request(prompt=[7] * 20, params=SamplingParams(), max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    assert told == []
+    engine.add("b", Request(prompt=[9] * 20, params=SamplingParams(), max_tokens=4))
+    for _ in range(3):
+        engine.step()
+    assert told == [8, 8, 7]
+
+
 def test_answers_are_the_same(llm, monkeypatch):
     """Those of a device that becomes faster, whose prompts come while others decode."""
 
@@ -88,11 +113,11 @@ def test_answers_are_the_same(llm, monkeypatch):
 def test_a_step_with_too_many(llm, monkeypatch):
     """One that there is no memory for is made again with fewer tokens, and nobody's answer ends."""
     engine = BatchEngine(llm, context=96, most=4, budget=8)
-    engine._pace = Pace((32, 8))
-    mixed = engine.steps.mixed
+    engine._pace, engine.scheduler.alone = Pace((32, 8)), (32, 8)
+    mixed, limit = engine.steps.mixed, [32]
 
     def small(parts, rows, ends):
-        if rows > 8 and len(parts) > 1:
+        if rows > limit[0]:
             msg = f"{rows} rows"
             raise OutOfMemoryError(msg)
         return mixed(parts, rows, ends)
@@ -101,7 +126,10 @@ def test_a_step_with_too_many(llm, monkeypatch):
     engine._pace.took(8, 0.0)
     for key in range(3):
         engine.add(key, Request(prompt=[7 + key] * 40, params=SamplingParams(), max_tokens=8))
-        engine.step()
+        if key == 0:
+            engine.step()
+            engine.step()
+            limit[0] = 8
     ended = []
     for _ in range(100):  # without end, where it makes the same step again
         ended += [one.finish for one in engine.step() if one.finish is not None]

@@ -126,5 +126,5 @@ def test_answers_are_the_same(llm):
 
     plain = BatchEngine(llm, context=96, most=3, budget=8)
     engine = BatchEngine(llm, context=96, most=3, budget=8)
-    engine.scheduler._alone = SIZES
+    engine.scheduler.alone = SIZES
     assert answers(engine) == answers(plain)

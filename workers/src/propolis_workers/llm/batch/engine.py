@@ -225,7 +225,7 @@ class BatchEngine:
         self._keys: dict[Sequence, object] = {}
         self._ahead: Ahead | None = None
         self._drawing = Drawing(model.device)
-        self._failed = False
+        self._failed, self._waited = False, True
         self._unread: set[object] = set()  # whose logits could not be read, the last time
         self._grammars = Grammars(llm.tokenizer)
 
@@ -310,6 +310,7 @@ class BatchEngine:
             # What has been drawn before it counts; the others are computed again.
             if isinstance(exc, OutOfMemoryError):
                 self._pace.short_of_memory()
+                self.scheduler.alone = (self._pace.tokens,)
             self.scheduler.rewind()
             if self._failed and not drawn:
                 raise
@@ -336,7 +337,9 @@ class BatchEngine:
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
         draws = self._draws(due, rows, ahead)
-        if due and ahead is None:  # else nobody has waited for it
+        # What is not waited for has part of its time in the next one.
+        timed, self._waited = self._waited and bool(due), bool(due)
+        if timed and ahead is None and any(part.count == 1 for part in plan.parts):
             self._pace.took(sum(part.count for part in plan.parts), time.monotonic() - began)
         for part, own in due.items():
             self._follow(part, [draws[row] for row in own], drawn)

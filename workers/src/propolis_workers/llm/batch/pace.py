@@ -36,20 +36,21 @@ class Pace:
 
     def took(self, tokens: int, seconds: float) -> None:
         """
-        Note a step; one that did not have what it may have tells nothing.
+        Note a step.
 
         Args:
-            tokens: that it had.
+            tokens: that it had; of more than it may have nothing is told.
             seconds: that it took.
         """
-        if not 3 * self.tokens <= 4 * tokens <= 4 * self.tokens:
+        if tokens > self.tokens:
             return
-        self._refused = max(self._refused - 1, 0)
-        if seconds > BEARABLE and self._at:
+        full = 4 * tokens >= 3 * self.tokens
+        self._refused = max(self._refused - full, 0)
+        if seconds > BEARABLE and self._at and tokens > self._sizes[self._at - 1]:
             self._at -= 1
             self._refused = PATIENCE
-        elif 2 * seconds <= BEARABLE and self._at + 1 < len(self._sizes) and not self._refused:
-            self._at += 1
+        elif full and 2 * seconds <= BEARABLE and self._at + 1 < len(self._sizes):
+            self._at += not self._refused
         self.tokens = self._sizes[self._at]
 
     def short_of_memory(self) -> None:

@@ -15,6 +15,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import NamedTuple
 
+from propolis_workers.llm.memory import CHUNK
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +118,9 @@ class Scheduler:
         running: sequences that have blocks, in the order in which they came.
         waiting: those that have none.
         preempted: how often a sequence had to give its blocks back.
-        budget: tokens of the next step.
+        budget: tokens of the next step, where somebody waits for his next token.
+        alone: of a step in which nobody does, the most first; of one prompt in one of these
+            sizes, if it has so many.
     """
 
     def __init__(
@@ -136,8 +140,7 @@ class Scheduler:
             most: sequences that run at once.
             budget: tokens of a step, until another is set.
             guess: what may follow the last token of a sequence; None for no guesses.
-            alone: tokens of a step in which nobody waits for his next token, the most first; of one
-                prompt in one of these sizes, if it has so many. The budget where there are none.
+            alone: the budget where there are none.
         """
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -146,7 +149,7 @@ class Scheduler:
         self._most = most
         self.budget = budget
         self._guess = guess
-        self._alone = alone or (budget,)
+        self.alone = alone or (budget,)
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -174,9 +177,10 @@ class Scheduler:
                 parts.append(Part(sequence, 1))
                 budget -= 1
         if self._guess is not None and not prompts and not self.waiting:
-            parts = [self._guessed(part, budget // max(len(parts), 1)) for part in parts]
+            room = max(min(budget, CHUNK - len(parts)), 0)  # memory is kept for no more logits
+            parts = [self._guessed(part, room // max(len(parts), 1)) for part in parts]
         if not parts:
-            budget = self._alone[0]
+            budget = self.alone[0]
         for sequence in prompts:
             if budget <= 0:
                 break
@@ -273,7 +277,7 @@ class Scheduler:
         """How much of a prompt a step has; of one that has it alone, what comes again alike."""
         count = min(budget, sequence.left)
         if self.running == [sequence] and not self.waiting:
-            count = next((size for size in self._alone if size <= count), count)
+            count = next((size for size in self.alone if size <= count), count)
         return count
 
     def _has_room(self, sequence: Sequence, match: Match) -> bool:
