@@ -178,6 +178,16 @@ def test_leaving_is_a_fault(fakes):
         ops.kv_append(cache, x, positions)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("9 TB")], ids=repr)
+def test_no_memory_is_an_error_of_ours(fakes, error):
+    """What numpy raises where there is none names the op and the plugin, and takes nobody out."""
+    device = fakes.device(fakes.impl(fn=raising(error)), policy="error")
+    for _ in range(2):
+        with pytest.raises(OutOfMemoryError, match=r"add: fake .* raised MemoryError") as found:
+            ops.add(on(device, 1), on(device, 2))
+        assert found.value.__cause__ is error
+
+
 def test_a_weight_that_a_device_refuses_to_prepare_once(fakes):
     """It is asked again, and keeps its place."""
     from propolis import Prepared
@@ -235,7 +245,7 @@ def test_data_that_nobody_can_run_condemns_nobody(fakes, cpu):
 
 
 @pytest.mark.parametrize(
-    "exc", [OutOfMemoryError("full"), MemoryError(), DTypeError("the user's"), KeyboardInterrupt()]
+    "exc", [OutOfMemoryError("full"), DTypeError("the user's"), KeyboardInterrupt()]
 )
 def test_errors_that_are_no_fault(fakes, exc):
     """Memory, the user's data and the user's patience pass through unchanged."""

@@ -178,13 +178,18 @@ def test_what_is_wrong(made):
         ({"input": []}, "input"),
         ({"input": [[999999]]}, "token 999999"),
         ({"input": "a", "dimensions": 7}, "supported: the model's, 32"),
-        ({"input": "the " * 200}, "supported: 1 to 96"),
+        ({"input": "the " * 200}, "input has 201 tokens"),
+        ({"input": ["a", "the " * 200]}, "the context has room for 96"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "surplus": 1}, "surplus"),
     ):
         got = server.http.post("/v1/embeddings", json=body)
         assert got.status_code == 400, got.text
         assert what in got.json()["error"]["message"]
+    assert got.json()["errors"]
+    long = server.http.post("/v1/embeddings", json={"input": ["a", "the " * 200]}).json()
+    assert long["errors"][0]["field"] == long["error"]["param"] == "input.1"
+    assert long["error"]["code"] == "context_length_exceeded"
     assert server.http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
 
 

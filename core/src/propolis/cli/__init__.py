@@ -255,7 +255,7 @@ def _end(exc: Exception, *, debug: bool, log_format: str | None, closed: bool) -
     if isinstance(exc, OSError) and exc.errno in full and exc.filename is None:
         _to_nowhere()
         fail(USAGE_ERROR, f"the output cannot be written: {exc.strerror}")
-    bug = f"{type(exc).__name__}: {exc} (a bug in propolis: `propolis --debug ...` shows where)"
+    bug = f"{describe(exc)} (a bug in propolis: `propolis --debug ...` shows where)"
     fail(INTERNAL_ERROR, bug)
 
 

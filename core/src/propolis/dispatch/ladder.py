@@ -23,6 +23,7 @@ from propolis.dispatch.resolve import Server
 from propolis.dispatch.tuned import class_of
 from propolis.errors import DeviceLostError
 from propolis.errors import NoImplementationError
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PluginError
 from propolis.errors import UsageError
 from propolis.inflight import Calls
@@ -339,9 +340,10 @@ class Ladder:
 
     def _shown(self, impl: OpImpl, exc: BaseException) -> BaseException:
         """What the caller sees of an exception: no plugin ends the process by one."""
-        if not isinstance(exc, SystemExit):
+        if not isinstance(exc, SystemExit | MemoryError):
             return exc
-        error = PluginError(f"{self.spec.name}: {impl.provenance} raised {describe(exc)}")
+        kind = OutOfMemoryError if isinstance(exc, MemoryError) else PluginError
+        error = kind(f"{self.spec.name}: {impl.provenance} raised {describe(exc)}")
         error.__cause__ = exc
         return error
 

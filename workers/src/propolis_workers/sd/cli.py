@@ -69,8 +69,8 @@ def sd() -> None:
 @click.option(
     "-n", "--negative", metavar="TEXT", callback=utf8, help="What should not be in the image."
 )
-@click.option("-W", "--width", type=int, metavar="N", help="In pixels; the model's own.")
-@click.option("-H", "--height", type=int, metavar="N", help="In pixels; the model's own.")
+@click.option("-W", "--width", type=int, metavar="N", help="In pixels; the image's, or model's.")
+@click.option("-H", "--height", type=int, metavar="N", help="In pixels; the image's, or model's.")
 @click.option("-s", "--steps", type=int, metavar="N", help="Steps; 25.")
 @click.option("-g", "--guidance", type=float, metavar="X", help="Weight of the prompt; 7.5.")
 @click.option(

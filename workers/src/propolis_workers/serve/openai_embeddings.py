@@ -65,6 +65,12 @@ def routes(service: Service) -> APIRouter:
         texts = listed(asked.input)
         # However many there are, they take the room of one.
         ids = await service.prepared(1, until, tokens_of, service, texts)
+        for index, one in enumerate(ids):
+            if len(one) > service.context:
+                where = "input" if len(ids) == 1 else f"input.{index}"
+                msg = f"{where} has {len(one)} tokens; the context has room for {service.context}: "
+                msg += "give shorter texts"
+                raise ProblemError(400, msg, code="context_length_exceeded", param=where)
         told: list[str] = []
 
         async def collect() -> None:
