@@ -144,6 +144,7 @@ def test_reproduces_one_of_a_batch(propolis):
     propolis("generate", "a", "-o", "b.png", "-b", "3", *FEW)
     run = propolis("generate", "--from", "b-2.png", "-o", "c.png")
     assert (0, "c.png\n") == (run.code, run.out)
+    assert ", seed 4, " in run.err  # its own
     assert Path("b-2.png").read_bytes() == Path("c.png").read_bytes()
     propolis("generate", "--from", "b-2.png", "-b", "1", "-o", "alone.png")
     metadata = images.read_metadata("alone.png")

@@ -152,7 +152,7 @@ def generate(
         return
     for one in written:
         click.echo(one)
-    _print_end(images, len(written))
+    _print_end(images, len(written), images.params.seed + (recipe.index or 0))
 
 
 @sd.command()
@@ -254,14 +254,14 @@ def _previews(
                 preview.unlink(missing_ok=True)
 
 
-def _print_end(images: Images, written: int) -> None:
-    """What was drawn and how long it took."""
+def _print_end(images: Images, written: int, seed: int) -> None:
+    """What was drawn, from which seed on, and how long it took."""
     params, seconds = images.params, images.seconds
     steps = seconds["steps"]
     count = "1 image" if written == 1 else f"{written} images"
     calls = "1 step" if params.steps == 1 else f"{params.steps} steps"
     click.echo(
-        f"{count} of {params.width}x{params.height}, seed {params.seed}, {params.scheduler}: "
+        f"{count} of {params.width}x{params.height}, seed {seed}, {params.scheduler}: "
         f"text {seconds['text']:.1f} s, {calls} {steps:.1f} s, "
         f"decoding {seconds['decode']:.1f} s",
         err=True,
