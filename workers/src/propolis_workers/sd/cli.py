@@ -152,7 +152,7 @@ def generate(
         return
     for one in written:
         click.echo(one)
-    _print_end(images, len(written), images.params.seed + (recipe.index or 0))
+    _print_end(images, len(written), (images.params.seed or 0) + (recipe.index or 0))
 
 
 @sd.command()
