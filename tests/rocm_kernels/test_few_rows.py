@@ -55,9 +55,10 @@ def test_products(rocm, dtype, rows, columns) -> None:
 
 @pytest.mark.parametrize("dtype", [dtypes.q4_0, dtypes.q4_k, dtypes.q6_k, dtypes.tq1_0], ids=str)
 @pytest.mark.parametrize("rows", [3, 16])
-def test_more_weights_than_blocks_take_at_once(rocm, dtype, rows) -> None:
+def test_more_weights_than_blocks_take_at_once(rocm, monkeypatch, dtype, rows) -> None:
     """A block goes on to further rows of weights, whether or not all its warps have a part."""
-    columns = 16 * few._WIDE * rocm.compute_units * 2 + 37
+    monkeypatch.setattr(few, "_WIDE", 1)
+    columns = 16 * rocm.compute_units * 3 + 37
     for depth in (256, 2304):
         judge(
             rocm,

@@ -76,9 +76,8 @@ def _row_bytes(w: Tensor) -> int:
 def _bytes(m: int, depth: int) -> int:
     """Of rounded rows."""
     chunks = -(-depth // _CHUNK)
-    return (
-        _rows(m) * chunks * (2 * _CHUNK + 4 * _CHUNK // 16 + 4)
-    )  # two planes of bytes, sums, and a scale
+    each = 2 * _CHUNK + 4 * _CHUNK // 16 + 4  # two planes of bytes, sums, and a scale
+    return _rows(m) * chunks * each
 
 
 def _staged(w: Tensor, device: RocmDevice) -> tuple[int, int]:
