@@ -49,7 +49,7 @@ unexport OPENBLAS_CORETYPE
 unexport ROCM_PATH HIPSIM_WARP
 
 .DEFAULT_GOAL := help
-.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick rest test-all oracles live-oracles ray \
+.PHONY: help demo readme-image page-images hipsim hipsim-cuda kernels ck test quick long-tests rest test-all oracles live-oracles ray \
 	conformance arm rocm-root lint fix conformance-report wheels bench clean version hooks docs
 
 help: ## List the targets
@@ -74,6 +74,10 @@ test: $(DEV) ## Lint, check types, contracts and docs, and run all tests that ar
 quick: $(DEV) hipsim ## The tests of make test alone
 	$(if $(COVERAGE),$(BIN)/python -m coverage erase)
 	$(MEASURED) $(PARALLEL) --quick
+
+long-tests: $(DEV) hipsim ## Measure which tests make test leaves out as they take long (many minutes)
+	$(PYTEST) --measure -o junit_duration_report=call --junit-xml=build/tests.xml
+	$(BIN)/python tools/long_tests.py build/tests.xml tests/long.txt
 
 rest: $(ORACLES) $(CK) hipsim
 	$(MEASURED) $(PARALLEL) --rest $(SOME)

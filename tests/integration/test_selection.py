@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from selection import LONG
 from selection import surplus_cells
 
 
@@ -94,3 +96,44 @@ def test_no_test_begins_late(tmp_path, processes, seconds, passed, late) -> None
         for pattern in (r"(\d+) passed", r"left for want of time =+\s+(\d+) tests")
     ]
     assert [passed, late] == counted
+
+
+@pytest.mark.slow
+def test_what_takes_long(tmp_path) -> None:
+    """By what pytest told of it, in pytest's names; of a test with parameters the fastest stays."""
+    source = """
+    import time, pytest
+
+    def test_quick(): ...
+
+    def test_long(): time.sleep(0.9)
+
+    @pytest.mark.parametrize("n", [0.8, 0.85])
+    def test_of_long_ones(n): time.sleep(n)
+
+    @pytest.mark.parametrize("n", [0.8, 0, 0.81])
+    def test_of_some(n): time.sleep(n)
+    """
+    (tmp_path / "pytest.ini").write_text("[pytest]\njunit_duration_report = call\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text(textwrap.dedent(source))
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--junit-xml=report.xml"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    tool = Path(__file__).parents[2] / "tools" / "long_tests.py"
+    names = tmp_path / "long.txt"
+    command = [sys.executable, str(tool), str(tmp_path / "report.xml"), str(names)]
+    subprocess.run(command, capture_output=True, check=True)
+    assert names.read_text().split() == [
+        "tests/test_x.py::test_long",
+        "tests/test_x.py::test_of_long_ones[0.85]",
+        "tests/test_x.py::test_of_some[0.81]",
+        "tests/test_x.py::test_of_some[0.8]",
+    ]
+
+
+def test_what_is_named_is_there(pytestconfig) -> None:
+    """Of the tests that are left out as they take long, each file is there."""
+    names = sorted(LONG)
+    assert names
+    for file in {name.partition("::")[0] for name in names}:
+        assert (pytestconfig.rootpath / file).is_file(), f"{file} is gone: make long-tests"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 # Where parameters are the cells of a matrix, as op x dtype x layout, and not cases of their own.
 MATRICES = ("cpu_native", "cpu_ref", "rocm_kernels")
 ADDED = """\
-{slow} slow tests: fresh environments, hipRTC, a fault at every launch, SmolLM2 on the simulated GPU
+{slow} slow tests: fresh environments, hipRTC, a fault at every launch, SmolLM2 on the simulator,
+and what takes about a second each (tests/long.txt)
 {cell} more cells of op x dtype x layout
 all live comparisons with torch, transformers and diffusers
 every op and dtype of the ROCm plugins by the conformance suite, at both warp sizes"""
+# What took long when it was measured (tools/long_tests.py).
+LONG = frozenset((Path(__file__).parents[1] / "long.txt").read_text().splitlines())
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _DEADLINE = pytest.StashKey[float]()
 _LATE = pytest.StashKey[int]()
@@ -32,18 +36,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what the Makefile says."""
     group = parser.getgroup("propolis")
     group.addoption("--quick", action="store_true", help="the tests of `make test`")
+    group.addoption("--measure", action="store_true", help="those, and what is in tests/long.txt")
     group.addoption("--rest", action="store_true", help="the others, live comparisons aside")
     group.addoption("--seconds", type=float, help="begin no test after so many seconds")
     group.addoption("--seed", type=int, help="take their files in another order, by this number")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what took long, before anybody selects by marks."""
+    if item.nodeid in LONG and not item.config.getoption("--measure"):
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)  # folders mark their tests before
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for, and count why others are left out."""
-    quick = config.getoption("--quick")
+    quick = config.getoption("--quick") or config.getoption("--measure")
     if not (quick or config.getoption("--rest")):
         return
-    cells = surplus_cells(items)
+    # Of matrices, too, what is slow shows `make test` nothing.
+    cells = surplus_cells(item for item in items if not item.get_closest_marker("slow"))
     why = {item: _why_not_quick(item, cells) for item in items}
     wanted = ("",) if quick else ("slow", "cell")
     kept = [item for item in items if why[item] in wanted]
