@@ -286,13 +286,13 @@ def test_what_a_failed_step_wrote_is_nobodys_prefix(llm, monkeypatch):
             raise DeviceError("a kernel failed")
 
     def lost(plan):
-        rows, due = compute(plan)
+        rows, due, scored = compute(plan)
         if not due or not next(failures, False):
-            return rows, due
+            return rows, due, scored
         for pair in engine._cache.layers:
             for kept in pair:
                 ops.assign(kept, ops.full(kept.shape, np.nan, kept.dtype, kept.device))
-        return Unread(), due
+        return Unread(), due, scored
 
     monkeypatch.setattr(engine, "_rows", lost)
     drawn = []
@@ -363,9 +363,10 @@ def test_an_answer_that_fails_fails_alone(llm, monkeypatch, how):
     compute = engine._rows
 
     def damaged(plan):
-        rows, due = compute(plan)
+        rows, due, scored = compute(plan)
         keys = {part: engine._keys[part.sequence] for part in due}
-        return Damaged(rows, [row for part in due if keys[part] == "bad" for row in due[part]]), due
+        bad = [row for part in due if keys[part] == "bad" for row in due[part]]
+        return Damaged(rows, bad), due, scored
 
     monkeypatch.setattr(engine, "_rows", damaged)
     drawn = []

@@ -32,6 +32,8 @@ from propolis_workers.llm.config import Experts
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.kv_cache import KVCache
 from propolis_workers.llm.layers import Layers
+from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import SCORED
 from propolis_workers.llm.memory import captured_bytes
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
@@ -160,14 +162,14 @@ def test_usual_contexts(llm):
 
 
 def test_guesses(llm, monkeypatch):
-    """Logits of tokens that are guessed are counted: of each sequence as many more rows."""
+    """Logits of tokens that are guessed are counted, where a scored prompt has fewer."""
     needed = []
     monkeypatch.setattr(llm.model.device, "expect_room", lambda nbytes, *_: needed.append(nbytes))
     for guesses in (0, 3, 1 << 20):
-        BatchEngine(llm, context=64, most=4, speculate=guesses)
+        BatchEngine(llm, context=64, most=40, speculate=guesses)
     row = 2 * 4 * llm.config.vocab_size
-    assert needed[1] - needed[0] == 4 * 3 * row
-    assert needed[2] - needed[0] == 512 * row
+    assert needed[1] - needed[0] == (40 * 3 - SCORED) * row
+    assert needed[2] - needed[0] == (CHUNK - SCORED) * row
 
 
 def test_parts_of_latent_attention(tmp_path):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 # enough for the cache.
 CHUNK: Final = 512
 
+# Tokens of prompts at a time after which all logits are looked at, as somebody wants to know how
+# likely the next ones are: a vocabulary's for each.
+SCORED: Final = 64
+
 # Tokens of a page of a layer that keeps its window alone.
 PAGE: Final = 64
 
@@ -173,7 +177,7 @@ def batch_bytes(
     windows = tokens if windows is None else windows
     rows = max(CHUNK, budget) + 2 * sequences  # each size of a ladder has what passes to itself
     cached = _cached(config, lambda layer: windows if config.window(layer) else tokens)
-    wanted = min(sequences * (1 + guesses), CHUNK + sequences)  # a step has so many rows
+    wanted = sequences + min(max(sequences * guesses, SCORED), CHUNK)  # no step has more
     return cached + _F32 * _passing(config, context, rows, wanted, threads)
 
 
@@ -214,6 +218,7 @@ def _between(config: ModelConfig, rows: int, wanted: int) -> int:
 __all__ = [
     "CHUNK",
     "PAGE",
+    "SCORED",
     "batch_bytes",
     "captured_bytes",
     "is_shared",

@@ -119,6 +119,32 @@ class Rows:
             for row, temperature in zip(wanted, temperatures, strict=True)
         ]
 
+    def scores(
+        self, wanted: Sequence[int], tokens: Sequence[int], top: int
+    ) -> tuple[Logits, Logits, NDArray[np.int64]]:
+        """
+        Natural logarithms of probabilities, which the device computes in f32.
+
+        Args:
+            wanted: rows, neighbours.
+            tokens: one of each.
+            top: how many of the likeliest are told beside it.
+
+        Returns:
+            Those of the tokens, (rows,); those of the likeliest, (rows, top), and which they are.
+        """
+        known = self._known.narrow(1, wanted[0], len(wanted))
+        if known.dtype is not dtypes.f32:
+            known = ops.cast(known, dtypes.f32)
+        likely = ops.log_softmax(known, 2)
+        ids = np.asarray(tokens, np.int64).reshape(1, -1, 1)
+        own = ops.gather(likely, Tensor.from_numpy(ids, known.device), 2).numpy()[0, :, 0]
+        top = min(top, known.shape[2])
+        if not top:
+            return own, np.empty((len(own), 0), np.float32), np.empty((len(own), 0), np.int64)
+        values, best = (found.numpy()[0] for found in ops.topk(likely, top, 2))
+        return own, values, best
+
     def _masses(self, temperatures: dict[int, float]) -> NDArray[np.floating]:
         """Of each row the weights of all tokens, of which the likeliest has 1."""
         known = self._known

@@ -48,6 +48,7 @@ def added(request: Request) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "stops": list(request.stops),
         "logprobs": request.logprobs,
+        "prompt_logprobs": request.prompt_logprobs,
         "grammar": request.grammar,
         "shown": list(request.shown),
         "ending": asdict(request.ending),
@@ -75,6 +76,7 @@ def request(message: Mapping[str, Any]) -> Request:
         max_tokens=message["max_tokens"],
         stops=tuple(message["stops"]),
         logprobs=message["logprobs"],
+        prompt_logprobs=message["prompt_logprobs"],
         grammar=message["grammar"],
         shown=tuple(message["shown"]),
         ending=Ending(**{**message["ending"], "ids": tuple(message["ending"]["ids"])}),
@@ -86,6 +88,8 @@ def drawn(one: Drawn) -> dict[str, Any]:
     told: dict[str, Any] = {"key": one.key, "token": one.token, "text": one.text}
     if one.logprobs is not None:
         told["logprobs"] = asdict(one.logprobs)
+    if one.prompt is not None:
+        told["prompt"] = [asdict(own) for own in one.prompt]
     if one.finish is not None:
         finish = asdict(one.finish)
         tokens = len(finish.pop("ids"))

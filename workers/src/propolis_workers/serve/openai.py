@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -33,6 +34,7 @@ from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at ru
 from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.openai_shapes import Chat
 from propolis_workers.serve.openai_shapes import Text
+from propolis_workers.serve.openai_shapes import prompt_alone
 from propolis_workers.serve.openai_shapes import reason
 from propolis_workers.serve.openai_shapes import usage
 from propolis_workers.serve.openai_types import ChatRequest
@@ -114,18 +116,20 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         until = service.deadlines.until(asked.timeout, within)
         _expect_stream(asked)
-        if asked.echo and asked.logprobs is not None:
-            msg = "echo with logprobs is not supported: those of prompts are not computed"
-            raise ProblemError(400, msg, param="logprobs")
+        if asked.max_tokens == 0 and not asked.echo:
+            msg = "max_tokens is 0, which leaves nothing to answer: give at least 1, or echo: true"
+            raise ProblemError(400, msg, param="max_tokens")
         service.expect_model(asked.model)
         count = len(listed(asked.prompt)) * (asked.n or 1)
         prompts = await service.prepared(count, until, _prompts, service, asked)
         requests = _requests(service, asked, prompts, asked.max_tokens, asked.logprobs)
-        echo = [
-            service.text(ids) if asked.echo else "" for ids in prompts for _ in range(asked.n or 1)
-        ]
+        if asked.echo:
+            requests = [replace(one, prompt_logprobs=asked.logprobs) for one in requests]
         answers = [service.answer(request, until) for request in requests]
-        return await _respond(service, http, asked, requests, answers, Text(service, echo))
+        if asked.max_tokens == 0:
+            answers = [prompt_alone(answer) for answer in answers]
+        echoed = [request.prompt if asked.echo else [] for request in requests]
+        return await _respond(service, http, asked, requests, answers, Text(service, echoed))
 
     return router
 
@@ -234,7 +238,7 @@ async def _stream(
                 yield event(first)
         async with aclosing(merged(answers)) as said:
             async for index, one in said:
-                if one["text"] or one.get("calls") or "logprobs" in one:
+                if one["text"] or one.get("calls") or "logprobs" in one or "prompt" in one:
                     yield event(shape.piece(index, one))
                 if "finish" in one:
                     ends[index] = one["finish"]
@@ -285,7 +289,7 @@ def _requests(
                 Request(
                     prompt=ids,
                     params=params,
-                    max_tokens=room if most is None else min(most, room),
+                    max_tokens=room if most is None else min(max(most, 1), room),
                     stops=tuple(stops),
                     logprobs=logprobs,
                     grammar=grammar,

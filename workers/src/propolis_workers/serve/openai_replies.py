@@ -159,8 +159,8 @@ class TextLogprobs(_Reply):
     """The tokens of a text, and where they begin in it."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

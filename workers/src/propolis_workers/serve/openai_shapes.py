@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -11,6 +12,7 @@ from propolis_workers.serve.openai_tools import call
 
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from collections.abc import Sequence
 
     from propolis_workers.llm.batch.engine import Request
@@ -76,9 +78,17 @@ class Text:
     kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, service: Service, echo: Sequence[str]) -> None:
+    def __init__(self, service: Service, echoed: Sequence[list[int]]) -> None:
+        """
+        Begin with nothing.
+
+        Args:
+            service: whose tokens they are.
+            echoed: of each choice the prompt, where its text begins with it; empty where not.
+        """
         self._service = service
-        self._echo = echo
+        self._echoed = echoed
+        self._echo = [service.text(ids) for ids in echoed]
         self._decoders: defaultdict[int, Detokenizer] = defaultdict(
             lambda: Detokenizer(service.prompts.tokenizer)
         )
@@ -102,26 +112,35 @@ class Text:
         return {"index": index, "text": self._echo[index] + text, "logprobs": likely}
 
     def likely(self, index: int, told: Sequence[Told]) -> Told | None:
-        """The probabilities of the next tokens of a text; None where nobody asked."""
-        told = [one for one in told if "logprobs" in one and not _ended(one)]
-        if not told:
+        """
+        The probabilities of the next tokens of a text; None where nobody asked.
+
+        Of an echoed prompt the first token has none.
+        """
+        every: list[tuple[int, Told | None]] = []
+        for one in told:
+            if "prompt" in one:
+                every += zip(self._echoed[index], (None, *one["prompt"]), strict=True)
+            if "logprobs" in one and not _ended(one):
+                every.append((one["token"], one["logprobs"]))
+        if not every:
             return None
         starts = []
-        for one in told:
+        for token, _ in every:
             starts.append(self._lengths[index])
-            self._lengths[index] += len(self._decoders[index].push(one["token"]))
+            self._lengths[index] += len(self._decoders[index].push(token))
         return {
-            "tokens": [self._named(one["token"]) for one in told],
-            "token_logprobs": [one["logprobs"]["own"] for one in told],
-            "top_logprobs": [self._top(one) for one in told],
+            "tokens": [self._named(token) for token, _ in every],
+            "token_logprobs": [known and known["own"] for _, known in every],
+            "top_logprobs": [known and self._top(token, known) for token, known in every],
             "text_offset": starts,
         }
 
-    def _top(self, one: Told) -> dict[str, float]:
-        """The likeliest tokens, and the one that was drawn; of those that read alike, the first."""
+    def _top(self, token: int, known: Told) -> dict[str, float]:
+        """The likeliest tokens, and the one that is there; of those that read alike, the first."""
         top: dict[str, float] = {}
-        for token, value in (*one["logprobs"]["top"], (one["token"], one["logprobs"]["own"])):
-            top.setdefault(self._named(token), value)
+        for other, value in (*known["top"], (token, known["own"])):
+            top.setdefault(self._named(other), value)
         return top
 
     def _named(self, token: int) -> str:
@@ -131,6 +150,16 @@ class Text:
             return text
         raw = self._service.prompts.tokenizer.token_bytes(token)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+async def prompt_alone(answer: AsyncGenerator[Told]) -> AsyncGenerator[Told]:
+    """What is told of a prompt by an answer of one token, which is left out."""
+    async with aclosing(answer):
+        async for one in answer:
+            told = {name: value for name, value in one.items() if name != "logprobs"}
+            if "finish" in one:
+                told["finish"] = {**one["finish"], "tokens": 0, "stop_reason": "MAX_TOKENS"}
+            yield {**told, "text": ""}
 
 
 def _ended(one: Told) -> bool:
@@ -167,4 +196,4 @@ def usage(requests: Sequence[Request], ends: Sequence[Told]) -> Told:
     }
 
 
-__all__ = ["Chat", "Text", "reason", "usage"]
+__all__ = ["Chat", "Text", "prompt_alone", "reason", "usage"]

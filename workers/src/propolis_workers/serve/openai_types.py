@@ -213,7 +213,7 @@ class CompletionRequest(_Common):
     """The body of ``POST /v1/completions``."""
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Final
 
-import numpy as np
-
 from propolis import ops
 from propolis.errors import DeviceError
 from propolis.errors import DeviceLostError
@@ -40,6 +38,9 @@ from propolis_workers.llm.batch.scheduler import Part
 from propolis_workers.llm.batch.scheduler import Plan
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
+from propolis_workers.llm.batch.scores import Logprobs
+from propolis_workers.llm.batch.scores import PromptScores
+from propolis_workers.llm.batch.scores import logprobs_of
 from propolis_workers.llm.batch.steps import Steps
 from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.drawing import Drawing
@@ -51,8 +52,6 @@ from propolis_workers.suspects import suspects
 
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from propolis import Tensor
     from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.steps import Captured
@@ -78,6 +77,7 @@ class Request:
         stops: strings that end the answer.
         ending: which tokens do.
         logprobs: how many of the likeliest tokens are told with each; None for no probabilities.
+        prompt_logprobs: the same of the prompt's tokens but the first.
         grammar: what the answer has to follow, as :mod:`propolis_workers.llm.grammar` makes it.
         shown: control tokens that are text all the same, such as those that begin calls of tools.
     """
@@ -87,23 +87,10 @@ class Request:
     max_tokens: int
     stops: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: str | None = None
     shown: tuple[int, ...] = ()
     ending: Ending = OWN
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """
-    How likely a token was.
-
-    Attributes:
-        own: of the token that was drawn.
-        top: the likeliest tokens and theirs, likeliest first.
-    """
-
-    own: float
-    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +106,7 @@ class Drawn:
         error: why there is no token, where the answer ends with an error.
         logprobs: the natural logarithm of its probability before any setting changed it, and
             those of the likeliest tokens; None where nobody asked.
+        prompt: those of the prompt's tokens but the first, with the first token that was drawn.
     """
 
     key: object
@@ -127,6 +115,7 @@ class Drawn:
     finish: Finish | None = None
     error: PropolisError | None = None
     logprobs: Logprobs | None = None
+    prompt: list[Logprobs] | None = None
 
 
 class BatchEngine:
@@ -223,6 +212,7 @@ class BatchEngine:
         )
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
+        self._scores: dict[object, PromptScores] = {}  # until its first token is drawn
         self._ahead: Ahead | None = None
         self._drawing = Drawing(model.device)
         self._failed, self._waited = False, True
@@ -268,6 +258,9 @@ class BatchEngine:
         )
         answer.start()
         sequence = Sequence(answer.tokens)
+        if request.prompt_logprobs is not None:
+            self._scores[key] = PromptScores(request.prompt_logprobs)
+            sequence.unread = 0
         self._answers[key] = sequence, answer, request.logprobs
         self._keys[sequence] = key
         self.scheduler.add(sequence)
@@ -333,7 +326,8 @@ class BatchEngine:
                 return
             for copied in plan.copies:
                 self._cache.copy(copied)
-            rows, wanted = self._rows(plan)
+            rows, wanted, scored = self._rows(plan)
+            self._score(scored, rows)
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
         draws = self._draws(due, rows, ahead)
@@ -491,23 +485,45 @@ class BatchEngine:
             self._end(key)
             return Drawn(key, None, error=exc)
         self._unread.discard(key)
+        scores = self._scores.pop(key, None)
         # The token drawn counts too.
         text, ended = answer.push(token, full=len(answer.tokens) + 1 >= self.capacity)
         if ended:
             self._end(key)
         likely = None
         if top is not None and draw.logits is not None:
-            likely = _logprobs(draw.logits[: self._llm.tokenizer.vocab_size], token, top)
-        return Drawn(key, token, text, answer.finish if ended else None, logprobs=likely)
+            likely = logprobs_of(draw.logits[: self._llm.tokenizer.vocab_size], token, top)
+        finish, prompt = answer.finish if ended else None, None if scores is None else scores.known
+        return Drawn(key, token, text, finish, logprobs=likely, prompt=prompt)
+
+    def _score(self, scored: dict[Part, range], rows: Rows) -> None:
+        """Read how likely the tokens of prompts are."""
+        for part, wanted in scored.items():
+            own = part.sequence
+            after = own.computed + part.count
+            if wanted:
+                # The last of a prompt's rows is not of a token of the prompt.
+                following = min(after + 1, len(own.tokens))
+                tokens = own.tokens[following - len(wanted) : following]
+                self._scores[self._keys[own]].read(rows, wanted, tokens)
+            # No less than before: after its blocks were given back it is computed again.
+            own.unread = None if part.completes else max(after, own.unread or 0)
 
     def _end(self, key: object) -> None:
         self._unread.discard(key)
+        self._scores.pop(key, None)
         sequence, *_ = self._answers.pop(key)
         del self._keys[sequence]
         self.scheduler.remove(sequence)
 
-    def _rows(self, plan: Plan) -> tuple[Rows, dict[Part, list[int]]]:
-        """What a step gives, and which of its rows are those of each sequence that is due."""
+    def _rows(self, plan: Plan) -> tuple[Rows, dict[Part, list[int]], dict[Part, range]]:
+        """
+        What a step gives.
+
+        Returns:
+            Its logits; which of its rows are those of each sequence that is due; and of each
+            prompt whose tokens' probabilities are wanted.
+        """
         parts = []
         for part in plan.parts:
             own = part.sequence
@@ -515,29 +531,35 @@ class BatchEngine:
             parts.append(_placed(own, [*tokens, *part.guess]))
         if all(len(placed.tokens) == 1 for placed in parts):
             due = {part: [row] for row, part in enumerate(plan.parts) if part.completes}
-            return self.steps.decode(parts), due
+            scored = {
+                part: range(row, row + len(_scored(part)))
+                for row, part in enumerate(plan.parts)
+                if part.sequence.unread is not None
+            }
+            return self.steps.decode(parts), due, scored
         ends: list[int] = []
-        due, rows = {}, 0
+        due, scored, rows = {}, {}, 0
         for part, placed in zip(plan.parts, parts, strict=True):
+            if part.sequence.unread is not None:
+                wanted = _scored(part)
+                scored[part] = range(len(ends), len(ends) + len(wanted))
+                ends += range(rows + wanted.start, rows + wanted.stop)
             rows += len(placed.tokens)
             if part.completes:
                 due[part] = list(range(len(ends), len(ends) + 1 + len(part.guess)))
                 ends += range(rows - 1 - len(part.guess), rows)
-        return self.steps.mixed(parts, rows, ends or [0]), due
+        return self.steps.mixed(parts, rows, ends or [0]), due, scored
+
+
+def _scored(part: Part) -> range:
+    """Which of a part's rows tell how likely a token of the prompt is that nothing is known of."""
+    own = part.sequence
+    last = min(part.count, own.left - 1)
+    return range(min(max((own.unread or 0) - own.computed, 0), last), last)
 
 
 def _placed(own: Sequence, tokens: list[int]) -> Placed:
     return Placed(tokens, own.computed, own.blocks, own.full, own.local, own.behind)
-
-
-def _logprobs(logits: NDArray[np.floating], token: int, top: int) -> Logprobs:
-    wide = logits.astype(np.float64)
-    peak = wide.max()
-    wide -= peak + np.log(np.exp(wide - peak).sum())
-    count = min(top, wide.size)
-    best = np.argpartition(-wide, count - 1)[:count] if count else np.empty(0, np.intp)
-    best = best[np.lexsort((best, -wide[best]))]
-    return Logprobs(float(wide[token]), [(int(i), float(wide[i])) for i in best])
 
 
 __all__ = ["BLOCK", "BatchEngine", "Drawn", "Logprobs", "Request"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from typing import NamedTuple
 
 from propolis_workers.llm.memory import CHUNK
+from propolis_workers.llm.memory import SCORED
 
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Sequence:
             use them too. More tokens than ``computed`` where windows are computed again.
         local: where windows are: blocks of the last places.
         behind: how many places there are before these.
+        unread: of a prompt whose tokens' probabilities are wanted, the first token after which it
+            is not known how likely each is; None of all others.
     """
 
     tokens: list[int]
@@ -51,6 +54,7 @@ class Sequence:
     full: int = 0
     local: list[int] = field(default_factory=list)
     behind: int = 0
+    unread: int | None = None
 
     @property
     def left(self) -> int:
@@ -150,6 +154,7 @@ class Scheduler:
         self.budget = budget
         self._guess = guess
         self.alone = alone or (budget,)
+        self._scored = SCORED  # rows of this step that prompts may still be scored by
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -169,6 +174,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step; without parts where there is nothing to do."""
         budget, parts, prompts = self.budget, [], []
+        self._scored = SCORED
         preempted = self.preempted
         for sequence in list(self.running):
             if sequence.left > 1:
@@ -185,8 +191,8 @@ class Scheduler:
             if budget <= 0:
                 break
             count = self._count(sequence, budget)
-            if sequence in self.running and self._grow(sequence, count):
-                parts.append(Part(sequence, count))
+            if count and sequence in self.running and self._grow(sequence, count):
+                parts.append(self._part(sequence, count))
                 budget -= count
         # Whoever gave its blocks back for another is computed later.
         parts = [part for part in parts if part.sequence.blocks]
@@ -243,7 +249,10 @@ class Scheduler:
         size = self._blocks.size
         while self.waiting and budget > 0 and len(self.running) < self._most:
             sequence = self.waiting[0]
-            match = self._blocks.match(sequence.tokens)
+            if not self._count(sequence, budget):
+                return
+            # What is found is not computed, and so gives no logits.
+            match = self._blocks.match(sequence.tokens[: sequence.unread])
             source = match.source
             if source is not None and not self._has_room(sequence, match):
                 self._give_back_source(match)  # its own room may be what is wanting
@@ -270,12 +279,19 @@ class Scheduler:
                 sequence.cached = sequence.computed
             count = self._count(sequence, budget)
             if self._grow(sequence, count):
-                parts.append(Part(sequence, count))
+                parts.append(self._part(sequence, count))
                 budget -= count
+
+    def _part(self, sequence: Sequence, count: int) -> Part:
+        if sequence.unread is not None:
+            self._scored -= count
+        return Part(sequence, count)
 
     def _count(self, sequence: Sequence, budget: int) -> int:
         """How much of a prompt a step has; of one that has it alone, what comes again alike."""
         count = min(budget, sequence.left)
+        if sequence.unread is not None:
+            count = min(count, self._scored)
         if self.running == [sequence] and not self.waiting:
             count = next((size for size in self.alone if size <= count), count)
         return count
