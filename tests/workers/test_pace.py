@@ -43,6 +43,24 @@ def test_what_took_too_long_is_not_tried_at_once():
     assert [at for at, tokens in enumerate(found) if tokens == 1024] == [1, 1 + PATIENCE + 1]
 
 
+def test_steps_in_which_nobody_waits():
+    """They have what one sequence gains by, and more where that is soon done."""
+    pace = Pace((8192, 4096, *SIZES))
+    assert pace.alone == SIZES
+    for _ in range(3):
+        pace.took(pace.tokens, 0.0)
+    assert (pace.tokens, pace.alone) == (4096, (4096, *SIZES))
+    pace.short_of_memory()
+    assert pace.alone == (512,)
+
+
+def test_one_that_stays():
+    """Whoever asks for so many tokens has them beside others, and the usual ones alone."""
+    pace = Pace(SIZES, stays=True)
+    pace.took(512, 0.0)
+    assert (pace.tokens, pace.alone) == (512, SIZES)
+
+
 def test_short_of_memory():
     """It has the fewest from then on: each step that fails makes all prompts be read again."""
     pace = Pace(SIZES)
@@ -113,7 +131,7 @@ def test_answers_are_the_same(llm, monkeypatch):
 def test_a_step_with_too_many(llm, monkeypatch):
     """One that there is no memory for is made again with fewer tokens, and nobody's answer ends."""
     engine = BatchEngine(llm, context=96, most=4, budget=8)
-    engine._pace, engine.scheduler.alone = Pace((32, 8)), (32, 8)
+    engine._pace = Pace((32, 8))
     mixed, limit = engine.steps.mixed, [32]
 
     def small(parts, rows, ends):

@@ -11,6 +11,7 @@ from propolis_workers.llm import chunks
 from propolis_workers.llm.batch.blocks import Blocks
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.llm.batch.engine import Request
+from propolis_workers.llm.batch.pace import Pace
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.chunks import Pieces
@@ -46,6 +47,8 @@ def test_pieces_that_fit(llm):
     assert found(1 << 50, capacity=1500) == Pieces((1024, 512), captured=True)
     assert found(1 << 50, capacity=600) == Pieces((512,), captured=True)
     assert found(1 << 50, capacity=600, sequences=3) == Pieces((1024, 512), captured=True)
+    assert found(1 << 50, sequences=2) == Pieces((8192, 4096, 2048, 1024, 512), captured=True)
+    assert found(1 << 50, capacity=100, sequences=64).sizes == (4096, 2048, 1024, 512)
     assert found(1 << 50, windows=(64,)) == Pieces((512,), captured=True)
     assert found(1000 + 2 * each) == Pieces((512,), captured=True)
     assert found(1000 + each // 2) == Pieces((512,), captured=False)
@@ -126,5 +129,5 @@ def test_answers_are_the_same(llm):
 
     plain = BatchEngine(llm, context=96, most=3, budget=8)
     engine = BatchEngine(llm, context=96, most=3, budget=8)
-    engine.scheduler.alone = SIZES
+    engine._pace = Pace(SIZES, stays=True)
     assert answers(engine) == answers(plain)

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from propolis_workers.llm.network.rotation import Rotations
 
 WIDEST: Final = 2048
-"""Tokens at once, beyond which hardly any device is faster."""
+"""Tokens of one sequence at once, beyond which hardly any device is faster."""
+
+WIDEST_OF_MANY: Final = 8192
+"""Tokens of several: their steps are seldom alike, so that each costs the host its launches."""
 
 CAPTURED: Final = 4
 """How often a step must have come to be captured, which takes as long as several of them."""
@@ -109,7 +112,8 @@ def pieces_of(
 
     sizes: tuple[int, ...] = (least,)
     # Layers with a window have room for so many beside it.
-    widest = 0 if any(config.windows) or least < CHUNK else min(WIDEST, capacity * sequences)
+    most = WIDEST if sequences == 1 else WIDEST_OF_MANY
+    widest = 0 if any(config.windows) or least < CHUNK else min(most, capacity * sequences)
     while 2 * sizes[0] <= widest and fits((2 * sizes[0], *sizes)):
         sizes = (2 * sizes[0], *sizes)
     return Pieces(sizes, captured=fits(sizes))
@@ -181,4 +185,13 @@ class Chunks:
         return logits
 
 
-__all__ = ["CAPTURED", "SHARE", "WIDEST", "Chunks", "Pieces", "has_queue", "pieces_of"]
+__all__ = [
+    "CAPTURED",
+    "SHARE",
+    "WIDEST",
+    "WIDEST_OF_MANY",
+    "Chunks",
+    "Pieces",
+    "has_queue",
+    "pieces_of",
+]

@@ -188,13 +188,11 @@ class BatchEngine:
             "give a smaller --context or --cache-tokens",
         )
         # Of a step that delays nobody's next token, beside those of the budget.
-        self._pieces = pieces_of(
-            model.config, model.device, context, needed, budget, sequences=most
-        )
+        pieces = pieces_of(model.config, model.device, context, needed, budget, sequences=most)
         self.blocks = Blocks(count, BLOCK, first=1, window=window, windows=windows)
         guesses = self._guess if speculate else None
-        self.scheduler = Scheduler(self.blocks, most, budget, guesses, alone=self._pieces.sizes)
-        self._pace = Pace(self._pieces.sizes if asked is None else (budget,))
+        self.scheduler = Scheduler(self.blocks, most, budget, guesses)
+        self._pace = Pace(pieces.sizes, stays=asked is not None)
         self._speculate = speculate
         self.guessed = self.taken = 0
         self.capacity = min(context, count * BLOCK)
@@ -208,7 +206,7 @@ class BatchEngine:
             most=most,
             capacity=context,
             blocks=blocks,
-            pieces=self._pieces,
+            pieces=pieces,
         )
         self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
         self._keys: dict[Sequence, object] = {}
@@ -303,7 +301,6 @@ class BatchEngine:
             # What has been drawn before it counts; the others are computed again.
             if isinstance(exc, OutOfMemoryError):
                 self._pace.short_of_memory()
-                self.scheduler.alone = (self._pace.tokens,)
             self.scheduler.rewind()
             if self._failed and not drawn:
                 raise
@@ -320,7 +317,7 @@ class BatchEngine:
             plan, rows = Plan(list(wanted), []), ahead.rows
         else:
             ahead = None
-            self.scheduler.budget = self._pace.tokens
+            self.scheduler.budget, self.scheduler.alone = self._pace.tokens, self._pace.alone
             plan = self.scheduler.plan()
             if not plan.parts:
                 return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from propolis_workers.llm.chunks import WIDEST
 
-BEARABLE: Final = 0.05
+
+BEARABLE: Final = 0.1
 """Seconds that a step with a part of a prompt may take: so long does each next token wait."""
 
 PATIENCE: Final = 32
@@ -23,16 +25,28 @@ class Pace:
         tokens: of the next step.
     """
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], *, stays: bool = False) -> None:
         """
         Begin with the fewest.
 
         Args:
             sizes: how many they may be.
+            stays: whether they are the fewest for ever.
         """
-        self._sizes = sorted(sizes)
+        self._sizes, self._stays = sorted(sizes), stays
         self._at = self._refused = 0
         self.tokens = self._sizes[0]
+
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """
+        Sizes of a step in which nobody waits for his next token, the most first.
+
+        Somebody may come meanwhile: so it has no more than one sequence gains by, unless such a
+        step is known to be soon done.
+        """
+        most = max(WIDEST, self.tokens)
+        return tuple(size for size in reversed(self._sizes) if size <= most)
 
     def took(self, tokens: int, seconds: float) -> None:
         """
@@ -42,7 +56,7 @@ class Pace:
             tokens: that it had; of more than it may have nothing is told.
             seconds: that it took.
         """
-        if tokens > self.tokens:
+        if tokens > self.tokens or self._stays:
             return
         full = 4 * tokens >= 3 * self.tokens
         self._refused = max(self._refused - full, 0)
