@@ -144,6 +144,24 @@ def test_top_logprobs_alone(server):
     assert server.chat(top_logprobs=None).status_code == 200
 
 
+def test_a_top_p_of_nothing(server):
+    """The likeliest token alone reaches it, as clients mean it; of Ollama's API and jobs too."""
+    greedy = complete(server).json()["choices"][0]["text"]
+    hot = {"temperature": 1.5, "top_p": 0}
+    for seed in range(3):
+        assert complete(server, **hot, seed=seed).json()["choices"][0]["text"] == greedy
+    said = [
+        server.http.post(
+            "/api/generate",
+            json={"prompt": "the ", "raw": True, "stream": False, "options": {**own, "seed": 5}},
+        ).json()
+        for own in ({"temperature": 0, "num_predict": 6}, {**hot, "num_predict": 6})
+    ]
+    assert said[0]["response"] == said[1]["response"]
+    got = complete(server, top_p=-0.1)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, "top_p")
+
+
 def prefixes(server, ids: list[int]) -> list[float]:
     """How likely each token but the first is, asked for one by one."""
     found = []

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING
+from typing import Annotated
 from typing import Any
 from typing import Final
 
 from fastapi import Response
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator
 from pydantic import BaseModel
+from pydantic import Field
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from fastapi import Request
+
+TopP = Annotated[float, Field(ge=0, le=1), AfterValidator(lambda share: max(share, 1e-9))]
+"""What the likeliest tokens have to reach; by 0, which clients send for it, the likeliest alone."""
 
 MOST_VALUES: Final = 1 << 18
 """Of a body: a prompt may be given by its tokens."""
@@ -134,4 +140,12 @@ def expect_readable(body: bytes) -> None:
             pass
 
 
-__all__ = ["MOST_FIELDS", "MOST_VALUES", "Body", "JsonRoute", "expect_content", "expect_readable"]
+__all__ = [
+    "MOST_FIELDS",
+    "MOST_VALUES",
+    "Body",
+    "JsonRoute",
+    "TopP",
+    "expect_content",
+    "expect_readable",
+]

@@ -28,6 +28,7 @@ from propolis_workers.llm.schemas import listed_only
 from propolis_workers.serve.answering import seed_of
 from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import JsonRoute
+from propolis_workers.serve.bodies import TopP
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.deadlines import Timeout  # noqa: TC001  (read at run time)
 from propolis_workers.serve.going import unless_gone
@@ -65,7 +66,7 @@ class Options(Body):
     num_predict: Annotated[int, Field(ge=-2)] = -1
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
     top_k: Annotated[int, Field(ge=-1)] = 40
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    top_p: TopP = 0.9
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: int | None = None
     stop: _Stop | _Stops | None = None

@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic import model_validator
 
 from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import TopP
 from propolis_workers.serve.bodies import expect_content
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (pydantic reads it)
 from propolis_workers.serve.openai_tools import Choice  # noqa: TC001  (pydantic reads them)
@@ -152,7 +153,7 @@ class _Common(_Asked):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None

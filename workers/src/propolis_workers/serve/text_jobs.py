@@ -18,6 +18,7 @@ from propolis.errors import UsageError
 from propolis_workers.llm.batch.engine import Request
 from propolis_workers.llm.sampling import SamplingParams
 from propolis_workers.serve.bodies import Body
+from propolis_workers.serve.bodies import TopP
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import wrong_field
@@ -52,7 +53,7 @@ class Infer(Body):
     model: str = ""
     max_tokens: Annotated[int, Field(ge=1, le=2048)] = 512
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.7
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = 0.9
+    top_p: TopP | None = 0.9
     top_k: Annotated[int, Field(ge=0)] | None = 50
     min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
     repetition_penalty: Annotated[float, Field(ge=0, le=2)] | None = 1.0
@@ -74,7 +75,6 @@ class Infer(Body):
         given = {name: getattr(self, name) for name in _SAMPLED}
         given = {name: value for name, value in given.items() if value is not None}
         params = {**_SAMPLED, **given}
-        params["top_p"] = max(params["top_p"], 1e-9)  # of 0, the likeliest alone is left
         params["repetition_penalty"] = params["repetition_penalty"] or 1.0  # 0 is off
         return SamplingParams(**params, repeat_last_n=128, seed=self.seed)
 
