@@ -49,6 +49,10 @@ def test_pieces_that_fit(llm):
     assert found(1 << 50, capacity=600, sequences=3) == Pieces((1024, 512), captured=True)
     assert found(1 << 50, sequences=2) == Pieces((8192, 4096, 2048, 1024, 512), captured=True)
     assert found(1 << 50, capacity=100, sequences=64).sizes == (4096, 2048, 1024, 512)
+    # Whatever a sequence's context is, steps of many take the room of all their rows.
+    wide = passing_bytes(config, 8192, 4096)
+    assert found(1000 + 40 * wide, capacity=64, sequences=512).sizes[0] == 8192
+    assert found(1000 + 10 * wide, capacity=64, sequences=512).sizes[0] < 4096
     assert found(1 << 50, windows=(64,)) == Pieces((512,), captured=True)
     assert found(1000 + 2 * each) == Pieces((512,), captured=True)
     assert found(1000 + each // 2) == Pieces((512,), captured=False)

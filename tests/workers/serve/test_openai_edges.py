@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from patience import until
 
@@ -160,73 +159,6 @@ def test_a_top_p_of_nothing(server):
     assert said[0]["response"] == said[1]["response"]
     got = complete(server, top_p=-0.1)
     assert (got.status_code, got.json()["error"]["param"]) == (400, "top_p")
-
-
-def prefixes(server, ids: list[int]) -> list[float]:
-    """How likely each token but the first is, asked for one by one."""
-    found = []
-    for place, token in enumerate(ids[1:], 1):
-        forced = {"logit_bias": {str(token): 100}, "logprobs": 0, "max_tokens": 1}
-        got = complete(server, prompt=ids[:place], ignore_eos=True, **forced).json()
-        found.append(got["choices"][0]["logprobs"]["token_logprobs"][0])
-    return found
-
-
-def test_echo_with_logprobs(server, llm):
-    """
-    Of each token of an echoed prompt but the first it is told how likely it was.
-
-    As evaluation harnesses ask for it, by ids, many prompts at a time; of streams too.
-    """
-    prompts = [llm.tokenizer.encode(text, add_special=True) for text in ("the cat sat", "on é")]
-    got = complete(server, prompt=prompts, echo=True, logprobs=2, max_tokens=1).json()
-    for ids, choice in zip(prompts, got["choices"], strict=True):
-        told, text = choice["logprobs"], choice["text"]
-        assert len(told["tokens"]) == len(ids) + 1
-        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-        np.testing.assert_allclose(told["token_logprobs"][1:-1], prefixes(server, ids), atol=1e-3)
-        for value, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
-            assert value in top.values()
-            assert value <= max(top.values())
-        for token, place in zip(told["tokens"], told["text_offset"], strict=True):
-            assert text[place:].startswith(token) or token.startswith("bytes:\\x")
-    streamed = complete(server, prompt=prompts[0], echo=True, logprobs=2, max_tokens=1, stream=True)
-    pieces = [
-        json.loads(line.removeprefix("data: "))["choices"][0]
-        for line in streamed.text.split("\n\n")[:-2]
-    ]
-    whole = got["choices"][0]
-    assert "".join(piece["text"] for piece in pieces) == whole["text"]
-    told = [piece["logprobs"] for piece in pieces if piece.get("logprobs")]
-    for name, values in whole["logprobs"].items():
-        joined = [value for one in told for value in one[name]]
-        assert len(joined) == len(values)
-        if name in ("tokens", "text_offset"):
-            assert joined == values
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_alone(server, llm, stream):
-    """Of no tokens at most a prompt is echoed, and nothing is answered."""
-    ids = llm.tokenizer.encode("the cat", add_special=True)
-    asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1}
-    if stream:
-        lines = complete(server, **asked, stream=True).text.split("\n\n")[:-2]
-        pieces = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-        (told,) = [piece["logprobs"] for piece in pieces if piece.get("logprobs")]
-        assert "".join(piece["text"] for piece in pieces) == "the cat"
-        assert pieces[-1]["finish_reason"] == "length"
-        assert len(told["tokens"]) == len(ids)
-        return
-    got = complete(server, **asked).json()
-    (choice,) = got["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("the cat", "length")
-    assert len(choice["logprobs"]["tokens"]) == len(ids)
-    assert got["usage"]["completion_tokens"] == 0
-    got = complete(server, prompt="the cat", max_tokens=0, echo=True).json()
-    assert (got["choices"][0]["text"], got["choices"][0]["logprobs"]) == ("the cat", None)
-    got = complete(server, prompt="the cat", max_tokens=0)
-    assert (got.status_code, got.json()["error"]["param"]) == (400, "max_tokens")
 
 
 def test_completion_logprobs(server, llm):

@@ -280,9 +280,18 @@ class Answer:
         Raises:
             ModelError: as for :meth:`draw`.
         """
+        self.expect_numbers(logit)
+        return token
+
+    def expect_numbers(self, logit: float) -> None:
+        """
+        Check one of the logits that the answer depends on.
+
+        Raises:
+            ModelError: it is NaN; the message says what to suspect.
+        """
         with self._blaming():
             expect_likely(logit)
-        return token
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:

@@ -107,7 +107,8 @@ def pieces_of(
     def fits(sizes: tuple[int, ...]) -> bool:
         # Those that are captured, and the widest that is not.
         rows = sum(sizes) + sizes[0] - least
-        more = passing_bytes(config, capacity, rows)
+        wanted = 1 if sequences == 1 else sequences * (len(sizes) + 1)
+        more = passing_bytes(config, capacity, rows, wanted=wanted)
         return needed + more <= free and (more <= free * SHARE or sizes == (least,))
 
     sizes: tuple[int, ...] = (least,)

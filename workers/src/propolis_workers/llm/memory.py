@@ -140,9 +140,15 @@ def sequence_bytes(
     return cached + passing_bytes(config, capacity, rows, threads)
 
 
-def passing_bytes(config: ModelConfig, capacity: int, rows: int, threads: int = 1) -> int:
-    """Bytes of what is computed of so many tokens in between; as :func:`sequence_bytes`."""
-    return _F32 * _passing(config, capacity, rows, 1, threads)
+def passing_bytes(
+    config: ModelConfig, capacity: int, rows: int, threads: int = 1, *, wanted: int = 1
+) -> int:
+    """
+    Bytes of what is computed of so many tokens in between; as :func:`sequence_bytes`.
+
+    Of one sequence no more than its capacity; ``wanted`` is how many rows' logits there are.
+    """
+    return _F32 * _passing(config, capacity, rows, wanted, threads)
 
 
 def captured_bytes(config: ModelConfig, rows: int, wanted: int) -> int:

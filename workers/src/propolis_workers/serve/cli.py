@@ -143,7 +143,7 @@ _DRAWING = ("images", "loras", "images_at_once", "dtype", "use_f16")
 @click.option(
     "--step-tokens",
     type=click.IntRange(1),
-    show_default="512, and more where they take no longer than 50 ms",
+    show_default="512, and more where they take no longer than 100 ms",
     help="Tokens of a step, those of prompts included: so long do other answers wait at most.",
 )
 @click.option(

@@ -24,6 +24,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis_workers.llm.batch.engine import Drawn
 from propolis_workers.llm.batch.engine import Request
@@ -33,6 +34,11 @@ from propolis_workers.llm.stopping import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from propolis_workers.llm.batch.scores import Logprobs
+
+
+_LEAST: Final = -9999.0
 
 
 def line(message: Mapping[str, Any]) -> bytes:
@@ -84,12 +90,12 @@ def request(message: Mapping[str, Any]) -> Request:
 
 
 def drawn(one: Drawn) -> dict[str, Any]:
-    """A token as it is told; what is not there is left out."""
+    """A token as it is told, or what is known of a prompt; what is not there is left out."""
+    if one.prompt is not None:
+        return {"key": one.key, "text": "", "prompt": [_likely(known) for known in one.prompt]}
     told: dict[str, Any] = {"key": one.key, "token": one.token, "text": one.text}
     if one.logprobs is not None:
-        told["logprobs"] = asdict(one.logprobs)
-    if one.prompt is not None:
-        told["prompt"] = [asdict(own) for own in one.prompt]
+        told["logprobs"] = _likely(one.logprobs)
     if one.finish is not None:
         finish = asdict(one.finish)
         tokens = len(finish.pop("ids"))
@@ -97,6 +103,12 @@ def drawn(one: Drawn) -> dict[str, Any]:
     if one.error is not None:
         told |= {"error": str(one.error), "kind": type(one.error).__name__}
     return told
+
+
+def _likely(known: Logprobs) -> dict[str, Any]:
+    """As JSON has it, which has no infinity: -9999 in its place, as vLLM tells it."""
+    top = [(token, max(value, _LEAST)) for token, value in known.top]
+    return {"own": max(known.own, _LEAST), "top": top}
 
 
 def failed(key: int, error: Exception) -> dict[str, Any]:

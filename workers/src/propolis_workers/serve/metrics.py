@@ -124,6 +124,9 @@ class Metrics:
         try:
             async with aclosing(answer):
                 async for one in answer:
+                    if "token" not in one:  # but how likely those of the prompt are
+                        yield one
+                        continue
                     now = time.perf_counter()
                     (self._first if first else self._next).observe(now - last)
                     last, first = now, False

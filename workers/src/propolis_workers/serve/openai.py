@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -121,15 +122,14 @@ def routes(service: Service) -> APIRouter:
             raise ProblemError(400, msg, param="max_tokens")
         service.expect_model(asked.model)
         count = len(listed(asked.prompt)) * (asked.n or 1)
-        prompts = await service.prepared(count, until, _prompts, service, asked)
+        prompts, shape = await service.prepared(count, until, _prompts, service, asked)
         requests = _requests(service, asked, prompts, asked.max_tokens, asked.logprobs)
         if asked.echo:
             requests = [replace(one, prompt_logprobs=asked.logprobs) for one in requests]
         answers = [service.answer(request, until) for request in requests]
         if asked.max_tokens == 0:
             answers = [prompt_alone(answer) for answer in answers]
-        echoed = [request.prompt if asked.echo else [] for request in requests]
-        return await _respond(service, http, asked, requests, answers, Text(service, echoed))
+        return await _respond(service, http, asked, requests, answers, shape)
 
     return router
 
@@ -204,6 +204,14 @@ async def _respond(
 
     if not await unless_gone(http, collect()):
         return Response(status_code=499)  # nobody reads it
+    if isinstance(shape, Text) and shape.scored:  # long ones take a while: others are answered
+        return await asyncio.to_thread(_whole, head, requests, told, shape)
+    return _whole(head, requests, told, shape)
+
+
+def _whole(
+    head: Told, requests: list[Request], told: list[list[Told]], shape: Chat | Text
+) -> Response:
     ends = [own[-1]["finish"] for own in told]
     choices = []
     for index, own in enumerate(told):
@@ -253,12 +261,23 @@ async def _stream(
     yield b"data: [DONE]\n\n"
 
 
-def _prompts(service: Service, asked: CompletionRequest) -> list[list[int]]:
-    """The tokens of each prompt: texts are turned into them, ids are taken as they are."""
+def _prompts(service: Service, asked: CompletionRequest) -> tuple[list[list[int]], Text]:
+    """
+    The tokens of each prompt, and what its choices look like.
+
+    Texts are turned into tokens, ids are taken as they are; a text is echoed as it was given.
+    """
     text, most = service.prompts.text, service.context
-    every = listed(asked.prompt)
+    every, echoed = listed(asked.prompt), []
     with of_field("prompt"), service.remedied():
-        return [text(one, most=most) if isinstance(one, str) else one for one in every]
+        prompts = [text(one, most=most) if isinstance(one, str) else one for one in every]
+        for one, ids in zip(every, prompts, strict=True):
+            said: tuple[str, list[int]] = ("", [])
+            if asked.echo:
+                said = one if isinstance(one, str) else service.text(ids), ids
+            echoed += [said] * (asked.n or 1)
+    scored = asked.echo and asked.logprobs is not None
+    return prompts, Text(service, echoed, scored=scored)
 
 
 def _requests(

@@ -13,6 +13,7 @@ from propolis_workers.serve.openai_tools import call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Iterator
     from collections.abc import Sequence
 
     from propolis_workers.llm.batch.engine import Request
@@ -78,25 +79,33 @@ class Text:
     kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, service: Service, echoed: Sequence[list[int]]) -> None:
+    def __init__(
+        self, service: Service, echoed: Sequence[tuple[str, list[int]]], *, scored: bool = False
+    ) -> None:
         """
         Begin with nothing.
 
         Args:
             service: whose tokens they are.
-            echoed: of each choice the prompt, where its text begins with it; empty where not.
+            echoed: of each choice what its text begins with, and its tokens; nothing where the
+                prompt is not echoed.
+            scored: whether it is told how likely these tokens are.
         """
         self._service = service
         self._echoed = echoed
-        self._echo = [service.text(ids) for ids in echoed]
+        self.scored = scored
+        self._scored: defaultdict[int, int] = defaultdict(int)  # how many of the tokens were told
+        self._starts = [_starts(service, text, ids) if scored else [] for text, ids in echoed]
         self._decoders: defaultdict[int, Detokenizer] = defaultdict(
             lambda: Detokenizer(service.prompts.tokenizer)
         )
-        self._lengths: defaultdict[int, int] = defaultdict(int)
+        self._lengths = {index: len(text) for index, (text, _) in enumerate(echoed)}
+        self._names: dict[int, str] = {}
 
     def begin(self, index: int) -> Told | None:
         """The first piece of a stream: the prompt, where it is wanted."""
-        return {"index": index, "text": self._echo[index]} if self._echo[index] else None
+        text, _ = self._echoed[index]
+        return {"index": index, "text": text} if text else None
 
     def piece(self, index: int, one: Told) -> Told:
         """A piece of a stream."""
@@ -109,7 +118,7 @@ class Text:
     def whole(self, index: int, text: str, told: Sequence[Told]) -> Told:
         """An answer in one piece, without its reason."""
         likely = self.likely(index, told)
-        return {"index": index, "text": self._echo[index] + text, "logprobs": likely}
+        return {"index": index, "text": self._echoed[index][0] + text, "logprobs": likely}
 
     def likely(self, index: int, told: Sequence[Told]) -> Told | None:
         """
@@ -117,24 +126,34 @@ class Text:
 
         Of an echoed prompt the first token has none.
         """
-        every: list[tuple[int, Told | None]] = []
+        every: list[tuple[int, Told | None, int]] = []
         for one in told:
-            if "prompt" in one:
-                every += zip(self._echoed[index], (None, *one["prompt"]), strict=True)
+            every += self._of_prompt(index, one.get("prompt", ()))
             if "logprobs" in one and not _ended(one):
-                every.append((one["token"], one["logprobs"]))
+                token, start = one["token"], self._lengths[index]
+                self._lengths[index] += len(self._decoders[index].push(token))
+                every.append((token, one["logprobs"], start))
         if not every:
             return None
-        starts = []
-        for token, _ in every:
-            starts.append(self._lengths[index])
-            self._lengths[index] += len(self._decoders[index].push(token))
         return {
-            "tokens": [self._named(token) for token, _ in every],
-            "token_logprobs": [known and known["own"] for _, known in every],
-            "top_logprobs": [known and self._top(token, known) for token, known in every],
-            "text_offset": starts,
+            "tokens": [self._named(token) for token, _, _ in every],
+            "token_logprobs": [known and known["own"] for _, known, _ in every],
+            "top_logprobs": [known and self._top(token, known) for token, known, _ in every],
+            "text_offset": [start for _, _, start in every],
         }
+
+    def _of_prompt(
+        self, index: int, likely: Sequence[Told]
+    ) -> Iterator[tuple[int, Told | None, int]]:
+        """The next tokens of a prompt, what is known of them, and where they begin."""
+        if not self.scored:
+            return
+        known = likely if self._scored[index] else (None, *likely)
+        ids, starts = self._echoed[index][1], self._starts[index]
+        for one in known:
+            place = self._scored[index]
+            self._scored[index] += 1
+            yield ids[place], one, starts[place]
 
     def _top(self, token: int, known: Told) -> dict[str, float]:
         """The likeliest tokens, and the one that is there; of those that read alike, the first."""
@@ -145,11 +164,27 @@ class Text:
 
     def _named(self, token: int) -> str:
         """What a token says; of one that is part of a character its bytes, as OpenAI has them."""
+        if token not in self._names:
+            self._names[token] = self._name(token)
+        return self._names[token]
+
+    def _name(self, token: int) -> str:
         text = self._service.text([token])
         if "\ufffd" not in text:
             return text
         raw = self._service.prompts.tokenizer.token_bytes(token)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _starts(service: Service, text: str, ids: Sequence[int]) -> list[int]:
+    """Where each token of a text begins in it; what only begins the text of its tokens, at 0."""
+    decoder, starts, end = Detokenizer(service.prompts.tokenizer, skip_special=False), [], 0
+    for token in ids:
+        starts.append(end)
+        end += len(decoder.push(token))
+    # A token that begins all texts, or a space, is in none that was given.
+    more = max(end + len(decoder.flush()) - len(text), 0)
+    return [min(max(start - more, 0), len(text)) for start in starts]
 
 
 async def prompt_alone(answer: AsyncGenerator[Told]) -> AsyncGenerator[Told]:
@@ -158,6 +193,7 @@ async def prompt_alone(answer: AsyncGenerator[Told]) -> AsyncGenerator[Told]:
         async for one in answer:
             told = {name: value for name, value in one.items() if name != "logprobs"}
             if "finish" in one:
+                told["prompt"] = []  # of a prompt of one token this is all that is told
                 told["finish"] = {**one["finish"], "tokens": 0, "stop_reason": "MAX_TOKENS"}
             yield {**told, "text": ""}
 

@@ -7,6 +7,7 @@ the scheduler planned (see steps.py) and draws the next token of every sequence 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,8 +40,8 @@ from propolis_workers.llm.batch.scheduler import Plan
 from propolis_workers.llm.batch.scheduler import Scheduler
 from propolis_workers.llm.batch.scheduler import Sequence
 from propolis_workers.llm.batch.scores import Logprobs
-from propolis_workers.llm.batch.scores import PromptScores
 from propolis_workers.llm.batch.scores import logprobs_of
+from propolis_workers.llm.batch.scores import scores_of
 from propolis_workers.llm.batch.steps import Steps
 from propolis_workers.llm.chunks import pieces_of
 from propolis_workers.llm.drawing import Drawing
@@ -106,7 +107,7 @@ class Drawn:
         error: why there is no token, where the answer ends with an error.
         logprobs: the natural logarithm of its probability before any setting changed it, and
             those of the likeliest tokens; None where nobody asked.
-        prompt: those of the prompt's tokens but the first, with the first token that was drawn.
+        prompt: of the prompt's next tokens, from the second on; then there is no token.
     """
 
     key: object
@@ -208,9 +209,9 @@ class BatchEngine:
             blocks=blocks,
             pieces=pieces,
         )
-        self._answers: dict[object, tuple[Sequence, Answer, int | None]] = {}
+        self._answers: dict[object, tuple[Sequence, Answer, Request]] = {}
         self._keys: dict[Sequence, object] = {}
-        self._scores: dict[object, PromptScores] = {}  # until its first token is drawn
+        self._spoiled: set[object] = set()  # of whose prompts some logits are NaN
         self._ahead: Ahead | None = None
         self._drawing = Drawing(model.device)
         self._failed, self._waited = False, True
@@ -241,6 +242,10 @@ class BatchEngine:
             raise UsageError(msg)
         tokenizer = self._llm.tokenizer
         expect_prompt(prompt, len(prompt), self.capacity, self._model.config, tokenizer)
+        if request.prompt_logprobs is not None and max(prompt) >= tokenizer.vocab_size:
+            msg = f"token {max(prompt)} of the prompt is none of the tokenizer's "
+            msg += f"{tokenizer.vocab_size}: nobody knows how likely it is"
+            raise ModelError(msg)
         answer = Answer(
             tokenizer,
             prompt,
@@ -257,9 +262,8 @@ class BatchEngine:
         answer.start()
         sequence = Sequence(answer.tokens)
         if request.prompt_logprobs is not None:
-            self._scores[key] = PromptScores(request.prompt_logprobs)
             sequence.unread = 0
-        self._answers[key] = sequence, answer, request.logprobs
+        self._answers[key] = sequence, answer, request
         self._keys[sequence] = key
         self.scheduler.add(sequence)
 
@@ -285,7 +289,8 @@ class BatchEngine:
         Compute what is due.
 
         Returns:
-            The tokens that were drawn; none where only a part of a prompt was computed.
+            The tokens that were drawn, and how likely those of prompts are, where that is wanted;
+            nothing where only a part of a prompt was computed.
 
         Raises:
             PropolisError: the step failed, twice in a row, for all: nothing of it is counted, and
@@ -324,7 +329,7 @@ class BatchEngine:
             for copied in plan.copies:
                 self._cache.copy(copied)
             rows, wanted, scored = self._rows(plan)
-            self._score(scored, rows)
+            self._score(scored, rows, drawn)
         self.scheduler.done(plan)
         due = {part: wanted[part] for part in plan.parts if part in wanted}
         draws = self._draws(due, rows, ahead)
@@ -340,7 +345,7 @@ class BatchEngine:
     ) -> dict[int, Draw]:
         """What each row's token is drawn from: the least that the host has to read."""
         whose = {row: self._answers[self._keys[part.sequence]] for part in due for row in due[part]}
-        untold = {row: own for row, (_, own, top) in whose.items() if top is None}
+        untold = {row: own for row, (_, own, asked) in whose.items() if asked.logprobs is None}
         # Of guesses it depends on those before them what is drawn, and whether anything is.
         single = all(len(own) == 1 for own in due.values())
         chosen = {row: own for row, own in untold.items() if not own.greedy}
@@ -468,10 +473,12 @@ class BatchEngine:
 
     def _drawn(self, sequence: Sequence, draw: Draw) -> Drawn:
         key = self._keys[sequence]
-        _, answer, top = self._answers[key]
+        _, answer, asked = self._answers[key]
         if sequence.cached:
             answer.finish.cached_tokens = sequence.cached
         try:
+            if key in self._spoiled:
+                answer.expect_numbers(math.nan)
             token = draw.of(answer)
         except PropolisError as exc:
             # Of reading the logits of all: the step's, unless it is this answer's again and again.
@@ -482,19 +489,18 @@ class BatchEngine:
             self._end(key)
             return Drawn(key, None, error=exc)
         self._unread.discard(key)
-        scores = self._scores.pop(key, None)
         # The token drawn counts too.
         text, ended = answer.push(token, full=len(answer.tokens) + 1 >= self.capacity)
         if ended:
             self._end(key)
         likely = None
-        if top is not None and draw.logits is not None:
-            likely = logprobs_of(draw.logits[: self._llm.tokenizer.vocab_size], token, top)
-        finish, prompt = answer.finish if ended else None, None if scores is None else scores.known
-        return Drawn(key, token, text, finish, logprobs=likely, prompt=prompt)
+        if asked.logprobs is not None and draw.logits is not None:
+            known = draw.logits[: self._llm.tokenizer.vocab_size]
+            likely = logprobs_of(known, token, asked.logprobs)
+        return Drawn(key, token, text, answer.finish if ended else None, logprobs=likely)
 
-    def _score(self, scored: dict[Part, range], rows: Rows) -> None:
-        """Read how likely the tokens of prompts are."""
+    def _score(self, scored: dict[Part, range], rows: Rows, drawn: list[Drawn]) -> None:
+        """Tell how likely the tokens of prompts are, unless that is no number."""
         for part, wanted in scored.items():
             own = part.sequence
             after = own.computed + part.count
@@ -502,13 +508,18 @@ class BatchEngine:
                 # The last of a prompt's rows is not of a token of the prompt.
                 following = min(after + 1, len(own.tokens))
                 tokens = own.tokens[following - len(wanted) : following]
-                self._scores[self._keys[own]].read(rows, wanted, tokens)
+                key = self._keys[own]
+                found = scores_of(rows, wanted, tokens, self._answers[key][2].prompt_logprobs or 0)
+                if any(math.isnan(one.own) for one in found):
+                    self._spoiled.add(key)
+                if key not in self._spoiled:
+                    drawn.append(Drawn(key, None, prompt=found))
             # No less than before: after its blocks were given back it is computed again.
             own.unread = None if part.completes else max(after, own.unread or 0)
 
     def _end(self, key: object) -> None:
         self._unread.discard(key)
-        self._scores.pop(key, None)
+        self._spoiled.discard(key)
         sequence, *_ = self._answers.pop(key)
         del self._keys[sequence]
         self.scheduler.remove(sequence)

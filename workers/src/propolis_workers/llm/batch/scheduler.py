@@ -247,9 +247,11 @@ class Scheduler:
     def _admit(self, budget: int, parts: list[Part]) -> Iterator[Copy]:
         """Let those that wait run, as far as there is room; says which blocks are copied."""
         size = self._blocks.size
-        while self.waiting and budget > 0 and len(self.running) < self._most:
-            sequence = self.waiting[0]
-            if not self._count(sequence, budget):
+        while budget > 0 and len(self.running) < self._most:
+            # Who is told of his prompt gives way while as many rows are read for others.
+            ready = (one for one in self.waiting if self._count(one, budget))
+            sequence = next(ready, None)
+            if sequence is None:
                 return
             # What is found is not computed, and so gives no logits.
             match = self._blocks.match(sequence.tokens[: sequence.unread])
@@ -261,7 +263,7 @@ class Scheduler:
                 self._blocks.give_back(match.blocks)
                 self._blocks.give_back_local(match.local)
                 return
-            self.waiting.popleft()
+            self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.blocks, sequence.full = list(match.blocks), len(match.blocks)
             sequence.computed, sequence.kept = match.tokens, match.tokens // size

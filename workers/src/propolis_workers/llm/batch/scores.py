@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,36 +30,24 @@ class Logprobs:
     top: list[tuple[int, float]]
 
 
-@dataclass(slots=True)
-class PromptScores:
+def scores_of(rows: Rows, wanted: Sequence[int], tokens: Sequence[int], top: int) -> list[Logprobs]:
     """
-    Those of a prompt's tokens but the first, as they become known.
+    Of tokens of a prompt.
 
-    Attributes:
-        top: how many of the likeliest tokens are told with each.
-        known: from the second token on.
+    Args:
+        rows: of a step.
+        wanted: which of them; neighbours.
+        tokens: that follow them.
+        top: how many of the likeliest are told with each.
+
+    Raises:
+        DeviceError: the step failed, or this.
     """
-
-    top: int
-    known: list[Logprobs] = field(default_factory=list)
-
-    def read(self, rows: Rows, wanted: Sequence[int], tokens: Sequence[int]) -> None:
-        """
-        Take the next.
-
-        Args:
-            rows: of a step.
-            wanted: which of them; neighbours.
-            tokens: that follow them.
-
-        Raises:
-            DeviceError: the step failed, or this.
-        """
-        own, values, ids = rows.scores(wanted, tokens, self.top)
-        self.known += [
-            Logprobs(float(one), [*zip(best.tolist(), likely.tolist(), strict=True)])
-            for one, likely, best in zip(own, values, ids, strict=True)
-        ]
+    own, values, ids = rows.scores(wanted, tokens, top)
+    return [
+        Logprobs(float(one), [*zip(best.tolist(), likely.tolist(), strict=True)])
+        for one, likely, best in zip(own, values, ids, strict=True)
+    ]
 
 
 def logprobs_of(logits: NDArray[np.floating], token: int, top: int) -> Logprobs:
@@ -81,4 +68,4 @@ def logprobs_of(logits: NDArray[np.floating], token: int, top: int) -> Logprobs:
     return Logprobs(float(wide[token]), [(int(i), float(wide[i])) for i in best])
 
 
-__all__ = ["Logprobs", "PromptScores", "logprobs_of"]
+__all__ = ["Logprobs", "logprobs_of", "scores_of"]
