@@ -286,6 +286,11 @@ def test_hostile_json(name, raw, model):
         (["pytorch_model.bin"], NO, "pytorch_model.bin: a Python pickle"),
         (["a.gguf"], ModelError, "give the file itself: 'a.gguf'?"),
         (["lora.safetensors"], ModelError, "give the file itself: 'lora.safetensors'?"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            ModelError,
+            "merge it into its base model",
+        ),
     ],
 )
 def test_folder_without_a_model(files, error, words, tmp_path):

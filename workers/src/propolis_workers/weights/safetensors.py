@@ -157,6 +157,10 @@ def _find(folder: Path) -> Path:
     except OSError as error:
         remedy = "make it readable for the user who runs the worker"
         raise unusable(folder, "the folder cannot be listed", remedy) from error
+    if _exists(folder / "adapter_config.json"):
+        found = "an adapter of peft, to be added to a model, not a model"
+        remedy = "merge it into its base model (merge_and_unload, save_pretrained), and give that"
+        raise unusable(folder, found, remedy)
     for path in others:
         if path.suffix.lower() in PICKLE_SUFFIXES:
             raise pickle_refused(path)
