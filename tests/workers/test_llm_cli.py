@@ -121,6 +121,16 @@ def test_arguments_of_bytes(propolis, arguments, what):
     assert run.err == f"error: {what} is not UTF-8: byte 0xff at 1\n"
 
 
+def test_an_argument_in_another_locale():
+    """What was given is UTF-8 where the locale knows none, as that of a service may."""
+    code = "import sys, click; from propolis_workers.terminal import utf8; "
+    code += "print(ascii(utf8(None, click.Argument(['prompt']), sys.argv[1])))"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    given = "Grüße, 東京"
+    said = subprocess.check_output([sys.executable, "-c", code, given], env={**os.environ, **plain})
+    assert said.decode().strip() == ascii(given)
+
+
 def test_system(propolis, llm):
     """--system is the first message; it needs the template."""
     run = propolis("generate", "the", "-n", "8", "--system", "on")

@@ -54,11 +54,11 @@ def decoded(raw: bytes, what: str = "standard input") -> str:
 
 
 def utf8(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A click callback: refuses a text that is not UTF-8, which Python lets through."""
-    if value is not None:
-        what = param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper()
-        decoded(os.fsencode(value), what)
-    return value
+    """A click callback: reads UTF-8 whatever the locale is, and refuses what is none."""
+    if value is None:
+        return None
+    what = param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper()
+    return decoded(os.fsencode(value), what)
 
 
 def filled(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
