@@ -58,6 +58,28 @@ def test_echo_with_logprobs(server, llm):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_at_once(server, llm, stream):
+    """
+    The token that ends it is told of too.
+
+    lm-evaluation-harness asks for one token, and takes the last that is told for it.
+    """
+    ids = llm.tokenizer.encode("the cat", add_special=True)
+    ends = {str(token): 100 for token in llm.tokenizer.eos_ids}
+    asked = {"prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1, "logit_bias": ends}
+    if stream:
+        lines = complete(server, **asked, stream=True).text.split("\n\n")[:-2]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    else:
+        choices = complete(server, **asked).json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "the cat"
+    assert choices[-1]["finish_reason"] == "stop"
+    told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    assert sum(len(one["tokens"]) for one in told) == len(ids) + 1
+    assert told[-1]["text_offset"][-1] == len("the cat")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_places_of_control_tokens(server, stream):
     """A token that is text in what was given has its place, and so has all that follows."""
     text = "<|im_start|>the cat é"

@@ -129,7 +129,8 @@ class Text:
         every: list[tuple[int, Told | None, int]] = []
         for one in told:
             every += self._of_prompt(index, one.get("prompt", ()))
-            if "logprobs" in one and not _ended(one):
+            # Who asks how likely a prompt was counts on a token for each that he asked for.
+            if "logprobs" in one and (self.scored or not _ended(one)):
                 token, start = one["token"], self._lengths[index]
                 self._lengths[index] += len(self._decoders[index].push(token))
                 every.append((token, one["logprobs"], start))
