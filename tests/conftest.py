@@ -48,14 +48,15 @@ ROOT = Path(__file__).parents[1]
 OURS = ("propolis-rocm", "propolis-flash", "propolis-cpu-native")
 # Without what sitecustomize.py hid, where pytest started this process.
 ALL = getattr(importlib_metadata.entry_points, "everything", importlib_metadata.entry_points)
+# What was on the path before any test; pytest adds folders of tests.
+FIRST = frozenset(sys.path)
 
 
 def _hide(*names: str) -> Callable[..., importlib_metadata.EntryPoints]:
     def entry_points(**wanted: str) -> importlib_metadata.EntryPoints:
         path = tuple(sys.path)
-        own = (str(ROOT), sys.prefix, sys.base_prefix)
         # Where a test has folders of its own, their distributions come and go.
-        here = all(folder.startswith(own) for folder in path)
+        here = all(one in FIRST or one.startswith(str(ROOT / "tests")) for one in path)
         found = _installed(path) if here else ALL()
         kept = [e for e in found.select(**wanted) if not identity(e.dist)[0].startswith(names)]
         return importlib_metadata.EntryPoints(kept)
