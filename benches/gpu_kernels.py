@@ -392,6 +392,30 @@ def decoding(b: Bench) -> Iterator[Case]:
             )
 
 
+def few(b: Bench) -> Iterator[Case]:
+    """Few rows by plain weights, too large for caches; of 8 bits, torch's is a copy of as much."""
+    for dtype in ("f16", "bf16", "f8e4m3"):
+        plain = dtype in TORCH
+        size = 2 if plain else 1
+        for n, k in ((28672, 4096), (4096, 14336)):
+            w, tw = b.pair(n, k, dtype=dtype if plain else "f32")
+            if not plain:
+                w, tw = ops.cast(w, dtypes.f8e4m3), torch.empty((2, n * k // 8), device="cuda")
+            for m in (1, 2, 4, 8, 16, 32, 64):
+                x, tx = b.pair(m, k, dtype=dtype if plain else "f32")
+                x, out = ops.cast(x, w.dtype), b.device.empty((m, n), w.dtype)
+                yield Case(
+                    f"linear {dtype} {m}x{n}x{k}",
+                    size * (m * k + n * k + m * n),
+                    lambda o=out, x=x, w=w: ops.linear.into(o, x, w),
+                    (lambda x=tx, w=tw: torch.mm(x, w.t()))
+                    if plain
+                    else lambda h=tw: h[0].copy_(h[1]),
+                    limit=1.1 if plain else 1 / 0.85,
+                    graph=True,
+                )
+
+
 def matrices(b: Bench) -> Iterator[Case]:
     """Square products, which vendors' libraries do."""
     for dtype in ("f32", "f16", "bf16"):
@@ -483,7 +507,7 @@ def main() -> int:
     print("\n".join(lines), flush=True)
     results: list[dict[str, Any]] = []
     missed = 0
-    for make in (elementwise, rows, products, decoding, matrices, convolutions):
+    for make in (elementwise, rows, products, few, decoding, matrices, convolutions):
         for case in make(bench):
             if not case.name.startswith(arguments.only):
                 continue

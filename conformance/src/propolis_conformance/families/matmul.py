@@ -54,6 +54,8 @@ OPS["linear"] = OpInfo(
         Recipe({"x": T("k"), **_WEIGHTS}, ({}, {"bias": None})),
         # One row, which may be loaded by whole runs.
         Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, ({}, {"bias": None})),
+        # Few rows, of what matrix instructions take at once.
+        Recipe({"x": T("m*4 k*32"), "w": T("n*8 k*32"), "bias": T("n*8")}, ({}, {"bias": None})),
         # Rows enough for those who leave few to others.
         Recipe({"x": T("m*32 k"), **_WEIGHTS}, ({}, {"bias": None})),
     ),
