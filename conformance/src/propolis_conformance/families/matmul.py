@@ -19,6 +19,7 @@ OPS: Final[dict[str, OpInfo]] = {}
 
 _DEEP = {"m": 1, "k": 2100, "n": 3}
 _WEIGHTS = {"w": T("n k"), "bias": T("n", "=sum")}
+_BIASED: Final[tuple[dict[str, None], ...]] = ({}, {"bias": None})
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -50,13 +51,16 @@ def linear(x: Array, w: Array, bias: Array | None = None) -> Array:
 OPS["linear"] = OpInfo(
     linear,
     (
-        Recipe({"x": T("b m k"), **_WEIGHTS}, ({}, {"bias": None}), deep=_DEEP),
-        Recipe({"x": T("k"), **_WEIGHTS}, ({}, {"bias": None})),
+        Recipe({"x": T("b m k"), **_WEIGHTS}, _BIASED, deep=_DEEP),
+        Recipe({"x": T("k"), **_WEIGHTS}, _BIASED),
         # One row, which may be loaded by whole runs.
-        Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, ({}, {"bias": None})),
-        # Few rows, of what matrix instructions take at once.
-        Recipe({"x": T("m*4 k*32"), "w": T("n*8 k*32"), "bias": T("n*8")}, ({}, {"bias": None})),
+        Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, _BIASED),
+        # Of what matrix instructions take at once: few rows, and more.
+        Recipe({"x": T("m*2 k*160"), "w": T("n*8 k*160"), "bias": T("n*8")}, _BIASED),
+        Recipe({"x": T("m*4 k*96"), "w": T("n*8 k*96"), "bias": T("n*8")}, _BIASED),
+        Recipe({"x": T("m*8 k*32"), "w": T("n*8 k*32"), "bias": T("n*8")}),
+        Recipe({"x": T("m*32 k*32"), "w": T("n k*32"), "bias": T("n")}),
         # Rows enough for those who leave few to others.
-        Recipe({"x": T("m*32 k"), **_WEIGHTS}, ({}, {"bias": None})),
+        Recipe({"x": T("m*32 k"), **_WEIGHTS}, _BIASED),
     ),
 )

@@ -75,8 +75,10 @@ def _takes(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
             f"{device.properties.arch} has no matrix instructions that take all numbers of {dtype}"
         )
     rows, (n, depth) = math.prod(x.shape[:-1]), w.shape
-    if not rows or (rows > _ROWS[-1] and not in_bytes) or _blocks(rows, n) > MAX_BLOCKS:
-        return f"{rows} rows are for other kernels (it takes 1 to {_ROWS[-1]})"
+    if not rows or (rows > _ROWS[-1] and not in_bytes):
+        return f"{rows} rows are for other kernels (it takes 1 to {_ROWS[-1]}, of f8 any)"
+    if _blocks(rows, n) > MAX_BLOCKS:
+        return f"{rows} rows by {n} of weights are more than a launch takes"
     if rows > _WIDELY and not in_bytes and n > _BLOCKS * FRAGMENT * device.compute_units:
         return f"{rows} rows by {n} of weights are for tiles"
     if not depth or depth % _SPAN:
