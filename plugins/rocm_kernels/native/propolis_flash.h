@@ -70,8 +70,10 @@ PROPOLIS_FN f32 exp_of_difference(f32 x) {
     f32 y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2_E));
     return y;
-#elif defined(PROPOLIS_AMD)
+#elif defined(PROPOLIS_AMD) && __has_builtin(__builtin_amdgcn_exp2f)
     return __builtin_amdgcn_exp2f(x * LOG2_E);
+#elif defined(PROPOLIS_AMD)  // ROCm 5's compiler has none
+    return __builtin_exp2f(x * LOG2_E);
 #else
     return exp2f(x * LOG2_E);
 #endif
