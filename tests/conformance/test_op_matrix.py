@@ -239,6 +239,10 @@ def test_command_writes_checks_and_says_what_is_stale(install, tmp_path, capsys)
     assert call(*with_reports, "-o", str(page)) == 0
     assert call("op-matrix", "--check", str(page)) == 1  # it would be written without reports
     assert f"{page}: it cites reports, and none are given" in capsys.readouterr().out
+    page.write_bytes(b"\xff\xfe")
+    capsys.readouterr()
+    assert call(*with_reports, "--check", str(page)) == 2
+    assert f"{page} cannot be read: 'utf-8' codec" in capsys.readouterr().err
     (reports / "a.json").write_text("{}")
     assert call(*with_reports, "--check", str(page)) == 2
 

@@ -315,3 +315,13 @@ def test_a_decomposition_is_nobody_elses_work(install, capsys):
     install(DECOMPOSED)
     assert call("conformance", "wrong", "--quick", "--op", "linear", "--op", "add") == 0
     assert "declined: linear[f32]: its supports() took no case" in capsys.readouterr().out
+
+
+def test_a_plugin_whose_devices_fail_is_told_as_that(install, capsys):
+    """Not as one without implementations, for which another device could be chosen."""
+    install("@hookimpl\ndef propolis_devices():\n    raise RuntimeError('no driver')\n")
+    assert call("conformance", "wrong", "--quick") == 3
+    err = capsys.readouterr().err
+    assert "plugin wrong is rejected" in err
+    assert "no driver" in err
+    assert "--device" not in err

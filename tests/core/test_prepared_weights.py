@@ -253,6 +253,17 @@ def test_one_that_cannot_prepare_is_taken_out(fakes, cpu):
     assert cpu.table.quarantine.entries == {}
 
 
+def test_one_that_prepares_nothing_is_taken_out(fakes):
+    """What is no Prepared is told as that, and the next one prepares."""
+    good = Packer(fakes, "good", 1)
+    bad = fakes.impl("linear", prepare=lambda _: None, plugin="bad", priority=9)
+    device = fakes.device(bad, good.impl)
+    weight = Tensor.from_numpy(np.ones((2, 3), np.float32), device)
+    assert set(device.table.prepare(ops.linear, KEY, weight).prepared) == {good.prepare}
+    (entry,) = device.table.quarantine.entries.values()
+    assert entry.reason == "prepare() raised TypeError: it gave a NoneType, not a Prepared"
+
+
 def test_a_strided_weight_is_packed_before_it_is_prepared(fakes):
     """Who takes no strides prepares a contiguous copy, and finds its form at the call."""
     packer = Packer(fakes, "dense", 1, strided=False)

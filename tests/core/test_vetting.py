@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 
@@ -310,6 +311,17 @@ def test_the_answer_depends_on_a_packages_files(site, tmp_path):
     before = vetting.fingerprint(candidate, "1.0")
     assert before == vetting.fingerprint(candidate, "1.0")
     (package / "native.so").write_text("12")
+    assert before != vetting.fingerprint(candidate, "1.0")
+
+
+def test_the_answer_does_not_depend_on_the_interpreters_name(site, monkeypatch):
+    """`python` and `python3` of an environment are one: what one took out is out for the other."""
+    site.distribution("named", plugins={"named": "json:x"})
+    (candidate,) = [c for c in discover() if c.name == "named"]
+    before = vetting.fingerprint(candidate, "1.0")
+    monkeypatch.setattr(sys, "executable", sys.executable + "3")
+    assert before == vetting.fingerprint(candidate, "1.0")
+    monkeypatch.setattr(sys, "prefix", "/another")
     assert before != vetting.fingerprint(candidate, "1.0")
 
 

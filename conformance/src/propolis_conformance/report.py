@@ -163,7 +163,7 @@ class Report:
 
     def again(self, unit: str) -> str:
         """The command that judges one unit as this run did."""
-        return self._with_ops([unit.partition("#")[0]])
+        return self._with_ops([unit])
 
     @property
     def whole_command(self) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from propolis.dtypes import DType
     from propolis.opspec.spec import Key
     from propolis.opspec.spec import OpSpec
+    from propolis.plugins.loader import PluginReport
     from propolis.records import OpImpl
     from propolis.tensor import Device
 
@@ -102,6 +103,13 @@ def _expect_some_call(spec: OpSpec, impl: OpImpl) -> None:
             raise PluginError(msg)
 
 
+def _expect_loaded(report: PluginReport) -> None:
+    if report.status != "loaded":
+        name = report.candidate.name
+        msg = f"plugin {name} is {report.status}: {report.reason}; `propolis doctor` shows it"
+        raise PluginError(msg)
+
+
 class Subject:
     """
     A plugin on a device.
@@ -127,10 +135,8 @@ class Subject:
             msg = f"no plugin {plugin!r} is installed; there are: {', '.join(known) or 'none'}; "
             msg = (msg + did_you_mean(name, known)).removesuffix("; ")
             raise UsageError(msg)
-        if report.status != "loaded":
-            msg = f"plugin {name} is {report.status}: {report.reason}; `propolis plugins` shows it"
-            raise PluginError(msg)
-        where = device or self._home(runtime, name)
+        _expect_loaded(report)
+        where = device or self._home(runtime, report)
         self.device = runtime.device(where)
         self._others: list[OpImpl] = []
         own: list[OpImpl] = []
@@ -171,13 +177,15 @@ class Subject:
         return log
 
     @staticmethod
-    def _home(runtime: Runtime, name: str) -> str:
+    def _home(runtime: Runtime, report: PluginReport) -> str:
         """The first device that the plugin has implementations for."""
+        name = report.candidate.name
         for properties in runtime.devices():
             device = runtime.device(properties.id)
             for source, found in runtime.plugins.each("propolis_ops", device=device):
                 if source.plugin == name and list(found):
                     return properties.id
+        _expect_loaded(report)  # a plugin whose hooks fail is rejected when they are asked
         present = ", ".join(p.id for p in runtime.devices())
         msg = (
             f"plugin {name} has no implementations for the devices present ({present}): "

@@ -87,9 +87,9 @@ def _is_current(page: Path, text: str, reports: Path | None) -> bool:
     given = f" --reports {reports}" if reports is not None else ""
     remedy = f"`propolis op-matrix{given} -o {page}` writes it anew"
     try:
-        old = page.read_text()
-    except OSError as exc:
-        msg = f"{page} cannot be read: {exc.strerror}; {remedy}"
+        old = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        msg = f"{page} cannot be read: {getattr(exc, 'strerror', None) or exc}; {remedy}"
         raise UsageError(msg) from exc
     if old == text:
         click.echo(f"{page}: current")

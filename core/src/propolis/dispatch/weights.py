@@ -22,6 +22,7 @@ from propolis.dispatch.quarantine import is_fault
 from propolis.dispatch.quarantine import is_reference
 from propolis.errors import DeviceError
 from propolis.inflight import named
+from propolis.records import Prepared
 from propolis.released import release
 from propolis.tensor import Tensor
 from propolis.wording import describe
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from propolis.opspec.spec import Key
     from propolis.opspec.spec import OpSpec
     from propolis.records import OpImpl
-    from propolis.records import Prepared
 
 
 # Rows and elements of a sample: whole blocks of every format, and whole tiles of rows.
@@ -156,14 +156,17 @@ class Weights:
         shape = "x".join(map(str, weight.shape))
         call = named(prepare, f"{name} prepare(), weight {shape}")
         try:
-            return table.device.guarded(call, weight)
+            prepared = table.device.guarded(call, weight)
         except DeviceError as exc:
             if not is_devices_own(exc):
                 raise
             prepared = table.device.guarded(call, weight)
             reason = f"prepare() raised {describe(exc)}"
             table.quarantine.repeated(impl, key, table.device, reason)
-            return prepared
+        if not isinstance(prepared, Prepared):
+            msg = f"it gave a {type(prepared).__name__}, not a Prepared"
+            raise TypeError(msg)
+        return prepared
 
     def _attach(
         self, weight: Tensor, spec: OpSpec, key: Key, impl: OpImpl, prepared: Prepared

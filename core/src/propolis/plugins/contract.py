@@ -80,10 +80,8 @@ def check_impls(impls: Iterable[Any], source: Provenance) -> list[OpImpl]:
             checked.append(check_impl(impl, source))
         except PluginError as exc:
             problems.append(exc)
-    if len(problems) == 1:
-        raise problems[0]
     if problems:
-        raise PluginError("; ".join(map(str, problems)))
+        raise PluginError("; ".join(map(str, problems))) from problems[0]
     return checked
 
 

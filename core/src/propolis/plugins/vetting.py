@@ -269,7 +269,7 @@ def fingerprint(candidate: Candidate, *more: str) -> str:
     names = sorted({*_ENVIRONMENT, *(n for n in os.environ if n.startswith(own))})
     parts = [
         repr(candidate),
-        sys.executable,
+        sys.prefix,  # not the interpreter's name: `python` and `python3` are one
         sys.version,
         str(API_LEVEL),
         *more,
