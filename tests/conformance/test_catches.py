@@ -54,6 +54,7 @@ def test_right_passes(judged_here):
         ("contract", RIGHT + "\nout.dtype = dtypes.i32"),
         ("contract", RIGHT + "\nfrom propolis import Layout\nout.layout = Layout((1,), (1,))"),
         ("leak", RIGHT + "\nKEPT.append(np.zeros(o.size + 64, np.float32))"),
+        ("leak", RIGHT + "\nKEPT.append((out, a))"),
     ],
 )
 def test_caught(judged_here, check, body):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
+from weakref import ref
 
 from propolis.dispatch.capture import capture
 from propolis_conformance.checks import POISONS
@@ -17,8 +18,10 @@ from propolis_conformance.meter import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from weakref import ReferenceType
 
     from propolis.tensor import Device
+    from propolis.tensor import Tensor
     from propolis_conformance.arena import Placed
     from propolis_conformance.checks import Bench
 
@@ -63,7 +66,8 @@ def _results(bench: Bench, outs: list[Placed]) -> list[bytes]:
 
 
 def check_leak(bench: Bench) -> None:
-    """Repeated calls leave no more memory behind than one."""
+    """Repeated calls leave no more memory behind than one, and keep no output."""
+    _expect_let_go(bench)
     outs = bench.outputs(POISONS[0]) if bench.metas else []
     live = getattr(bench.subject.device.memory, "live", None)
     for _ in range(2):
@@ -85,6 +89,21 @@ def check_leak(bench: Bench) -> None:
         if grown < limit:
             return
     raise CheckFailedError("leak", f"{grown} bytes stay after {more} calls, every time")
+
+
+def _expect_let_go(bench: Bench) -> None:
+    """Outputs of a call before the last are gone with those who asked for them."""
+    if not bench.metas:
+        return
+    asked: list[ReferenceType[Tensor]] = []
+    for _ in range(2):
+        outs = bench.outputs(POISONS[0])
+        bench.call(outs)
+        asked.append(ref(outs[0].tensor))
+        del outs
+    gc.collect()
+    if asked[0]() is not None:
+        raise CheckFailedError("leak", "an output is kept after its call, by nobody who asked")
 
 
 def _growth(bench: Bench, outs: list[Placed], calls: int, before: int) -> int:
