@@ -116,6 +116,7 @@ def test_failures_come_before_what_passed(report):
 
 def test_failure_is_repeated_by_its_command(report, capsys):
     """The command that the report gives fails in the same way, on that one alone."""
+    assert shlex.split(report.again("add[f32]#2"))[-2:] == ["--op", "add[f32]#2"]
     words = shlex.split(report.again("add[f32]"))
     capsys.readouterr()
     assert call(*words[1:]) == 1

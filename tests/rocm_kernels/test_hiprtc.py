@@ -67,6 +67,7 @@ CROWDED |= {
     for position in ("i32", "i64")
 }
 
+# Nor does a square of bytes that is turned stay in registers there.
 CROWDED |= {f"fill_copy_b{size}_turned" for size in (1, 2)}
 
 # There operands of matrix instructions go through memory too; not in what `make kernels` ships.
