@@ -98,7 +98,7 @@ def test_a_damaged_distribution_is_survived(site):
 
 def test_a_missing_reference(monkeypatch):
     """Without it, ops that nobody serves cannot run."""
-    monkeypatch.setattr("propolis.doctor.discover", list)
+    monkeypatch.setattr("propolis.doctor.discovery.discover", list)
     kind, summary, remedy = status(findings(), "plugins.installed")
     assert (kind, remedy) == ("error", "pip install propolis-cpu-ref")
     assert summary.startswith("propolis-cpu-ref is not installed")
@@ -244,6 +244,61 @@ def test_a_provider_that_cannot_list_is_its_plugins_finding(site):
     found = findings()
     assert status(found, "devices")[0] == "ok"
     assert "driver gone" in status(found, "plugin.odd")[1]
+
+
+PRODUCT = """
+def product(out, a, b, /):
+    import numpy as np
+    from propolis.cpu import _bytes
+    view = lambda t: _bytes(t.storage)[:t.nbytes].view(np.float32).reshape(t.shape)
+    np.matmul(view(a), view(b), out=view(out))
+    {}
+@hookimpl
+def propolis_ops(device):
+    if device.kind == "toy":
+        yield OpImpl(op="matmul", fn=product, device="toy", dtypes={{dtypes.f32}})
+"""
+
+
+@pytest.mark.usefixtures("unvetted")
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        ("pass", ("ok", "numbers there and back, a product by toy (fake-toy 1.0)")),
+        ("view(out)[3, 5] += 1", ("error", "wrong numbers: a product by toy (fake-toy 1.0)")),
+        ("view(a)[0, 0] += 1", ("error", "wrong numbers: a product by toy (fake-toy 1.0)")),
+        ("raise OSError('no code for it')", ("warning", "opened, but a product ran on the CPU: ")),
+        ("threading.Event().wait()", ("error", "the check hung: no answer in 3 s (of probe_")),
+    ],
+)
+def test_devices_are_used(site, sources, does, expected):
+    """Each but the CPU multiplies, as workers do first: a listed device may do nothing right."""
+    site.plugin("toy", "import threading\n" + sources.toy_device + PRODUCT.format(does))
+    found = findings(probe_timeout=1)
+    kind, summary, remedy = status(found, "device.toy:0")
+    assert (kind, summary[: len(expected[1])]) == expected
+    assert bool(remedy) == (kind != "ok")
+    assert "device.cpu" not in found
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_a_device_that_does_not_open(site, sources):
+    """What it raised is said; others are tried all the same."""
+    closed = sources.toy_device.replace("return Device(", "raise OSError('no memory') or (")
+    site.plugin("toy", closed)
+    kind, summary, _ = status(findings(), "device.toy:0")
+    assert (kind, "no memory" in summary) == ("error", True)
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_a_device_without_kernels(site, sources):
+    """What would be computed on the CPU without a word is a warning, and how to find out more."""
+    site.plugin("toy", sources.toy_device)
+    assert status(findings(), "device.toy:0") == (
+        "warning",
+        "opened, but a product ran on the CPU: no plugin implements matmul for toy:0",
+        "`propolis explain matmul --device toy:0` says more",
+    )
 
 
 # -- the command ---------------------------------------------------------------

@@ -431,3 +431,21 @@ def test_rejecting_twice_keeps_the_first_reason(site):
     host.reject("bad", "second")
     host.reject("nobody", "third")
     assert reports["bad"].reason == "first"
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_code_that_takes_long_is_named(site, monkeypatch):
+    """Who, and what is waited for, is said while it lasts; what is done in time says nothing."""
+    monkeypatch.setattr("propolis.plugins.loader.PATIENCE", 0.05)
+    slow = "import time\n{}@hookimpl\ndef propolis_ops(device):\n    {}return []\n"
+    site.plugin("importing", slow.format("time.sleep(0.5)\n", ""))
+    site.plugin("offering", slow.format("", "time.sleep(0.5)\n    "))
+    with capture_logs() as logs:
+        host, _ = load()
+        list(host.each("propolis_ops", device=None))
+    said = {(e["plugin"], e["doing"]): e for e in logs if e["event"] == "plugin.slow"}
+    assert said.keys() == {("importing", "import"), ("offering", "propolis_ops")}
+    told = said["offering", "propolis_ops"]
+    assert told["distribution"] == "fake-offering"
+    assert (told["version"], told["seconds"]) == ("1.0", 0.05)
+    assert {"importing", "offering"} <= set(loaded(host))

@@ -16,21 +16,18 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 from typing import get_args
 
 import importlib_metadata
+import numpy as np
 
 from propolis._version import __version__
 from propolis.errors import PropolisError
 from propolis.host import usable_cores
-from propolis.plugins.discovery import discover
-from propolis.plugins.discovery import duplicates
-from propolis.plugins.discovery import identity
-from propolis.plugins.discovery import module_of
-from propolis.plugins.discovery import policy
-from propolis.plugins.discovery import required
+from propolis.plugins import discovery
 from propolis.plugins.quarantine_file import QuarantineFile
 from propolis.records import ESSENTIAL
 from propolis.records import CheckResult
@@ -87,7 +84,7 @@ def examine(load_config: Callable[[], Config], *, import_plugins: bool = True) -
         yield Finding(1, "settings", CheckResult("error", str(exc), "correct the setting"))
         return
     yield Finding(1, "settings", _settings(config))
-    candidates = discover()
+    candidates = discovery.discover()
     yield Finding(1, "plugins.installed", _installed(candidates))
     yield Finding(1, "plugins.names", _names(candidates))
     yield Finding(1, "plugins.policy", _policy(candidates, config))
@@ -105,7 +102,7 @@ def _python() -> CheckResult:
 def _distributions() -> Iterator[Finding]:
     """Every installed distribution of ours has core's version: they are released together."""
     # A folder without metadata is what an interrupted uninstall leaves.
-    for name, version in sorted(set(map(identity, importlib_metadata.distributions()))):
+    for name, version in sorted(set(map(discovery.identity, importlib_metadata.distributions()))):
         if not name.startswith("propolis-") or name == "propolis-core":
             continue
         first_party = name in (*_FIRST_PARTY, *ESSENTIAL.values())
@@ -148,7 +145,7 @@ def _installed(candidates: list[Candidate]) -> CheckResult:
 
 
 def _names(candidates: list[Candidate]) -> CheckResult:
-    claims = duplicates(candidates)
+    claims = discovery.duplicates(candidates)
     if not claims:
         return CheckResult("ok", "every plugin's name is its own")
     text = "; ".join(
@@ -160,7 +157,7 @@ def _names(candidates: list[Candidate]) -> CheckResult:
 
 def _policy(candidates: list[Candidate], config: Config) -> CheckResult:
     try:
-        refusals = policy(candidates, config)
+        refusals = discovery.policy(candidates, config)
     except PropolisError as exc:
         return CheckResult("error", str(exc), "correct the list")
     said = "; ".join(f"{c.name}: {why}" for c, why in refusals.items())
@@ -215,7 +212,13 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     host = runtime.plugins
     for source, checks in chain(host.each("propolis_doctor_checks"), host.refused_checks()):
         yield from _run_all(checks, source.plugin, config.probe_timeout)
-    yield Finding(2, "devices", _devices(runtime))
+    found = runtime.devices()
+    # A plugin whose provider fails is rejected, and so has a finding of its own.
+    named = "; ".join(f"{p.id} {p.name} ({p.arch})" for p in found)
+    yield Finding(2, "devices", CheckResult("ok", named))
+    ids = [p.id for p in found if p.kind != "cpu"]  # the CPU is in use
+    trials = (DoctorCheck(f"device.{i}", partial(_use, runtime, i), patience=3) for i in ids)
+    yield from _run_all(trials, "core", config.probe_timeout)
     # Last, because a hook that raises rejects its plugin.
     for report in runtime.plugins.reports:
         name = f"plugin.{report.candidate.name}"
@@ -238,8 +241,8 @@ def _lacking(distribution: str, reason: str) -> str:
     if found is None:
         return ""
     with contextlib.suppress(importlib_metadata.PackageNotFoundError):
-        for name in required(importlib_metadata.distribution(distribution)):
-            if module_of(name) == found[1].lower():
+        for name in discovery.required(importlib_metadata.distribution(distribution)):
+            if discovery.module_of(name) == found[1].lower():
                 return f"pip install {name}, which {distribution} requires"
     return f"install what brings the module {found[1]}"
 
@@ -287,6 +290,25 @@ def _broken(text: str) -> CheckResult:
     return CheckResult("error", text, "report it to the plugin's author")
 
 
-def _devices(runtime: Runtime) -> CheckResult:
-    # A plugin whose provider fails is rejected, and so has a finding of its own.
-    return CheckResult("ok", "; ".join(f"{p.id} {p.name} ({p.arch})" for p in runtime.devices()))
+def _use(runtime: Runtime, name: str) -> CheckResult:
+    """Open a device, carry numbers there and back and multiply them, as a worker will."""
+    from propolis import ops  # noqa: PLC0415  (phase 1 needs none)
+    from propolis.dispatch import DispatchTable  # noqa: PLC0415
+    from propolis.tensor import Tensor  # noqa: PLC0415
+
+    given = np.arange(4096, dtype=np.float32).reshape(64, 64) % 7  # sums are exact in any order
+    try:
+        device = runtime.device(name)
+        x = Tensor.from_numpy(given, device=device)
+        product, back = ops.matmul(x, x).numpy(), x.numpy()
+    except PropolisError as exc:
+        return CheckResult("error", str(exc), "see the checks of the plugin that brings it")
+    spec = ops.catalogue()["matmul"]
+    who = DispatchTable.of(device).trace(spec, spec.key(x.dtype)).server
+    if not (np.array_equal(back, given) and np.array_equal(product, given @ given)):
+        remedy = "`propolis conformance` of that plugin finds which"
+        return CheckResult("error", f"wrong numbers: a product by {who}", remedy)
+    if why := [why for (_, why), tally in runtime.fallbacks.tallies.items() if tally.calls]:
+        remedy = f"`propolis explain matmul --device {name}` says more"
+        return CheckResult("warning", f"opened, but a product ran on the CPU: {why[0]}", remedy)
+    return CheckResult("ok", f"numbers there and back, a product by {who}")

@@ -81,6 +81,12 @@ PLUGIN_DEPRECATED: Final = Event(
     "will not load",
     (*_PLUGIN, "api", "current", "remedy"),
 )
+PLUGIN_SLOW: Final = Event(
+    "plugin.slow",
+    "warning",
+    "importing a plugin, or a hook of it, takes longer than so many seconds, and is waited for",
+    (*_PLUGIN, "doing", "seconds"),
+)
 DEVICE_OPENED: Final = Event(
     "device.opened",
     "info",

@@ -34,6 +34,7 @@ def plugins(ctx: click.Context, reprobe: bool, as_json: bool) -> None:
     from propolis.runtime import Runtime  # noqa: PLC0415  (not for --help)
 
     runtime = Runtime.start(settings(ctx), reprobe=reprobe)
+    runtime.devices()  # a plugin that cannot list them is rejected
     reports = runtime.plugins.reports
     if as_json:
         print_json([_plugin(report) for report in reports])

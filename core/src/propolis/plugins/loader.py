@@ -7,6 +7,8 @@ pluggy's own loader stops at the first failure and skips duplicates without a wo
 from __future__ import annotations
 
 import importlib
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from propolis.plugins.vetting import Reprobe
     from propolis.records import ProbeResult
 
+
+PATIENCE = 10.0
+"""Seconds after which a plugin's import, and a hook of it, are said to be slow."""
 
 Status = Literal["loaded", "disabled", "rejected"]
 Stage = Literal["policy", "name", "probe", "import", "register", "api", "hooks"]
@@ -158,7 +163,8 @@ class PluginHost:
             others = [p for name, p in self._plugins.items() if name != candidate.name]
             caller = self._pm.subset_hook_caller(hook, remove_plugins=others)
             try:
-                answers = [list(a) if _is_collection(hook) else a for a in caller(**kwargs)]
+                with _told_if_slow(candidate, hook):
+                    answers = [list(a) if _is_collection(hook) else a for a in caller(**kwargs)]
             except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
                 self.reject(candidate.name, f"{hook} raised {describe(exc)}", exc)
                 continue
@@ -222,7 +228,8 @@ class PluginHost:
                 return
             report.files = verdict.files
         try:
-            plugin = load_object(candidate.value)
+            with _told_if_slow(candidate, "import"):
+                plugin = load_object(candidate.value)
         except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
             report.reject("import", f"importing it raised {describe(exc)}", exc)
             return
@@ -263,7 +270,8 @@ class PluginHost:
             )
             return
         try:
-            info = plugin.propolis_plugin()
+            with _told_if_slow(report.candidate, "propolis_plugin"):
+                info = plugin.propolis_plugin()
         except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's code raises)
             report.reject("api", f"propolis_plugin() raised {describe(exc)}", exc)
             return
@@ -344,6 +352,28 @@ def load_object(value: str) -> Any:
     for name in filter(None, attributes.strip().split(".")):
         found = getattr(found, name)
     return found
+
+
+@contextmanager
+def _told_if_slow(candidate: Candidate, doing: str) -> Iterator[None]:
+    """Name the plugin whose code does not return: it cannot be stopped, only waited for."""
+
+    def tell() -> None:
+        events.PLUGIN_SLOW.emit(
+            plugin=candidate.name,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            doing=doing,
+            seconds=PATIENCE,
+        )
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_collection(hook: str) -> bool:
