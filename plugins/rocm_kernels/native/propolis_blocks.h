@@ -57,14 +57,13 @@ struct Q5_0 : Runs<Q5_0> {
     PROPOLIS_FN constexpr int less(bool) { return 16; }
     template <bool sign, class Block>
     PROPOLIS_FN u32 word(Block block, int four) {
-        const u32 fifth = halves_at(block + 2) >> 4 * four & 15;
-        return nibbles(halves_at(block + 6 + four % 4 * 4), four) | spread_fifth(fifth);
+        return nibbles(halves_at(block + 6 + four % 4 * 4), four) | spread_fifths<4>(halves_at(block + 2), four);
     }
     static constexpr int UPPER = 8;
     template <class Block>
     PROPOLIS_FN u32 upper(Block block, int four) {
-        const u32 word = halves_at(block + 6 + four % 4 * 4), fifth = halves_at(block + 2) >> 4 * four & 15;
-        return masked_xor(four / 4 ? word >> 1 : word << 3, 0x78787878, ~(fifth * (FIFTHS << 7)) & EACH_128);
+        const u32 word = halves_at(block + 6 + four % 4 * 4), fifths = spread_fifths<7>(halves_at(block + 2), four);
+        return masked_xor(four / 4 ? word >> 1 : word << 3, 0x78787878, fifths ^ EACH_128);
     }
     template <class Block, class W>
     PROPOLIS_FN void scales(Block block, int, W& w) {
@@ -78,8 +77,7 @@ struct Q5_1 : Runs<Q5_1> {
     PROPOLIS_FN constexpr int less(bool) { return 0; }
     template <bool sign, class Block>
     PROPOLIS_FN u32 word(Block block, int four) {
-        const u32 fifth = word_at(block + 4) >> 4 * four & 15;
-        return nibbles(word_at(block + 8 + four % 4 * 4), four) | spread_fifth(fifth);
+        return nibbles(word_at(block + 8 + four % 4 * 4), four) | spread_fifths<4>(word_at(block + 4), four);
     }
     template <class Block, class W>
     PROPOLIS_FN void scales(Block block, int, W& w) {
@@ -391,9 +389,15 @@ struct MXFP4 : Runs<MXFP4> {
 // A digit of 3 of four bytes, each the fraction (in 256ths) that the digits after the point are:
 // of the fractions that are left after multiplying by a power of 3 the first one.
 PROPOLIS_FN u32 digits(u32 word, u32 power) {
-    const u32 even = (word & 0x00ff00ff) * power & 0x00ff00ff;
-    const u32 odd = (word >> 8 & 0x00ff00ff) * power & 0x00ff00ff;
-    return (even * 3 >> 8 & 0x00030003) | (odd * 3 & 0x03000300);
+    const u32 even = ((word & 0x00ff00ff) * power & 0x00ff00ff) * 3;
+    const u32 odd = ((word >> 8 & 0x00ff00ff) * power & 0x00ff00ff) * 3;
+#if defined(__CUDACC__)
+    return __byte_perm(even, odd, 0x7351);
+#elif defined(PROPOLIS_AMD)
+    return __builtin_amdgcn_perm(odd, even, 0x07030501);
+#else
+    return (even >> 8 & 0x00030003) | (odd & 0x03000300);
+#endif
 }
 
 // Weights 32 k + l are digit k of byte l, for k up to 4; 160 + 16 k + l digit k of byte 32 + l; and

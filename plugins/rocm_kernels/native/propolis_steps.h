@@ -49,6 +49,14 @@ PROPOLIS_FN i32 dot_bytes(u32 a, u32 b, i32 sum) {
 #endif
 }
 
+// What sums are multiplied in by whole scales: AMD's compute units take four times as long for products of 32 bits, and
+// NVIDIA's for conversions.
+#if defined(PROPOLIS_AMD)
+typedef f32 Scaled;
+#else
+typedef i32 Scaled;
+#endif
+
 // Twice sixteen activations: numbers are (256 * upper + lower) * most / LARGEST.
 struct Activations {
     Pack<u32, 4> upper[2], lower[2];
@@ -72,7 +80,10 @@ struct Activations {
     PROPOLIS_METHOD i32 both() const { return total[0] + total[1]; }
 };
 // Sums of such products, which are below 2**31 where weights are bytes, and their activations too, over `most`.
-PROPOLIS_FN f32 over_most(i32 sum) { return (f32)sum * (1 / LARGEST); }
+template <class Sum>
+PROPOLIS_FN f32 over_most(Sum sum) {
+    return (f32)sum * (1 / LARGEST);
+}
 
 // A Step has PAIRS times twice sixteen weights of a row: of the row's sixteens that is `which(sixteen)` (below 2 * PAIRS)
 // of step `step(sixteen)`.  dot is the product of a pair with such activations, multiplied by `most` last: scales

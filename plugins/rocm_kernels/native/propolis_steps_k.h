@@ -89,15 +89,15 @@ struct Step<Q2_K> : FourGroups {
         both = word_at(block + 80);
     }
     PROPOLIS_METHOD f32 dot(u32 group, const Activations& x) const {
-        i32 sum = 0, least = 0;
+        Scaled sum = 0, least = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u32 q[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) q[i] = pairs[half * 4 + i] >> group * 2 & 0x03030303;
             const u32 scale = scales.byte((int)group * 2 + half);
-            sum += x.dot(q, half) * (i32)(scale & 15);
-            least += x.total[half] * (i32)(scale >> 4);
+            sum += (Scaled)x.dot(q, half) * (Scaled)(scale & 15);
+            least += (Scaled)x.total[half] * (Scaled)(scale >> 4);
         }
         const f32 scale = to_f32(f16{(u16)both}), less = to_f32(f16{(u16)(both >> 16)});
         return (scale * over_most(sum) - less * over_most(least)) * x.most[0];
@@ -122,7 +122,26 @@ struct Step<TQ2_0> : FourGroups {
     }
 };
 
-// Sixteen of each of those four groups, either half of them.
+// A whole block: of five groups of 32 a digit each of 32 bytes, of five of sixteen one each of sixteen more, and sixteen of
+// four bytes.
+template <>
+struct Step<TQ1_0> {
+    static constexpr int PAIRS = 8;
+    Words<TQ1_0_BYTES, 2> words;
+
+    PROPOLIS_FN u32 step(u32 sixteen) { return sixteen / 16; }
+    PROPOLIS_FN u32 which(u32 sixteen) { return sixteen % 16; }
+    PROPOLIS_METHOD void load(const u8* row, u32 step) { words.load(row + step * TQ1_0_BYTES); }
+    PROPOLIS_METHOD f32 dot(u32 pair, const Activations& x) const {
+        u32 q[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[i] = TQ1_0::word<true>(Within<decltype(words)>{words, 0}, (int)pair * 8 + i);
+        const f32 scale = to_f32(f16{(u16)words[TQ1_0_BYTES / 4]});
+        return over_most(x.dot(q) - x.both()) * scale * x.most[0];
+    }
+};
+
+// Sixteen of each of four groups whose pairs of bits share 32 bytes, either half of them.
 template <>
 struct Step<Q3_K> {
     static constexpr int PAIRS = 2;
@@ -154,8 +173,8 @@ struct Step<Q3_K> {
                 const u32 top = group < 2 ? third << (2 - group) : third >> (group - 2);
                 q[i] = (pairs[i] >> group * 2 & 0x03030303) | (top & 0x04040404);
             }
-            const i32 scale = (i32)(all >> (which * 2 + column) * 8 & 63) - 32;
-            const f32 dot = over_most((x.dot(q, which) - 4 * x.total[which]) * scale);
+            const Scaled scale = (Scaled)(all >> (which * 2 + column) * 8 & 63) - 32;
+            const f32 dot = over_most((Scaled)(x.dot(q, which) - 4 * x.total[which]) * scale);
             sum += dot * to_f32(f16{(u16)scales[3]}) * x.most[which];
         }
         return sum;

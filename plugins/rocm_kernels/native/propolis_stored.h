@@ -119,9 +119,14 @@ struct Runs {
     }
 };
 
-// Bit i of the four becomes bit 4 of byte i.
-constexpr u32 FIFTHS = 0x00204081;  // times four bits: each is the first of a byte, among others
-PROPOLIS_FN u32 spread_fifth(u32 four) { return (four * FIFTHS & 0x01010101) << 4; }
+// Bits 4 four to 4 four + 3 become bit PLACE of four bytes.  Neither factor has more than 24 bits, which AMD's compute units
+// multiply four times as fast.
+template <int PLACE>
+PROPOLIS_FN u32 spread_fifths(u32 fifths, int four) {
+    constexpr u32 EACH = 0x00204081;  // times four bits: each is the first of a byte, among others
+    const u32 at = 4 * four < PLACE ? fifths << (PLACE - 4 * four) : fifths >> (4 * four - PLACE);
+    return (at & 15 << PLACE) * EACH & 0x01010101u << PLACE;
+}
 
 // Formats of 256 have, instead of scales,
 //

@@ -39,8 +39,9 @@ _SHALLOW: Final = 4096 // PART * ROUNDED_BYTES
 row for itself, while the other multiplies."""
 
 _FORMATS = {
-    1: (dtypes.q8_0, dtypes.q8_1, dtypes.q8_k, dtypes.tq1_0),
+    1: (dtypes.q8_0, dtypes.q8_1, dtypes.q8_k),
     4: (dtypes.q2_k, dtypes.tq2_0),
+    8: (dtypes.tq1_0,),
 }
 _PARTS: Final = {w: parts for parts, formats in _FORMATS.items() for w in formats}
 """Parts that a lane takes at a time (``propolis_steps.h``), where it is not two."""
