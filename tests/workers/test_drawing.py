@@ -25,6 +25,7 @@ from propolis_workers.llm.drawing import Drawing
 from propolis_workers.llm.drawing import Odds
 from propolis_workers.llm.generation import Generation
 from propolis_workers.llm.rows import Rows
+from propolis_workers.llm.sampling import NoTokenError
 from propolis_workers.llm.sampling import Sampler
 
 
@@ -218,6 +219,7 @@ def test_nan(llm, apart, monkeypatch):
         errors += [one.error for one in engine.step() if one.error is not None]
     assert len(errors) == 1
     assert "logits contain NaN" in str(errors[0])
+    assert type(errors[0]) is NoTokenError  # which a server tells from a mistake of who asked
     with pytest.raises(ModelError, match="logits contain NaN"):
         alone(llm, REQUESTS[0])
 

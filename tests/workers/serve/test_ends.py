@@ -18,12 +18,14 @@ import pytest
 from click.testing import CliRunner
 from patience import patience
 from patience import until
+from structlog.testing import capture_logs
 
 from propolis import Config
 from propolis.cli import cli
 from propolis.errors import UsageError
 from propolis_workers.llm.batch.engine import BatchEngine
 from propolis_workers.serve import engine as engines
+from propolis_workers.serve.answers import AnswerError
 from propolis_workers.serve.answers import Answers
 from propolis_workers.serve.answers import BusyError
 from propolis_workers.serve.gate import Gate
@@ -246,6 +248,14 @@ def test_a_signal_while_it_loads(program):
 
 
 @pytest.mark.slow
+def test_a_signal_as_soon_as_it_listens(program):
+    """Whoever read that line may end the server: with 0, not as if nobody heeded the signal."""
+    server = program(ready=False)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(patience(30)) == 0
+
+
+@pytest.mark.slow
 def test_the_engine_does_not_know_the_token(program):
     """The token that the server wants, by either name, is not in its engine's environment."""
     server = program(LLORCH_API_TOKEN="secret of old")
@@ -292,6 +302,22 @@ def test_places_are_taken_at_once(serving):
         os.killpg(server.engine._process.pid, signal.SIGCONT)
         assert sorted(one.result().status_code for one in asked) == [200] * 3 + [429] * 21
     assert max(seen) == 2
+
+
+def test_faults_are_told_to_whoever_operates_it():
+    """What an engine could not compute is an event, and a mistake of who asked is none."""
+
+    async def go(kind):
+        answers = Answers(1)
+        key, answer = answers.add(None, lambda _: None)
+        answers.say(key, {"error": "logits contain NaN", "kind": kind})
+        with pytest.raises(AnswerError, match="NaN"):
+            await anext(answer)
+
+    with capture_logs() as logs:
+        asyncio.run(go("ModelError"))
+        asyncio.run(go("NoTokenError"))
+    assert [(e["event"], e["error"]) for e in logs] == [("answer.failed", "NoTokenError")]
 
 
 def test_an_answer_that_nobody_reads():

@@ -67,6 +67,13 @@ HTTP_FAILED: Final = Event(
     "a fault of the server's own ended a request: its kind and where, never what was asked",
     ("error", "where", "request"),
 )
+ANSWER_FAILED: Final = Event(
+    "answer.failed",
+    "error",
+    "an engine could not compute an answer, by a fault of the model, a kernel or the device: what "
+    "it says",
+    ("error", "reason"),
+)
 VAE_TILED: Final = Event(
     "vae.tiled",
     "warning",

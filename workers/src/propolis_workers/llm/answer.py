@@ -223,7 +223,7 @@ class Answer:
             logits: (at least the vocabulary,), after the last token.
 
         Raises:
-            ModelError: the weights or an op are wrong: there is no token to draw.
+            NoTokenError: the weights or an op are wrong: there is no token to draw.
         """
         # Rows that pad the embedding are no tokens.
         logits = logits[: self._tokenizer.vocab_size]
@@ -243,7 +243,7 @@ class Answer:
             likely: at least :attr:`among` of them, weighed at :attr:`weighs`.
 
         Raises:
-            ModelError: as for :meth:`draw`.
+            NoTokenError: as for :meth:`draw`.
         """
         with self._blaming():
             token = self._sampler.sample_among(likely.logits, likely.ids, likely.mass)
@@ -262,7 +262,7 @@ class Answer:
             logit: the likeliest token's, where nobody has looked at it.
 
         Raises:
-            ModelError: as for :meth:`draw`.
+            NoTokenError: as for :meth:`draw`.
         """
         with self._blaming():
             expect_likely(logit)
@@ -278,7 +278,7 @@ class Answer:
             logit: its own.
 
         Raises:
-            ModelError: as for :meth:`draw`.
+            NoTokenError: as for :meth:`draw`.
         """
         self.expect_numbers(logit)
         return token
@@ -288,7 +288,7 @@ class Answer:
         Check one of the logits that the answer depends on.
 
         Raises:
-            ModelError: it is NaN; the message says what to suspect.
+            NoTokenError: it is NaN; the message says what to suspect.
         """
         with self._blaming():
             expect_likely(logit)
@@ -301,7 +301,7 @@ class Answer:
             if self._blame is None:
                 raise
             msg = f"{exc}; {self._blame()}"
-            raise ModelError(msg) from exc
+            raise NoTokenError(msg) from exc
 
     def push(self, token: int, *, full: bool) -> tuple[str, bool]:
         """

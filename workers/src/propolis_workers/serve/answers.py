@@ -18,6 +18,7 @@ from typing import Self
 
 from propolis.errors import PropolisError
 from propolis.errors import UsageError
+from propolis_workers import events
 
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ class AnswerError(PropolisError):
 
     Attributes:
         kind: the name of its error's class.
+        mistaken: it is a mistake of whoever asked, and no fault of the model or a kernel.
     """
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
+        self.mistaken = kind in ("ArgumentTypeError", "ModelError", "UsageError")
 
 
 class Watcher(Protocol):
@@ -150,7 +153,10 @@ class Answer(AsyncGenerator[dict[str, Any], None]):
             way.close()
             if one["kind"] == "EngineGoneError":
                 raise EngineGoneError(one["error"])
-            raise AnswerError(one["error"], one["kind"])
+            error = AnswerError(one["error"], one["kind"])
+            if not error.mistaken:
+                events.ANSWER_FAILED.emit(error=error.kind, reason=str(error))
+            raise error
         for watcher in way.watchers:
             watcher.told(one)
         if "finish" in one:

@@ -183,7 +183,8 @@ def application(
             return any(engine.draining for engine in engines)
 
         limits: dict[str, Any] = {"most_bytes": most_bytes, "most_open": most_open, "hosts": hosts}
-        app.add_middleware(Gate, token=token, ending=ending, origins=origins, **limits)
+        limits |= {"ending": ending, "responded": metrics.responded}
+        app.add_middleware(Gate, token=token, origins=origins, **limits)
         if origins:  # before the gate: a browser asks for leave without the token
             app.add_middleware(
                 CORSMiddleware,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import signal
+import sys
+import threading
 import uuid
 from contextlib import ExitStack
 from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -24,6 +28,7 @@ from propolis_workers.terminal import model_option
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from fastapi import FastAPI
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 # Connections and other files that may be open at once.
 _FILES = 65536
+_HOST = re.compile(r"[\w.-]+|[0-9a-fA-F:.]+")  # a name, or an IPv6 address
 
 _IMAGES_AT_ONCE = 4
 
@@ -221,15 +227,23 @@ def serve(
         msg = "the token is blank: give one in PROPOLIS_TOKEN, or leave --token out"
         raise UsageError(msg)
     token = token and token.strip()
+    if token and not token.isprintable():
+        msg = "the token has a line break or the like within, which no client can send: give "
+        msg += "one line"
+        raise UsageError(msg)
+    if not host.strip():
+        raise UsageError("--host is blank: give a name or an address, or leave it out")
     if token is None and not unprotected and not _own(host):
         msg = (
             f"--host {host} is reached by other machines, and there is no token: set "
             f"PROPOLIS_TOKEN, or give --open where something else protects it"
         )
         raise UsageError(msg)
-    if not all(name.strip() for name in allowed):
-        msg = "--allowed-host is blank: give a name, or leave it out"
-        raise UsageError(msg)
+    for name in allowed:
+        if not _HOST.fullmatch(name):
+            msg = f"--allowed-host {name!r} is no host: give a name or an address, such as "
+            msg += "llm.example.org, without scheme, port and path"
+            raise UsageError(msg)
     if (name := options["worker_id"]) is not None and not name.strip():
         msg = "--worker-id is blank: give a name, or leave it out"
         raise UsageError(msg)
@@ -237,15 +251,37 @@ def serve(
     _allow_connections()
     server = _server()
     with ExitStack() as stack:
+        stack.enter_context(_ended_by_sigterm())
         # Before anything is loaded: whoever starts two has it said at once.
         sockets = [stack.enter_context(closing(one)) for one in server.listen(host, port)]
         port = sockets[0].getsockname()[1]
         who = {"token": token, "hosts": hosts, "origins": tuple(map(_origin, origins))}
         app, engines = _application(ctx, who, port, options)
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"listening at http://{shown}:{port}; the model is being loaded", err=True)
-        code = server.run(app, engines, sockets, drain)
+        note = f"listening at http://{shown}:{port}; the model is being loaded"
+        code = server.run(app, engines, sockets, drain, lambda: click.echo(note, err=True))
     ctx.exit(code)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """
+    End with 0 at SIGTERM, until the server heeds it itself.
+
+    By default it would end with 143; and not at all as the first process of a container.
+    """
+
+    def end(*_: object) -> None:
+        sys.exit(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _server() -> ModuleType:
@@ -435,7 +471,7 @@ def _own(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower().removesuffix(".") == "localhost"
 
 
 __all__ = ["serve"]

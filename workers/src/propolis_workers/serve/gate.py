@@ -82,6 +82,7 @@ class Gate:
         hosts: Collection[str] | None = (),
         origins: Collection[str] = (),
         ending: Callable[[], bool] = lambda: False,
+        responded: Callable[[str, int], None] = lambda _route, _status: None,
     ) -> None:
         """
         Stand before an application.
@@ -95,9 +96,11 @@ class Gate:
                 where any will do.
             origins: of pages that may ask; ``*`` for any.
             ending: whether the server is about to end.
+            responded: is told of each request's route and the status of its response.
         """
         self._app = app
         self._ending = ending
+        self._responded = responded
         self._token = None if token is None else token.encode()
         self._most = most_bytes
         self._most_open = most_open
@@ -112,6 +115,7 @@ class Gate:
             return
         scope = _in_origin_form(scope)
         passage = _Passage(scope, receive, send, self._most_of(scope["path"]))
+        asked = {**_as_json(scope), REQUEST: passage.number}
         self._open += 1
         try:
             problem = self._problem(scope, passage.headers)
@@ -121,7 +125,6 @@ class Gate:
             if problem is not None:
                 await passage.refuse(problem)
             else:
-                asked = {**_as_json(scope), REQUEST: passage.number}
                 if scope["method"] == "HEAD" and not scope["path"].endswith(_ENDLESS):
                     asked["method"] = "GET"  # whose body the server does not send
                 SCOPE.set(asked)  # the application adds its route to this very one
@@ -142,6 +145,8 @@ class Gate:
         finally:
             self._open -= 1
             passage.log()
+            route = getattr(asked.get("route"), "path", "")  # none is known where it was refused
+            self._responded(route or "other", passage.status)
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> ProblemError | None:
         path = scope["path"]
@@ -205,7 +210,7 @@ class _Passage:
         self._most = most
         self._had = 0
         self._more = True  # of the body is to come
-        self._status = 0
+        self.status = 0
         self._refused = False
         self._started = time.perf_counter()
         given = self.headers.get(b"x-request-id", b"")[:64].decode("latin-1")
@@ -226,14 +231,14 @@ class _Passage:
         if self._refused:
             return
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self.status = message["status"]
             own = (b"x-request-id", self.number.encode("latin-1"))
             message["headers"] = [*message.get("headers", []), own]
         await self._send(message)
 
     async def refuse(self, problem: ProblemError) -> None:
         """Answer with that problem, where nothing was said yet."""
-        if self._status:
+        if self.status:
             return
         if problem.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             await self._swallow()
@@ -262,7 +267,7 @@ class _Passage:
         events.HTTP_REQUEST.emit(
             method=self._scope["method"],
             path=self._scope["path"][:200],
-            status=self._status,
+            status=self.status,
             seconds=round(time.perf_counter() - self._started, 4),
             request=self.number,
         )

@@ -14,12 +14,14 @@ from prometheus_client import Counter
 from prometheus_client import Gauge
 from prometheus_client import Histogram
 from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily
 
 from propolis_workers.serve.engine import DeadlineError
 
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Iterator
 
     from propolis_workers.llm.batch.engine import Request
     from propolis_workers.serve.image_service import ImageService
@@ -31,13 +33,16 @@ _DRAWING = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _NOW = {
     "running": "Sequences that are computed",
     "waiting": "Sequences that wait for room",
-    "preempted": "How often a sequence had to be computed again for want of room",
-    "guessed": "Tokens that were guessed (--speculate)",
-    "guessed_right": "Tokens that were guessed, and right",
     "blocks_taken": "Blocks of the cache that sequences use",
     "blocks_kept": "Blocks of the cache that are kept for prompts that begin alike",
     "window_blocks_taken": "Blocks of layers with a window that sequences use",
     "window_blocks_kept": "Blocks of layers with a window that are kept for such prompts",
+}
+# What an engine counts from its start.
+_SO_FAR = {
+    "preempted": "How often a sequence had to be computed again for want of room",
+    "guessed": "Tokens that were guessed (--speculate)",
+    "guessed_right": "Tokens that were guessed, and right",
 }
 
 
@@ -52,10 +57,22 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         name = "propolis_"
         self._requests = Counter(
-            name + "requests", "Requests, by how they ended", ["kind", "end"], registry=registry
+            name + "requests",
+            "Answers that were begun, by how they ended: each choice of a request is one",
+            ["kind", "end"],
+            registry=registry,
+        )
+        self._responses = Counter(
+            name + "http_responses",
+            "Requests over HTTP, by their route and status, refused ones among them",
+            ["route", "status"],
+            registry=registry,
         )
         self._tokens = Counter(
-            name + "tokens", "Tokens of prompts, and drawn", ["kind"], registry=registry
+            name + "tokens",
+            "Tokens of prompts, once for each answer, and drawn",
+            ["kind"],
+            registry=registry,
         )
         self._first = Histogram(
             name + "time_to_first_token_seconds",
@@ -81,15 +98,12 @@ class Metrics:
             return Gauge(name + key, what, ["kind", *labels], registry=registry)
 
         self._now = {key: gauge(key, what) for key, what in _NOW.items()}
-        self._restarts = gauge("engine_restarts", "Engines that ended")
         self._ready = gauge("ready", "Whether requests are answered")
-        self._fallbacks = gauge(
-            "fallback_calls", "Calls that fell to the CPU, by op", "op", "reason"
-        )
         self._barred = gauge(
             "quarantined", "Implementations that failed and are not used, by op", "op", "plugin"
         )
         self._memory = gauge("device_memory_bytes", "Of the device: total, free", "what")
+        registry.register(self)
         if service is not None:
             service.watch(self._watched)
         if images is not None:
@@ -97,16 +111,13 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as it is now."""
-        for gauge in (self._fallbacks, self._barred, self._memory):
+        for gauge in (self._barred, self._memory):
             gauge.clear()  # an engine that ended had others
         for kind, engine in self._engines.items():
             status = engine.status
             for key, gauge in self._now.items():
                 gauge.labels(kind).set(status.now.get(key, 0))
-            self._restarts.labels(kind).set(status.restarts)
             self._ready.labels(kind).set(status.state == "ready")
-            for one in status.now.get("fallbacks", ()):
-                self._fallbacks.labels(kind, one["op"], one["reason"]).set(one["calls"])
             barred = Counted((o["op"], o["plugin"]) for o in status.now.get("quarantined", ()))
             for labels, count in barred.items():
                 self._barred.labels(kind, *labels).set(count)
@@ -114,6 +125,34 @@ class Metrics:
                 if count is not None:
                     self._memory.labels(kind, what).set(count)
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What the engines count themselves, as a registry asks for it."""
+
+        def counter(key: str, what: str, *labels: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"propolis_{key}", what, labels=["kind", *labels])
+
+        counts = {key: counter(key, what) for key, what in _SO_FAR.items()}
+        restarts = counter("engine_restarts", "Engines that ended")
+        fallbacks = counter("fallback_calls", "Calls that fell to the CPU, by op", "op", "reason")
+        for kind, engine in self._engines.items():
+            status = engine.status
+            restarts.add_metric([kind], status.restarts)
+            for key, family in counts.items():
+                family.add_metric([kind], status.now.get(key, 0))
+            for one in status.now.get("fallbacks", ()):
+                fallbacks.add_metric([kind, one["op"], one["reason"]], one["calls"])
+        yield from (*counts.values(), restarts, fallbacks)
+
+    def responded(self, route: str, status: int) -> None:
+        """
+        Count a request over HTTP that is over.
+
+        Args:
+            route: that it was for, as the application names it.
+            status: of its response; 0 where there was none.
+        """
+        self._responses.labels(route, str(status)).inc()
 
     async def _watched(
         self, request: Request, answer: AsyncGenerator[dict[str, Any]]

@@ -46,6 +46,9 @@ _TAGGED: Final = ("response_format",)
 _MOST: Final = 20
 _SHORT: Final = 60
 
+# Of what has the right type.
+_BOUNDS: Final = ("too_long", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
 # What a value may be, by pydantic's name of the mistake; {...} is of what it says besides.
 _SUPPORTED: Final = {
     "bool_parsing": "true or false",
@@ -118,11 +121,13 @@ def _unknown(http: HttpRequest, exc: Exception, *, writes: bool, draws: bool) ->
         msg = f"{path} is not for {http.method}; supported: {headers.get('Allow', 'another')}"
         problem = ProblemError(status, msg, code="method_not_allowed")
     elif isinstance(exc.__cause__, ValueError) and "digits" in str(exc.__cause__):
-        msg = "the body has a number of too many digits: send fewer, or a text"
+        msg = "the body has a number of too many digits: send fewer"
         problem = ProblemError(status, msg, code="too_long_a_number")
+        problem.errors = [wrong_field("", "too_long_a_number", msg)]
     elif isinstance(exc.__cause__, RecursionError):
         msg = "the body is nested too deeply: send fewer objects and lists within each other"
         problem = ProblemError(status, msg, code="too_deep")
+        problem.errors = [wrong_field("", "too_deep", msg)]
     else:
         problem = ProblemError(status, str(exc.detail) if isinstance(exc, HTTPException) else "")
     return JSONResponse(problem.body_at(path), status_code=status, headers=headers)
@@ -131,14 +136,27 @@ def _unknown(http: HttpRequest, exc: Exception, *, writes: bool, draws: bool) ->
 async def _invalid(http: HttpRequest, exc: Exception) -> Response:
     """What is wrong with a body, field by field; in the ancestor's words too."""
     found = list(exc.errors() if isinstance(exc, RequestValidationError) else [])[:_MOST]
-    found = _causes(found)
-    errors = [_wrong(one, found, http) for one in found]
+    told = [_finite(one) for one in found]
+    found = _causes(told)
+    kept = {_field(one) for one in found}
+    types = [o for o in told if o["type"] == "literal_error" and _field(o) not in kept]
+    errors = [_wrong(one, [*found, *types], http) for one in found]
     fields = [one["field"] for one in errors]  # the first of each tells all that it may be
     errors = [one for i, one in enumerate(errors) if one["field"] not in fields[:i]]
-    problem = ProblemError(400, _headline(errors, found, http))
+    headline = _headline(errors, found, http)
+    if errors and not errors[0]["field"]:  # of the body itself there is one thing to say
+        errors = [wrong_field("", errors[0]["constraint"], headline)]
+    problem = ProblemError(400, headline)
     problem.param = errors[0]["field"] or None if errors else None
     problem.errors = errors
     return JSONResponse(problem.body_at(http.url.path), status_code=400)
+
+
+def _finite(one: Told) -> Told:
+    """A mistake; of NaN not that it is beyond a bound, which no number would mend."""
+    given = one.get("input")
+    nan = isinstance(given, float) and math.isnan(given)
+    return {**one, "type": "finite_number"} if nan and one["type"] in _SUPPORTED else one
 
 
 def _causes(found: list[Told]) -> list[Told]:
@@ -147,13 +165,13 @@ def _causes(found: list[Told]) -> list[Told]:
 
     Of a field that may be several things, each of these complains of all that it is not.
     """
-    # A list that is too long is one, whatever else the field may be.
-    long = {_field(one) for one in found if one["type"] == "too_long"}
+    # A list that is too long is one, and a number beyond a bound, whatever else the field may be.
+    bound = {_field(one) for one in found if one["type"] in _BOUNDS}
     found = [
         one
         for one in found
-        if one["type"] == "too_long"
-        or not any(f"{_field(one)}.".startswith(f"{field}.") for field in long)
+        if one["type"] in _BOUNDS
+        or not any(f"{_field(one)}.".startswith(f"{field}.") for field in bound)
     ]
     found = _of_the_kind_meant(found)
     fields = [_field(one) for one in found]
@@ -241,23 +259,35 @@ def _message(one: Told, field: str, found: list[Told], http: HttpRequest) -> str
     if kind not in _SUPPORTED:
         said = str(one["msg"])  # words of ours, or of a validator
         return said if said.startswith((name, "a message of")) or not field else f"{name}: {said}"
-    # Of a field that may be several things, each of them.
+    # Of a field that may be several things, each of them: an object by its type, where it has one.
     same = [other for other in found if _field(other) == field and other["type"] in _SUPPORTED]
     kinds = dict.fromkeys(_supported(other) for other in same)
+    typed = (other for other in found if field and _field(other) == f"{field}.type")
+    kinds |= dict.fromkeys(f"an object of the type {_supported(other)}" for other in typed)
     if len(kinds) > 1:
         kinds = dict.fromkeys(map(_of_what, kinds))
     if kind == "union_tag_invalid":
         name, given = f"{name}.{_plain(one, 'discriminator')}", f"is {one['ctx']['tag']!r:.60}"
     else:
         given = _given(one)
-    return f"{name} {given}; supported: {' or '.join(kinds)}"
+    return f"{name} {given}; supported: {_listed(list(kinds))}"
+
+
+def _listed(kinds: list[str]) -> str:
+    """
+    Kinds in a sentence.
+
+    >>> _listed(["a text", "a number", "a list"])
+    'a text, a number or a list'
+    >>> _listed(["'none' or 'auto'", "an object"])
+    "'none' or 'auto', or an object"
+    """
+    last = f"{',' if any(' or ' in kind for kind in kinds) else ''} or {kinds[-1]}"
+    return ", ".join(kinds[:-1]) + last if len(kinds) > 1 else kinds[0]
 
 
 def _supported(one: Told) -> str:
     context = {key: str(value)[:300] for key, value in one.get("ctx", {}).items()}
-    given = one.get("input")
-    if isinstance(given, float) and math.isnan(given):
-        return _SUPPORTED["finite_number"]
     said = _SUPPORTED[one["type"]].format_map(context)
     return said.removesuffix("s") if " 1 " in said else said
 

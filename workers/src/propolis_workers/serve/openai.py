@@ -94,6 +94,8 @@ def routes(service: Service) -> APIRouter:
         if asked.top_logprobs is not None and not asked.logprobs:
             msg = "top_logprobs goes with logprobs: true"
             raise ProblemError(400, msg, param="top_logprobs")
+        with of_field("n"):
+            service.engine.expect_room(asked.n or 1)
         prompt, grammar, tools = await service.prepared(asked.n or 1, until, _chat, service, asked)
         most = asked.max_completion_tokens or asked.max_tokens
         top = asked.top_logprobs or 0 if asked.logprobs else None
@@ -117,6 +119,8 @@ def routes(service: Service) -> APIRouter:
             raise ProblemError(400, msg, param="max_tokens")
         service.expect_model(asked.model)
         count = len(listed(asked.prompt)) * (asked.n or 1)
+        with of_field("n" if (asked.n or 1) > 1 else "prompt"):
+            service.engine.expect_room(count)
         prompts, shape = await service.prepared(count, until, _prompts, service, asked)
         requests = requests_of(service, asked, prompts, asked.max_tokens, asked.logprobs)
         if asked.echo:

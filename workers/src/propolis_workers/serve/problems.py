@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # Letters of a value that is repeated to whoever gave it.
 _SHORT: Final = 100
-# Errors of the engine that are mistakes of whoever asked.
-_USAGE: Final = ("ArgumentTypeError", "ModelError", "UsageError")
 
 
 class ProblemError(PropolisError):
@@ -135,6 +133,11 @@ def of_field(name: str) -> Iterator[None]:
         raise problem from exc
 
 
+def too_long(exc: Exception) -> str | None:
+    """OpenAI's word for a prompt that leaves no room; None of another mistake."""
+    return "context_length_exceeded" if "no room for an answer" in str(exc) else None
+
+
 def problem_of(exc: PropolisError) -> ProblemError:
     """An error of ours, as whoever asked is told."""
     if isinstance(exc, ProblemError):
@@ -149,11 +152,10 @@ def problem_of(exc: PropolisError) -> ProblemError:
         return ProblemError(503, str(exc), code="engine_failed")
     if isinstance(exc, EngineGoneError):
         return ProblemError(503, str(exc), code="engine_unavailable", retry=2)
-    if isinstance(exc, UsageError) or (isinstance(exc, AnswerError) and exc.kind in _USAGE):
-        code = "context_length_exceeded" if "no room for an answer" in str(exc) else None
-        return ProblemError(400, str(exc), code=code)
+    if isinstance(exc, UsageError) or (isinstance(exc, AnswerError) and exc.mistaken):
+        return ProblemError(400, str(exc), code=too_long(exc))
     code = "out_of_memory" if isinstance(exc, DeviceError) else "engine_error"
     return ProblemError(500, str(exc), code=code)
 
 
-__all__ = ["ProblemError", "not_served", "of_field", "problem_of", "wrong_field"]
+__all__ = ["ProblemError", "not_served", "of_field", "problem_of", "too_long", "wrong_field"]

@@ -26,6 +26,7 @@ from propolis_workers.serve.protocol import PatientProtocol
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterator
     from collections.abc import Mapping
     from collections.abc import Sequence
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 _BACKLOG: Final = 2048
 # Seconds that clients have to read what was said before their connections are cut.
 _FLUSH: Final = 3
+# Seconds that a connection may be idle: longer than proxies keep theirs, a minute, which would
+# else send a request as it is closed.
+_IDLE: Final = 75
 _INTERRUPTED: Final = 128
 # An address family, or an address of it, that this machine does not have.
 _ABSENT: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -115,7 +119,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], drain: float) -> int:
+def run(
+    app: FastAPI,
+    engines: Sequence[Engine],
+    sockets: list[socket.socket],
+    drain: float,
+    heeds: Callable[[], object] = lambda: None,
+) -> int:
     """
     Serve until a signal comes.
 
@@ -127,6 +137,7 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
         engines: that it starts and ends.
         sockets: that listen, of :func:`listen`; they are closed.
         drain: seconds that answers have after the first signal.
+        heeds: called when signals are heeded, before anything is loaded.
 
     Returns:
         The exit code: 0 after SIGTERM and SIGHUP, 130 after SIGINT.
@@ -143,10 +154,11 @@ def run(app: FastAPI, engines: Sequence[Engine], sockets: list[socket.socket], d
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_FLUSH,
+            timeout_keep_alive=_IDLE,
             h11_max_incomplete_event_size=2 * MOST_HEADERS,
         )
     )
-    return asyncio.run(_run(server, engines, sockets, drain))
+    return asyncio.run(_run(server, engines, sockets, drain, heeds))
 
 
 async def _told_when_ready(engine: Engine) -> PropolisError | None:
@@ -178,7 +190,11 @@ def readiness(ready: Mapping[str, Any]) -> str:
 
 
 async def _run(
-    server: uvicorn.Server, engines: Sequence[Engine], sockets: list[socket.socket], drain: float
+    server: uvicorn.Server,
+    engines: Sequence[Engine],
+    sockets: list[socket.socket],
+    drain: float,
+    heeds: Callable[[], object],
 ) -> int:
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
@@ -210,6 +226,7 @@ async def _run(
         heard.append(signal.SIGHUP)
     for number in heard:
         loop.add_signal_handler(number, asked, number)
+    heeds()
     refusals: list[PropolisError] = []
 
     async def tell(engine: Engine) -> None:

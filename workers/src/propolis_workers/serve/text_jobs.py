@@ -21,7 +21,7 @@ from propolis_workers.serve.bodies import Body
 from propolis_workers.serve.bodies import TopP
 from propolis_workers.serve.deadlines import Seconds  # noqa: TC001  (read at run time)
 from propolis_workers.serve.problems import ProblemError
-from propolis_workers.serve.problems import wrong_field
+from propolis_workers.serve.problems import too_long
 
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ async def prepare(service: Service, asked: Infer, until: float | None = None) ->
     try:
         service.expect_prompt(ids)
     except UsageError as exc:
-        problem = ProblemError(400, str(exc), param="prompt")
-        problem.errors = [wrong_field("prompt", "context", str(exc))]
-        raise problem from exc
+        raise ProblemError(400, str(exc), param="prompt", code=too_long(exc)) from exc
     return Request(
         prompt=ids,
         params=asked.sampling(),
