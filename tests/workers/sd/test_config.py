@@ -68,7 +68,7 @@ def test_unet_defaults():
     assert (True, True, True, False) == config.down_attention
     assert (False, True, True, True) == config.up_attention
     assert (1280,) * 4 == config.cross_attention_dim
-    assert 0 == config.sample_size
+    assert (64, 64) == config.sample_size
 
 
 @pytest.mark.parametrize(

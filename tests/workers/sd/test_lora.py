@@ -192,6 +192,8 @@ def test_stated_alpha(components, matrices, tmp_path):
 @pytest.mark.parametrize(
     ("stated", "scale"),
     [
+        ({"lora_alpha": 0}, 0.0),
+        ({"lora_alpha": None}, 1.0),
         ({"alpha_pattern": {"to_q": 16}}, 4.0),
         ({"alpha_pattern": {"o_q": 16}}, 2.0),
         ({"alpha_pattern": {"attn1.to_q": 16, "to_q": 4}}, 4.0),

@@ -193,7 +193,6 @@ def vaes(oracle, families, tmp_path):
         {"mid_block_add_attention": False},
         {"block_out_channels": [16], "down_block_types": ["DownEncoderBlock2D"]}
         | {"up_block_types": ["UpDecoderBlock2D"]},
-        {"in_channels": 4, "out_channels": 1},
     ],
     ids=str,
 )

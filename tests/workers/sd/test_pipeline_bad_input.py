@@ -271,3 +271,10 @@ def test_other_unets(complete, pipelines):
         StableDiffusion(
             sd.path, dataclasses.replace(sd.components, unet=Strange()), sd.device, sd.dtype
         )
+
+
+def test_a_negative_prompt_of_a_model_that_is_told_the_guidance(pipelines):
+    """It would have no effect at any guidance, and is refused instead of passed over."""
+    params = GenerateParams(prompt="a", negative="b", guidance=7.5, steps=1)
+    with pytest.raises(UsageError, match="no effect with lcm, which is told the guidance: leave"):
+        pipelines("lcm").generate(params)

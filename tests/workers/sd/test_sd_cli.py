@@ -19,6 +19,7 @@ from propolis.errors import ModelError
 from propolis_workers.sd import images
 from propolis_workers.sd.models import PACKAGED
 from propolis_workers.sd.recipe import Recipe
+from propolis_workers.terminal import ended_by_signals
 
 
 PROPOLIS = (sys.executable, "-c", "from propolis.cli import main; main()", "sd")
@@ -340,6 +341,19 @@ def test_a_signal_leaves_no_preview(complete, tmp_path):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == -number, done.stderr
         assert not list(folder.iterdir())
+
+
+def test_a_signal_within_an_op_is_no_fault_of_the_op(monkeypatch):
+    """It passes as Ctrl-C does, where ``SystemExit`` would be what an implementation raised."""
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda _, number: killed.append(number))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), ended_by_signals():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert killed == [signal.SIGTERM]
 
 
 def test_signals_are_left_alone_without_a_preview(propolis, monkeypatch):

@@ -151,3 +151,52 @@ def test_other_vocabularies(folder):
         UnsupportedModelError, match="a WordPiece vocabulary with the word end None"
     ):
         CLIPTokenizer.from_folder(folder)
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("truncation", ["left", "right"])
+def test_sides(folder, padding, truncation, oracles, capsys):
+    """Prompts are filled up and cut at the side that the settings name, as by transformers."""
+    from transformers import CLIPTokenizer as Theirs
+
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text()) if path.is_file() else {}
+    values |= {"padding_side": padding, "truncation_side": truncation}
+    path.write_text(json.dumps(values))
+    theirs, ours = Theirs.from_pretrained(folder), CLIPTokenizer.from_folder(folder)
+    whole = {"padding": "max_length", "truncation": True, "max_length": 12}
+    for text in ("a cat", "the cat sat on the mat and looked at all the other cats in the room"):
+        assert ours.encode(text, 12).ids == theirs(text, **whole).input_ids
+    capsys.readouterr()
+
+
+def test_an_unknown_side(folder):
+    """It is refused by its name."""
+    (folder / "tokenizer_config.json").write_text('{"padding_side": "both"}')
+    with pytest.raises(UnsupportedModelError, match="padding_side is 'both'; supported: left, ri"):
+        CLIPTokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("told", ["added_tokens.json", "tokenizer_config.json", "tokenizer.json"])
+def test_added_tokens(folder, told):
+    """Words of textual inversion have their numbers, wherever transformers wrote them."""
+    size = CLIPTokenizer.from_folder(folder).vocab_size
+    token = {"content": "<cat-toy>", "lstrip": False, "rstrip": False, "special": False}
+    values = {
+        "added_tokens.json": {"<cat-toy>": size},
+        "tokenizer_config.json": {"added_tokens_decoder": {str(size): token}},
+        "tokenizer.json": {"added_tokens": [{"id": size, **token}]},
+    }
+    (folder / told).write_text(json.dumps(values[told]))
+    ours = CLIPTokenizer.from_folder(folder)
+    assert ours.vocab_size == size + 1
+    assert ours.encode("a <cat-toy> sat", 9).ids.count(size) == 1
+
+
+def test_added_tokens_of_other_numbers(folder):
+    """They do not follow the vocabulary: it is another one's."""
+    (folder / "added_tokens.json").write_text('{"<cat-toy>": 99999}')
+    with pytest.raises(FileFormatError, match="'<cat-toy>' is number 99999"):
+        CLIPTokenizer.from_folder(folder)

@@ -146,7 +146,7 @@ def ended_by_signals() -> Iterator[None]:
 
     def end(number: int, _frame: object) -> NoReturn:
         came.append(number)
-        sys.exit(128 + number)
+        raise KeyboardInterrupt  # whose ``SystemExit`` ended an op would be the op's fault
 
     ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in ours:

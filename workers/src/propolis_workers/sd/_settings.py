@@ -42,15 +42,20 @@ class FileSettings(settings.FileSettings):
             raise self.wrong(key, f"supported: 1 to {_LARGEST}")
         return value
 
-    def square(self, key: str) -> int:
-        """A size given as one number or as height and width; 0 where it is not."""
-        value = self.values.get(key)
-        values = value if isinstance(value, list | tuple) and value else [value]
-        if value is None:
-            return 0
-        if not all(type(v) is int and 0 < v <= _LARGEST for v in values):
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false; null is false, as to diffusers."""
+        missing = default if key not in self.values else False
+        return super().flag(key, missing)
+
+    def area(self, key: str, default: int) -> tuple[int, int]:
+        """Height and width, given as one number for both or as two."""
+        value: Any = self.values.get(key)
+        value = default if value is None else value
+        pair = isinstance(value, list | tuple) and len(value) == 2
+        sizes = value if pair else [value, value]
+        if not all(type(v) is int and 0 < v <= _LARGEST for v in sizes):
             raise self.wrong(key, f"supported: whole numbers from 1 to {_LARGEST}")
-        return int(max(values))
+        return sizes[0], sizes[1]
 
     def sizes(self, key: str, levels: int, default: Any) -> tuple[int, ...]:
         """A size for each level, given as one for all or as a list."""

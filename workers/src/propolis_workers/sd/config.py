@@ -53,13 +53,16 @@ class CLIPTextConfig:
     eos_token_id: int
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], where: str = "config.json") -> CLIPTextConfig:
+    def from_json(
+        cls, values: Mapping[str, Any], where: str = "config.json", *, masked: bool = False
+    ) -> CLIPTextConfig:
         """
         Read the settings.
 
         Args:
             values: of a CLIPTextModel, or of a whole CLIPModel's ``text_config``.
             where: the file, for messages.
+            masked: whether the pipeline would tell it which tokens only fill up, if it wants that.
 
         Raises:
             ModelError: one has a wrong type or makes no sense.
@@ -70,6 +73,8 @@ class CLIPTextConfig:
             values = nested
         read = FileSettings(where, values, "text encoder")
         read.expect("model_type", None, "clip_text_model", "clip")
+        if masked:
+            read.expect("use_attention_mask", None, False)
         kinds = values.get("architectures")
         projected = None
         if isinstance(kinds, list) and kinds:
@@ -100,7 +105,7 @@ class UNetConfig:
 
     Attributes:
         sample_size: latents' height and width the model was made for, in latent pixels;
-            0 where the file does not say.
+            64 where the file does not say.
         in_channels: channels of the input: latents, and mask and masked image if 9.
         out_channels: channels of the prediction.
         block_out_channels: channels of each level.
@@ -126,7 +131,7 @@ class UNetConfig:
         addition_embed_dim: elements of pooled text and size conditions together; 0 for none.
     """
 
-    sample_size: int
+    sample_size: tuple[int, int]
     in_channels: int
     out_channels: int
     block_out_channels: tuple[int, ...]
@@ -198,7 +203,7 @@ class UNetConfig:
         if any(len(set(t)) > 1 for t in transformers[-1:]) and mid == "UNetMidBlock2DCrossAttn":
             raise read.wrong("transformer_layers_per_block", "its last must be one number")
         return cls(
-            sample_size=read.square("sample_size"),
+            sample_size=read.area("sample_size", 64),
             in_channels=read.size("in_channels", 4),
             out_channels=read.size("out_channels", 4),
             block_out_channels=channels,
@@ -230,16 +235,16 @@ class VAEConfig:
     An AutoencoderKL.
 
     Attributes:
-        in_channels: channels of an image that is encoded.
-        out_channels: channels of an image that is decoded.
+        in_channels: channels of an image that is encoded: 3.
+        out_channels: channels of an image that is decoded: 3.
         latent_channels: channels of the latents.
         block_out_channels: channels of each level, the finest first.
         layers_per_block: residual blocks of a level of the encoder; the decoder has one more.
         norm_num_groups: groups of the norms.
         sample_size: height and width of an image the model was made for, in pixels; its
             tiles have that size.
-        scaling_factor: the UNet's latents are ``(z - shift_factor) * scaling_factor``.
-        shift_factor: as above; 0 where the file has none.
+        scaling_factor: the UNet's latents are those of the VAE times this.  Pipelines of Stable
+            Diffusion take no ``shift_factor``, whatever the file says.
         use_quant_conv: whether a convolution follows the encoder.
         use_post_quant_conv: whether one comes before the decoder.
         mid_block_add_attention: whether the middle attends.
@@ -254,7 +259,6 @@ class VAEConfig:
     norm_num_groups: int
     sample_size: int
     scaling_factor: float
-    shift_factor: float
     use_quant_conv: bool
     use_post_quant_conv: bool
     mid_block_add_attention: bool
@@ -303,15 +307,14 @@ class VAEConfig:
         if not 0 < scaling_factor < math.inf:
             raise read.wrong("scaling_factor", "a finite number above 0")
         return cls(
-            in_channels=read.size("in_channels", 3),
-            out_channels=read.size("out_channels", 3),
+            in_channels=read.expect("in_channels", 3, default=3),
+            out_channels=read.expect("out_channels", 3, default=3),
             latent_channels=read.size("latent_channels", 4),
             block_out_channels=sizes,
             layers_per_block=read.size("layers_per_block", 1),
             norm_num_groups=groups,
-            sample_size=read.square("sample_size") or 32,
+            sample_size=max(read.area("sample_size", 32)),
             scaling_factor=scaling_factor,
-            shift_factor=read.number("shift_factor", 0.0),
             use_quant_conv=read.flag("use_quant_conv", True),
             use_post_quant_conv=read.flag("use_post_quant_conv", True),
             mid_block_add_attention=read.flag("mid_block_add_attention", True),

@@ -67,14 +67,14 @@ def encode(vae: AutoencoderKL, x: Tensor, noise: Tensor) -> Tensor:
     mean, logvar = (as_f32(t) for t in (found.mean, found.logvar))
     z = ops.add(ops.mul(noise, ops.exp(ops.affine(logvar, 0.5, 0.0))), mean)
     config = vae.config
-    return ops.affine(z, config.scaling_factor, -config.shift_factor * config.scaling_factor)
+    return ops.affine(z, config.scaling_factor, 0.0)
 
 
 def encode_mean(vae: AutoencoderKL, x: Tensor) -> Tensor:
     """The likeliest latents of an image, f32; as :func:`encode` without its draw."""
     config = vae.config
     mean = as_f32(vae.encode(x).mean)
-    return ops.affine(mean, config.scaling_factor, -config.shift_factor * config.scaling_factor)
+    return ops.affine(mean, config.scaling_factor, 0.0)
 
 
 def decode(vae: AutoencoderKL, latents: Tensor, n: int, tiled: Tiled = "auto") -> Pixels:
@@ -85,7 +85,7 @@ def decode(vae: AutoencoderKL, latents: Tensor, n: int, tiled: Tiled = "auto") -
         ModelError: the image has values that are not finite.
     """
     config = vae.config
-    z = ops.affine(latents.narrow(0, n, 1), 1 / config.scaling_factor, config.shift_factor)
+    z = ops.affine(latents.narrow(0, n, 1), 1 / config.scaling_factor, 0.0)
     return to_pixels(vae.decode(z, tiled=tiled))
 
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
-from typing import Final
 from typing import TypeVar
 
 from propolis import dtypes
 from propolis.errors import ModelError
-from propolis.errors import UnsupportedModelError
 from propolis_workers.files import read_json
 from propolis_workers.sd import clip
 from propolis_workers.sd import vae
@@ -20,6 +18,8 @@ from propolis_workers.sd.config import CLIPTextConfig
 from propolis_workers.sd.config import UNetConfig
 from propolis_workers.sd.config import VAEConfig
 from propolis_workers.sd.layers import Weights
+from propolis_workers.sd.model_index import INDEX
+from propolis_workers.sd.model_index import ModelIndex
 from propolis_workers.sd.unet import UNet2DCondition
 from propolis_workers.sd.vae import AutoencoderKL
 from propolis_workers.weights import SafetensorsFolder
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-INDEX: Final = "model_index.json"
-_ENCODERS: Final = ("text_encoder", "text_encoder_2")
-_TOKENIZERS: Final = ("tokenizer", "tokenizer_2")
-
 
 @dataclass(frozen=True, slots=True)
 class Components:
@@ -52,8 +48,8 @@ class Components:
         tokenizer_folders: where the tokenizer of each is.
         unet: the UNet.
         vae: the VAE.
-        scheduler_config: what ``scheduler/scheduler_config.json`` holds.
-        model_index: what ``model_index.json`` holds.
+        scheduler_config: what ``scheduler/scheduler_config.json`` holds, as the pipeline has it.
+        model_index: what ``model_index.json`` says.
         modules: the linear and convolution layers by full name, as ``unet.conv_in`` or
             ``text_encoder.text_model.encoder.layers.0.mlp.fc1``.
     """
@@ -64,8 +60,14 @@ class Components:
     unet: UNet2DCondition
     vae: AutoencoderKL
     scheduler_config: dict[str, Any]
-    model_index: dict[str, Any]
+    model_index: ModelIndex
     modules: dict[str, Linear | Conv2d]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels of the images that the model was made for."""
+        height, width = self.unet.config.sample_size
+        return width * self.vae.config.scale, height * self.vae.config.scale
 
 
 def load_components(
@@ -96,64 +98,28 @@ def load_components(
             the worker does not run.
     """
     folder = Path(folder)
-    index = _index(folder)
-    for name in ("unet", "vae", "scheduler"):
-        if not _names_a_class(index, name):
-            msg = (
-                f"{folder / INDEX}: a {index.get('_class_name', 'pipeline')!s:.60} without {name}; "
-                f"supported: those of Stable Diffusion 1, 2 and XL"
-            )
-            raise UnsupportedModelError(msg)
-    encoders = [name for name in _ENCODERS if _names_a_class(index, name)]
-    tokenizers = [folder / name for name in _TOKENIZERS if _names_a_class(index, name)]
-    if not encoders or len(encoders) != len(tokenizers):
-        msg = (
-            f"{folder / INDEX}: {len(encoders)} text encoders and {len(tokenizers)} tokenizers; "
-            f"supported: one of each, or two (SDXL)"
-        )
-        raise UnsupportedModelError(msg)
+    index = ModelIndex.of(folder)
+    encoders, tokenizers = index.encoders, [folder / name for name in index.tokenizers]
     for needed in (*tokenizers, folder / "scheduler"):
         if not needed.is_dir():
             msg = f"{needed}: there is no such folder; get the whole model again"
             raise ModelError(msg)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     loader = _Loader(folder, device, dtype, [*encoders, "unet", "vae"], progress)
-    text_encoders = tuple(loader.text_encoder(name) for name in encoders)
+    masked = index.masks_padding
+    text_encoders = tuple(loader.text_encoder(name, masked=masked) for name in encoders)
     unet = loader.unet()
+    index.expect_kind(xl=unet.config.addition_embed_dim > 0)
     return Components(
         folder=folder,
         text_encoders=text_encoders,
         tokenizer_folders=tuple(tokenizers),
         unet=unet,
         vae=loader.vae(overflows=unet.config.addition_embed_dim > 0),
-        scheduler_config=scheduler,
+        scheduler_config=index.scheduler_config(scheduler),
         model_index=index,
         modules=loader.modules,
     )
-
-
-def _index(folder: Path) -> dict[str, Any]:
-    """What says which components there are."""
-    path = folder / INDEX
-    if path.is_file():
-        return read_json(path)
-    if not folder.exists():
-        msg = f"{folder}: there is no such folder; check the path"
-    elif folder.is_file():
-        msg = (
-            f"{folder}: a file; give a folder in the layout of diffusers (a single file of "
-            f"weights is converted by diffusers' from_single_file and save_pretrained)"
-        )
-        raise UnsupportedModelError(msg)
-    else:
-        msg = f"{folder}: no {INDEX} in the folder; give one in the layout of diffusers"
-    raise ModelError(msg)
-
-
-def _names_a_class(index: dict[str, Any], name: str) -> bool:
-    """Whether the pipeline has a component: ``[library, class]``, both null where not."""
-    entry = index.get(name)
-    return isinstance(entry, list) and len(entry) == 2 and entry[1] is not None
 
 
 class _Loader:
@@ -172,15 +138,18 @@ class _Loader:
         self._dtype = dtype
         self._progress = progress
         # All are opened first: what is missing is known before any weight is read.
-        self._sources = {name: _open(folder / name) for name in names}
+        self._sources = {
+            name: _open(folder / name, diffusers=name in ("unet", "vae")) for name in names
+        }
         self._done = 0
         self._total = sum(
             info.nbytes for source in self._sources.values() for info in source.tensors.values()
         )
 
-    def text_encoder(self, name: str) -> CLIPText:
+    def text_encoder(self, name: str, *, masked: bool) -> CLIPText:
         source = self._sources[name]
-        config = CLIPTextConfig.from_json(source.config, str(source.path / "config.json"))
+        where = str(source.path / "config.json")
+        config = CLIPTextConfig.from_json(source.config, where, masked=masked)
         weights = self._weights(name, self._dtype, clip.ALIASES)
         return self._built(name, lambda: CLIPText(config, weights), weights)
 
@@ -217,12 +186,12 @@ class _Loader:
             self._progress(self._done, self._total)
 
 
-def _open(folder: Path) -> SafetensorsFolder:
-    """The weights and settings of a component."""
+def _open(folder: Path, *, diffusers: bool) -> SafetensorsFolder:
+    """The weights and settings of a component, of diffusers or of transformers."""
     if not folder.is_dir():
         msg = f"{folder}: there is no such folder; get the whole model again"
         raise ModelError(msg)
-    source = SafetensorsFolder.open(folder)
+    source = SafetensorsFolder.open(folder, diffusers=diffusers)
     if not source.config:
         msg = f"{folder / 'config.json'}: there is no such file; get the whole model again"
         raise ModelError(msg)

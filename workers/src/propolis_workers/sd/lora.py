@@ -294,7 +294,8 @@ def _stated_scale(path: Path, source: SafetensorsFolder, layer: str, rank: int) 
     try:
         stated = json.loads(text)
         part, _, name = layer.partition(".")
-        alpha = stated.get(f"{part}.lora_alpha") or rank
+        alpha = stated.get(f"{part}.lora_alpha")
+        alpha = rank if alpha is None else alpha
         for pattern, own in (stated.get(f"{part}.alpha_pattern") or {}).items():
             if not re.fullmatch(r"[\w.]+", pattern):  # PEFT takes regular expressions
                 msg = f"{path.name}: its alpha_pattern has {pattern[:80]!r}; supported: names of "

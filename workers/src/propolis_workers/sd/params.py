@@ -171,7 +171,12 @@ def alike(one: GenerateParams, other: GenerateParams) -> bool:
 
 
 def resolved(
-    params: GenerateParams, *, factor: int, size: int, scheduler: str, sides: str = _SIDES
+    params: GenerateParams,
+    *,
+    factor: int,
+    size: tuple[int, int],
+    scheduler: str,
+    sides: str = _SIDES,
 ) -> GenerateParams:
     """
     The same with nothing left open.
@@ -220,7 +225,9 @@ def resolved(
     )
 
 
-def _sizes(params: GenerateParams, factor: int, size: int, sides: str) -> tuple[int, int]:
+def _sizes(
+    params: GenerateParams, factor: int, size: tuple[int, int], sides: str
+) -> tuple[int, int]:
     """Width and height, which image and mask must have and the model be able to draw."""
     image, mask = params.image, params.mask
     _check_array("image", image, "(height, width, 3)")
@@ -237,7 +244,7 @@ def _sizes(params: GenerateParams, factor: int, size: int, sides: str) -> tuple[
         msg = f"the mask is {mask_size} pixels, the image {image_size}: "
         msg += "make the mask as large as the image"
         raise UsageError(msg)
-    given = size, size
+    given = size
     if image is not None:
         given = image.shape[1], image.shape[0]
     width = given[0] if params.width is None else params.width

@@ -328,7 +328,7 @@ class StableDiffusion:
     ) -> tuple[Tensor, list[dict[str, str]]]:
         """Latents, and what of each one's texts was cut."""
         unet = self.components.unet
-        zeros = bool(self.components.model_index.get("force_zeros_for_empty_prompt"))
+        zeros = self.components.model_index.zeros_for_empty_prompt
         guide, cuts = guide_of(each, self.texts, unet.config, zeros=zeros, device=self.device)
         clock.lap("text")
         seeds = [(one.seed or 0) + n for one in each for n in range(one.batch)]
@@ -358,13 +358,16 @@ class StableDiffusion:
         Raises:
             UsageError: a parameter cannot be; says what was given and what can.
         """
+        if params.negative and self.components.unet.config.time_cond_proj_dim:
+            msg = f"a negative prompt has no effect with {self.name}, which is told the guidance: "
+            msg += "leave it out"
+            raise UsageError(msg)
         if self._paints_into and params.task != "inpaint":
             msg = f"{self.name} paints into images: give an image and a mask"
             raise UsageError(msg)
         config = self.components.scheduler_config
         scheduler = make_scheduler(params.scheduler, config, params.overrides)
-        factor = self.components.vae.config.scale
-        size = (self.components.unet.config.sample_size or 64) * factor
+        factor, size = self.components.vae.config.scale, self.components.size
         params = resolved(params, factor=factor, size=size, scheduler=scheduler.name, **names)
         strength = 1.0 if params.strength is None else params.strength
         return params, scheduler.plan(params.steps, strength), scheduler.replaced

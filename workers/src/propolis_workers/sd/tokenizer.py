@@ -25,6 +25,8 @@ from propolis_workers.files import shielded
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenizers import Tokenizer as Library
 
 BOS: Final = "<|startoftext|>"
@@ -62,11 +64,21 @@ class CLIPTokenizer:
         longest: ids of a prompt, as the model's ``model_max_length`` says; None where it does not.
     """
 
-    def __init__(self, library: Library, names: dict[str, str], longest: int | None = None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        names: dict[str, str],
+        longest: int | None = None,
+        *,
+        pads_left: bool = False,
+        cuts_left: bool = False,
+    ) -> None:
         vocab = library.get_vocab(with_added_tokens=True)
         self._library = library
         self.bos_id, self.eos_id, self.pad_id = (vocab[names[k]] for k in ("bos", "eos", "pad"))
         self.longest = longest
+        self._pads_left = pads_left
+        self._cuts_left = cuts_left
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -86,8 +98,10 @@ class CLIPTokenizer:
         """
         folder = Path(path)
         names = _special_tokens(folder)
+        settings = _settings(folder)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             library = _from_vocab(folder, names)
+            _add_tokens(library, folder, settings)
         elif (folder / "tokenizer.json").is_file():
             library = _from_json(folder / "tokenizer.json")
         else:
@@ -102,7 +116,14 @@ class CLIPTokenizer:
         library.no_padding()
         # In the prompt these are tokens too, the padding token of some models being "!".
         library.add_special_tokens(sorted({*names.values()}))
-        return cls(library, names, _longest(folder))
+        left = {key: _side(folder, settings, key) for key in ("padding_side", "truncation_side")}
+        return cls(
+            library,
+            names,
+            _longest(settings),
+            pads_left=left["padding_side"],
+            cuts_left=left["truncation_side"],
+        )
 
     def encode(self, text: str, length: int = 77) -> PromptIds:
         """
@@ -125,17 +146,70 @@ class CLIPTokenizer:
         found = self._library.encode(text, add_special_tokens=False)
         room = length - 2
         cut = ""
-        if len(found.ids) > room:
-            cut = text[found.offsets[room][0] :].strip()
+        kept, over = found.ids, len(found.ids) - room
+        if over > 0:
+            if self._cuts_left:
+                kept, cut = kept[over:], text[: found.offsets[over - 1][1]]
+            else:
+                kept, cut = kept[:room], text[found.offsets[room][0] :]
+            cut = cut.strip()
             events.PROMPT_CUT.emit(tokens=len(found.ids), limit=room)
-        ids = [self.bos_id, *found.ids[:room], self.eos_id]
-        return PromptIds(ids + [self.pad_id] * (length - len(ids)), cut)
+        ids = [self.bos_id, *kept, self.eos_id]
+        filling = [self.pad_id] * (length - len(ids))
+        return PromptIds(filling + ids if self._pads_left else ids + filling, cut)
 
 
-def _longest(folder: Path) -> int | None:
-    """What ``model_max_length`` says; transformers writes 1e30 where nothing is known."""
+def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    found = read_json(path).get("model_max_length") if path.is_file() else None
+    return read_json(path) if path.is_file() else {}
+
+
+def _side(folder: Path, settings: Mapping[str, Any], key: str) -> bool:
+    """Whether a side is the left one."""
+    side = settings.get(key) or "right"
+    if side not in ("left", "right"):
+        msg = f"{folder / 'tokenizer_config.json'}: {key} is {side!r:.60}; supported: left, right"
+        raise UnsupportedModelError(msg)
+    return bool(side == "left")
+
+
+def _add_tokens(library: Library, folder: Path, settings: Mapping[str, Any]) -> None:
+    """
+    Add what was added to the vocabulary afterwards, such as the words of textual inversion.
+
+    Raises:
+        FileFormatError: its numbers do not follow those of the vocabulary.
+    """
+    from tokenizers import AddedToken  # noqa: PLC0415  (as below)
+
+    beside, whole = folder / "added_tokens.json", folder / "tokenizer.json"
+    ids: dict[str, Any] = read_json(beside) if beside.is_file() else {}
+    told = settings.get("added_tokens_decoder")
+    written = list(told.items()) if isinstance(told, dict) else []
+    listed = read_json(whole).get("added_tokens") if whole.is_file() else None
+    written += [(one.get("id"), one) for one in listed or () if isinstance(one, dict)]
+    flags: dict[str, Mapping[str, Any]] = {}
+    for index, token in written:
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            ids.setdefault(token["content"], int(index) if str(index).isdecimal() else index)
+            flags.setdefault(token["content"], token)
+    new = {text: index for text, index in ids.items() if library.token_to_id(text) is None}
+    if not all(type(index) is int for index in new.values()):
+        msg = f"{folder}: an added token has no number: {new!r:.100}"
+        raise FileFormatError(msg)
+    for text, index in sorted(new.items(), key=lambda one: one[1]):
+        own = flags.get(text, {})
+        kinds = ("lstrip", "rstrip", "single_word", "normalized")
+        library.add_tokens([AddedToken(text, **{k: bool(own[k]) for k in kinds if k in own})])
+        if library.token_to_id(text) != index:
+            msg = f"{folder}: the added token {text!r:.60} is number {index}, and would be "
+            msg += f"{library.token_to_id(text)}: get the tokenizer again, whole"
+            raise FileFormatError(msg)
+
+
+def _longest(settings: Mapping[str, Any]) -> int | None:
+    """What ``model_max_length`` says; transformers writes 1e30 where nothing is known."""
+    found = settings.get("model_max_length")
     known = isinstance(found, int) and 2 <= found <= _MOST_IDS
     return found if known else None
 

@@ -201,7 +201,8 @@ class _Builder:
         config, channels = self.config, self.config.block_out_channels
         sizes = [channels[max(level - 1, 0)]] + [channels[level]] * config.layers_per_block[level]
         depths = config.transformer_layers[level] if config.down_attention[level] else ()
-        layers = self._layers(weights, level, sizes[:-1], depths)
+        only = config.only_cross_attention[level]
+        layers = self._layers(weights, level, sizes[:-1], depths, only_cross=only)
         last = level == len(channels) - 1
         return layers, None if last else Downsample(
             weights.sub("downsamplers.0"), channels[level], config.downsample_padding
@@ -215,7 +216,8 @@ class _Builder:
         attends = config.mid_block_type == "UNetMidBlock2DCrossAttn"
         depths = config.transformer_layers[-1][:1] if attends else ()
         # Before its transformer stands one residual block, after it another.
-        return self._layers(weights, level, [channels] * (len(depths) + 1), depths)
+        sizes = [channels] * (len(depths) + 1)
+        return self._layers(weights, level, sizes, depths, only_cross=False)
 
     def up(self, weights: Weights, number: int) -> tuple[list[_Layer], Upsample | None]:
         config, channels = self.config, self.config.block_out_channels
@@ -226,12 +228,19 @@ class _Builder:
         skips = [channels[level]] * (count - 1) + [channels[max(level - 1, 0)]]
         sizes = [b + s for b, s in zip(below, skips, strict=True)]
         depths = config.up_transformer_layers[number] if config.up_attention[number] else ()
-        layers = self._layers(weights, level, sizes, depths)
+        only = config.only_cross_attention[level]
+        layers = self._layers(weights, level, sizes, depths, only_cross=only)
         last = number == len(channels) - 1
         return layers, None if last else Upsample(weights.sub("upsamplers.0"), channels[level])
 
     def _layers(
-        self, weights: Weights, level: int, sizes: list[int], depths: tuple[int, ...]
+        self,
+        weights: Weights,
+        level: int,
+        sizes: list[int],
+        depths: tuple[int, ...],
+        *,
+        only_cross: bool,
     ) -> list[_Layer]:
         """Layers that take so many channels each; the first ones with transformers so deep."""
         config = self.config
@@ -255,7 +264,7 @@ class _Builder:
                     depth=depths[n],
                     context=config.cross_attention_dim[level],
                     groups=config.norm_num_groups,
-                    only_cross=config.only_cross_attention[level],
+                    only_cross=only_cross,
                 )
             layers.append(_Layer(resnet, transformer))
         return layers

@@ -83,7 +83,8 @@ class ImageService:
         self._twin = StableDiffusion.rehearsed(path, parse_dtype(dtype)).model
         parts = self._twin.components
         self.factor = parts.vae.config.scale
-        self.size = (parts.unet.config.sample_size or 64) * self.factor
+        self._sides = parts.size
+        self.size = max(self._sides)
         self.smallest = min(256, self.size)
         self.largest = min(LARGEST, 4 * self.size)
         self.name = self._twin.name
@@ -179,7 +180,7 @@ class ImageService:
             if given.get(name) is not None:
                 given = {**given, name: _base64(name, given[name])}
         params, _, _ = self._twin.planned(params_of(given), sides=sides)
-        own = params.width or self.size, params.height or self.size
+        own = params.width or self._sides[0], params.height or self._sides[1]
         if not self.smallest <= min(own) <= max(own) <= self.largest:
             range_ = f"{self.smallest} to {self.largest} pixels a side"
             msg = f"the image is {own[0]}x{own[1]}; supported: {range_}: make it of such a size"

@@ -97,7 +97,7 @@ class SafetensorsFolder(MappedSource):
         self.metadata = metadata
 
     @classmethod
-    def open(cls, path: StrPath) -> SafetensorsFolder:
+    def open(cls, path: StrPath, *, diffusers: bool = False) -> SafetensorsFolder:
         """
         Map a model and check all of its headers.
 
@@ -107,6 +107,8 @@ class SafetensorsFolder(MappedSource):
                 ``diffusion_pytorch_model`` in place of ``model``), or with their
                 ``fp16`` variants alone, or one of these files, or a safetensors file of
                 any name.
+            diffusers: it is one of its models: of several that lie there its names come before
+                transformers', and shards before a whole file.
 
         Raises:
             ModelError: a file is missing or may not be read.
@@ -115,7 +117,7 @@ class SafetensorsFolder(MappedSource):
                 supported.
         """
         path = Path(path)
-        weights = _find(path) if _is_folder(path) else path
+        weights = _find(path, diffusers=diffusers) if _is_folder(path) else path
         metadata: dict[str, str] = {}
         if weights.name.endswith(INDEXES):
             tensors = _open_shards(weights)
@@ -145,10 +147,16 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _find(folder: Path) -> Path:
-    """The weights of a model folder: one file, or an index."""
-    for stem in _STEMS:
-        for suffix in (".safetensors", *INDEXES):
+def _find(folder: Path, *, diffusers: bool) -> Path:
+    """
+    The weights of a model folder: one file, or an index.
+
+    Where a folder has several, that which the library that wrote it would read.
+    """
+    stems = sorted(_STEMS, key=lambda stem: stem.startswith("model")) if diffusers else _STEMS
+    suffixes = (*INDEXES, ".safetensors") if diffusers else (".safetensors", *INDEXES)
+    for stem in stems:
+        for suffix in suffixes:
             path = folder / f"{stem}{suffix}"
             if _exists(path):
                 return path

@@ -39,6 +39,7 @@ class DPMPP2MSettings(SolverSettings):
         euler_at_final: look at one prediction only in the last step.
         lambda_min_clipped: leave out timesteps whose log(signal / noise) is below it.
         use_lu_lambdas: not supported.
+        variance_type: none alone: not of models that predict it.
     """
 
     algorithm_type: Literal["dpmsolver++"] = "dpmsolver++"
@@ -46,6 +47,7 @@ class DPMPP2MSettings(SolverSettings):
     euler_at_final: bool = False
     lambda_min_clipped: float = -math.inf
     use_lu_lambdas: Literal[False] = False
+    variance_type: Literal["none"] = "none"
 
 
 class DPMPP2M(Scheduler[DPMPP2MSettings]):

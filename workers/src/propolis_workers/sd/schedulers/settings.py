@@ -29,6 +29,7 @@ T = TypeVar("T", bound="Settings")
 FOREIGN = {
     "solver_type": {"midpoint", "heun", "logrho", "bh1", "bh2"},
     "algorithm_type": {"deis"},
+    "variance_type": {"fixed_small", "fixed_small_log", "fixed_large"},
 }
 
 
@@ -154,14 +155,18 @@ def read_settings(
         cls: its dataclass.
         name: the scheduler, for messages.
         config: of a model's folder, perhaps written for another scheduler: keys that this
-            one does not take mean nothing, and null is the default.
+            one does not take mean nothing, and null is false, or the default of what is no flag.
         overrides: what the user asks for, over ``config``; all of them settings of this one.
 
     Raises:
         ConfigError: a value is not supported.
     """
     hints = typing.get_type_hints(cls)
-    given = {k: v for k, v in config.items() if k in hints and v is not None}
+    given = {
+        key: value is not None and value
+        for key, value in config.items()
+        if key in hints and (value is not None or hints[key] is bool)
+    }
     values = {}
     for key, value in {**given, **overrides}.items():
         try:
