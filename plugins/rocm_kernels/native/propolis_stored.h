@@ -124,7 +124,7 @@ struct Runs {
 template <int PLACE>
 PROPOLIS_FN u32 spread_fifths(u32 fifths, int four) {
     constexpr u32 EACH = 0x00204081;  // times four bits: each is the first of a byte, among others
-    const u32 at = 4 * four < PLACE ? fifths << (PLACE - 4 * four) : fifths >> (4 * four - PLACE);
+    const u32 at = word_between(fifths, fifths, (u32)(4 * four - PLACE) & 31);
     return (at & 15 << PLACE) * EACH & 0x01010101u << PLACE;
 }
 
