@@ -268,17 +268,30 @@ def propolis_ops(device):
         ("view(out)[3, 5] += 1", ("error", "wrong numbers: a product by toy (fake-toy 1.0)")),
         ("view(a)[0, 0] += 1", ("error", "wrong numbers: a product by toy (fake-toy 1.0)")),
         ("raise OSError('no code for it')", ("warning", "opened, but a product ran on the CPU: ")),
-        ("threading.Event().wait()", ("error", "the check hung: no answer in 3 s (of probe_")),
+        ("threading.Event().wait()", ("error", "the check hung: no answer in 0.6 s (of pro")),
     ],
 )
 def test_devices_are_used(site, sources, does, expected):
     """Each but the CPU multiplies, as workers do first: a listed device may do nothing right."""
     site.plugin("toy", "import threading\n" + sources.toy_device + PRODUCT.format(does))
-    found = findings(probe_timeout=1)
+    found = findings(**({"probe_timeout": 0.2} if "wait" in does else {}))
     kind, summary, remedy = status(found, "device.toy:0")
     assert (kind, summary[: len(expected[1])]) == expected
     assert bool(remedy) == (kind != "ok")
     assert "device.cpu" not in found
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_each_device_answers_for_itself(site, sources):
+    """One that hangs, and one whose product the CPU computed, say nothing of another one."""
+    two = sources.toy_device.replace('DeviceProperties("toy", 0,', 'DeviceProperties("toy", i,')
+    two = two.replace("        yield Device", "        for i in range(3): yield Device")
+    acts = "threading.Event().wait() if a.device.id == 'toy:0' else None"
+    ops = PRODUCT.format(acts).replace('== "toy"', '== "toy" and device.id != "toy:1"')
+    site.plugin("toy", "import threading\n" + two + ops)
+    found = findings(probe_timeout=2)
+    kinds = {name: f.result.status for name, f in found.items() if name.startswith("device.")}
+    assert kinds == {"device.toy:0": "error", "device.toy:1": "warning", "device.toy:2": "ok"}
 
 
 @pytest.mark.usefixtures("unvetted")
@@ -374,3 +387,11 @@ def test_a_plugin_that_crashed_is_not_imported(site, tmp_path):
     assert str(os.getpid()) not in mark.read_text().split(";")
     assert mark.read_text().count(";") == 2
     assert status(found, "plugin.terse")[1] == "not for this machine: no"
+
+
+@pytest.mark.usefixtures("unvetted")
+def test_plugins_that_cannot_list_their_devices(cli, site, sources):
+    """The table of plugins says so too, where they would pass for loaded ones."""
+    site.plugin("toy", sources.toy_device.replace("yield Device", "1/0; yield Device"))
+    (row,) = (p for p in json.loads(cli("plugins", "--json").out) if p["name"] == "toy")
+    assert (row["status"], "division by zero" in row["reason"]) == ("rejected", True)

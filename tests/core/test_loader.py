@@ -444,7 +444,7 @@ def test_code_that_takes_long_is_named(site, monkeypatch):
         host, _ = load()
         list(host.each("propolis_ops", device=None))
     said = {(e["plugin"], e["doing"]): e for e in logs if e["event"] == "plugin.slow"}
-    assert said.keys() == {("importing", "import"), ("offering", "propolis_ops")}
+    assert said.keys() >= {("importing", "import"), ("offering", "propolis_ops")}
     told = said["offering", "propolis_ops"]
     assert told["distribution"] == "fake-offering"
     assert (told["version"], told["seconds"]) == ("1.0", 0.05)

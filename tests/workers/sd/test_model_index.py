@@ -41,8 +41,13 @@ def load(folder):
 
 @pytest.mark.parametrize("written", [..., 0, 2])
 def test_stable_diffusion_begins_at_one(copied, written):
-    """Its pipelines set ``steps_offset`` to 1, and turn ``clip_sample`` off; SDXL's do neither."""
-    for family, offset, clips in (("sd15", 1, False), ("sdxl", written, True)):
+    """
+    Its pipelines set ``steps_offset`` to 1, and turn ``clip_sample`` off; SDXL's do neither.
+
+    That for inpainting leaves ``clip_sample`` alone.
+    """
+    expected = {"sd15": (1, False), "inpaint": (1, True), "sdxl": (written, True)}
+    for family, (offset, clips) in expected.items():
         folder = copied(family)
         edit(folder / CONFIG, steps_offset=written, clip_sample=True)
         config = load(folder).scheduler_config
@@ -78,10 +83,11 @@ def test_zeros_for_an_empty_prompt(copied, family, written, zeros):
 
 def test_text_encoders_that_mask_padding(copied):
     """Refused where the pipeline would heed it, which SDXL's does not."""
-    folder = copied("sd15")
-    edit(folder / "text_encoder/config.json", use_attention_mask=True)
-    with pytest.raises(UnsupportedModelError, match="use_attention_mask is 'True'"):
-        load(folder)
+    for family in ("sd15", "inpaint", "lcm"):
+        folder = copied(family)
+        edit(folder / "text_encoder/config.json", use_attention_mask=True)
+        with pytest.raises(UnsupportedModelError, match="use_attention_mask is 'True'"):
+            load(folder)
     folder = copied("sdxl")
     edit(folder / "text_encoder/config.json", use_attention_mask=True)
     load(folder)
@@ -118,19 +124,30 @@ def test_an_index_without_a_class(copied):
         assert load(folder).scheduler_config["steps_offset"] == offset
 
 
-@pytest.mark.parametrize("stale", ["model", "diffusion_pytorch_model"])
+@pytest.mark.parametrize("stale", ["model", "diffusion_pytorch_model", "fp16"])
 def test_weights_that_diffusers_would_not_read(copied, stale):
-    """Shards come before a whole file that was there before, and transformers' name is not its."""
+    """
+    Shards come before a whole file that was there before, and transformers' name is not its.
+
+    Variants, in shards too, are for folders without full precision.
+    """
     folder = copied("sd15") / "unet"
     whole = folder / "diffusion_pytorch_model.safetensors"
     tensors = load_file(whole)
-    if stale != "model":
+    zeros = {name: one * 0 for name, one in tensors.items()}
+    if stale == "fp16":
+        shard = "diffusion_pytorch_model.fp16-00001-of-00001.safetensors"
+        save_file(zeros, folder / shard)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, shard)}
+        (folder / f"{whole.name}.index.fp16.json").write_text(json.dumps(index))
+    elif stale != "model":
         whole.unlink()
         shard = "diffusion_pytorch_model-00001-of-00001.safetensors"
         save_file(tensors, folder / shard)
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, shard)}
         (folder / f"{whole.name}.index.json").write_text(json.dumps(index))
-    save_file({name: one * 0 for name, one in tensors.items()}, folder / f"{stale}.safetensors")
+    if stale != "fp16":
+        save_file(zeros, folder / f"{stale}.safetensors")
     weight = load(folder.parent).modules["unet.conv_in"].weight.numpy()
     assert (weight == tensors["conv_in.weight"]).all()
 
@@ -159,6 +176,9 @@ def test_learned_variances(kind):
         with pytest.raises(ConfigError, match=f"variance_type is '{kind}'"):
             make_scheduler(name, {"variance_type": kind})
         make_scheduler(name, {"variance_type": "fixed_large"})
+    make_scheduler("dpmpp_2m", {"variance_type": "fixed_large_log"})
+    with pytest.raises(ConfigError, match="variance_type is 'fixed_large_log'"):
+        make_scheduler("ddpm", {"variance_type": "fixed_large_log"})
 
 
 @pytest.mark.parametrize("changes", [{"out_channels": 4}, {"in_channels": 1, "out_channels": 1}])

@@ -67,7 +67,7 @@ def test_the_longest_prompt(folder, said, longest):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": said}))
     tokenizer = CLIPTokenizer.from_folder(folder)
     assert tokenizer.longest == longest
-    config = SimpleNamespace(max_position_embeddings=77)
+    config = SimpleNamespace(max_position_embeddings=77, vocab_size=tokenizer.vocab_size)
     lengths = []
 
     def encoder(ids):
@@ -195,8 +195,25 @@ def test_added_tokens(folder, told):
     assert ours.encode("a <cat-toy> sat", 9).ids.count(size) == 1
 
 
-def test_added_tokens_of_other_numbers(folder):
-    """They do not follow the vocabulary: it is another one's."""
-    (folder / "added_tokens.json").write_text('{"<cat-toy>": 99999}')
-    with pytest.raises(FileFormatError, match="'<cat-toy>' is number 99999"):
+@pytest.mark.parametrize("written", ["x", None, 1.5])
+def test_added_tokens_without_numbers(folder, written):
+    """The file is damaged, and said to be."""
+    (folder / "added_tokens.json").write_text(json.dumps({"<cat-toy>": written}))
+    with pytest.raises(FileFormatError, match=r"an added token has no number: \{'<cat-t"):
         CLIPTokenizer.from_folder(folder)
+
+
+def test_a_token_that_the_text_encoder_does_not_know(folder):
+    """A word that was added to the tokenizer alone is told, and what is said without it drawn."""
+    size = CLIPTokenizer.from_folder(folder).vocab_size
+    (folder / "added_tokens.json").write_text(json.dumps({"<cat-toy>": size}))
+
+    def encoder(ids):
+        return SimpleNamespace(last=ids)
+
+    encoder.config = SimpleNamespace(max_position_embeddings=77, vocab_size=size)
+    tokenizers = [CLIPTokenizer.from_folder(folder)]
+    texts = TextEncoder([encoder], tokenizers, default_runtime().device("cpu"), pooled=False)
+    texts("the cat")
+    with pytest.raises(ModelError, match=f"token {size}, and the text encoder has {size}: they"):
+        texts("the <cat-toy>")

@@ -17,11 +17,9 @@ from PIL import Image
 from propolis import Config
 from propolis.cli import cli
 from propolis.errors import ModelError
-from propolis_workers.serve.answers import AnswerError
 from propolis_workers.serve.cli import _origin
 from propolis_workers.serve.engine import Engine
 from propolis_workers.serve.image_service import ImageService
-from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.service import Service
 
 
@@ -148,55 +146,6 @@ def test_each_mistake_is_told_once(server, path, more, told):
     got = server.http.post(path, content=json.dumps(body), headers=headers)
     assert refused(got) == told[0]
     assert [one["message"] for one in got.json()["errors"]] == told
-
-
-@pytest.mark.parametrize(
-    ("body", "constraint"),
-    [
-        ({"top_p": math.nan}, "finite_number"),
-        ({"top_p": 2}, "less_than_equal"),
-        ({"prompt": [-1]}, "greater_than_equal"),
-    ],
-)
-def test_what_programs_are_told_is_what_people_are(server, body, constraint):
-    """The word for a mistake is of the bound that its sentence tells."""
-    text = json.dumps({"prompt": "x", **body})
-    headers = {"Content-Type": "application/json"}
-    got = server.http.post("/v1/completions", content=text, headers=headers).json()
-    assert [one["constraint"] for one in got["errors"]] == [constraint]
-
-
-def test_a_body_of_another_type(server):
-    """As curl sends it: both places say the same, and what to send."""
-    got = server.http.post("/v1/chat/completions", content="{}", headers={"Content-Type": "x/y"})
-    said = refused(got)
-    assert said == "the body is of the type x/y; send JSON, with Content-Type: application/json"
-    assert [one["message"] for one in got.json()["errors"]] == [said]
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/jobs"])
-def test_a_prompt_that_is_too_long_has_one_name(server, path):
-    """Whatever route is asked, in OpenAI's word."""
-    text = "word " * 500
-    body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-    got = server.http.post(path, json=body)
-    refused(got)
-    assert got.json()["error"]["code"] == "context_length_exceeded"
-
-
-def test_more_answers_than_may_wait(server):
-    """The field that asks for them is named."""
-    got = server.http.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 16})
-    assert "these are 1024 answers at once" in refused(got)
-    assert got.json()["error"]["param"] == "n"
-
-
-@pytest.mark.parametrize("kind", ["NoTokenError", "KernelError"])
-def test_faults_of_the_engine_are_no_mistakes(kind):
-    """Weights or kernels that give NaN are the server's: a status that clients try again after."""
-    problem = problem_of(AnswerError("logits contain NaN", kind))
-    assert (problem.status, problem.body()["error"]["type"]) == (500, "server_error")
-    assert problem_of(AnswerError("no room", "ModelError")).status == 400
 
 
 def test_too_long_a_number(server):

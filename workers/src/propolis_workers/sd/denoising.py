@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from propolis import Tensor
 from propolis import ops
-from propolis.errors import ModelError
+from propolis_workers.sd.latents import NotFiniteError
 from propolis_workers.sd.latents import is_finite
 from propolis_workers.sd.predicting import Predictor
 from propolis_workers.suspects import suspects_without_drift
@@ -74,7 +74,7 @@ def denoise(
         (b, c, h, w), f32.
 
     Raises:
-        ModelError: the latents are no longer finite; names the step.
+        NotFiniteError: the latents are no longer finite; names the step.
     """
     with closing(Predictor(unet, guide, len(plan))) as predict:
         for i, timestep in enumerate(plan.timesteps):
@@ -101,7 +101,7 @@ def _fail(output: Tensor, i: int, plan: Plan) -> None:
         f"a LoRA is too strong, f16 overflows (--dtype f32 does not), or an op is wrong: "
         f"{suspects_without_drift(output.device)}"
     )
-    raise ModelError(msg)
+    raise NotFiniteError(msg)
 
 
 __all__ = ["AfterStep", "Known", "denoise"]

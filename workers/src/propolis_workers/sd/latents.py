@@ -27,12 +27,16 @@ def to_tensor(pixels: Pixels, device: Device) -> Tensor:
     return ops.affine(x, 2 / 255, -1.0)
 
 
+class NotFiniteError(ModelError):
+    """Numbers of a model are not finite: the weights, or an op before them, are wrong."""
+
+
 def to_pixels(x: Tensor) -> Pixels:
     """
     (1, 3, h, w), about in [-1, 1] -> u8 (h, w, 3).
 
     Raises:
-        ModelError: it has values that are not finite.
+        NotFiniteError: it has values that are not finite.
     """
     x = as_f32(x)
     rounded = ops.round(ops.affine(ops.clamp(x, -1.0, 1.0), 127.5, 127.5))
@@ -40,7 +44,7 @@ def to_pixels(x: Tensor) -> Pixels:
     if not (is_finite(x) and is_finite(rounded)):
         msg = "the VAE decoded to values that are not finite, no image: its weights are damaged, "
         msg += "or overflow f16: run it in f32 (--dtype f32); or an op is wrong: "
-        raise ModelError(msg + suspects_without_drift(x.device))
+        raise NotFiniteError(msg + suspects_without_drift(x.device))
     planes = ops.cast(rounded, dtypes.u8).numpy()[0]
     return np.ascontiguousarray(planes.transpose(1, 2, 0))
 
@@ -82,7 +86,7 @@ def decode(vae: AutoencoderKL, latents: Tensor, n: int, tiled: Tiled = "auto") -
     Image ``n`` of a batch of the UNet's latents.
 
     Raises:
-        ModelError: the image has values that are not finite.
+        NotFiniteError: the image has values that are not finite.
     """
     config = vae.config
     z = ops.affine(latents.narrow(0, n, 1), 1 / config.scaling_factor, 0.0)

@@ -111,7 +111,7 @@ class ModelIndex:
     @property
     def masks_padding(self) -> bool:
         """Whether text encoders that want it are told which tokens only fill up."""
-        return self._class("sd")
+        return not self._class("xl")
 
     @property
     def zeros_for_empty_prompt(self) -> bool:
@@ -122,13 +122,15 @@ class ModelIndex:
         """
         The scheduler's settings as diffusers' pipeline has them once it is made.
 
-        The class is the index's.  Pipelines of Stable Diffusion 1 and 2 set ``steps_offset`` to 1
-        and ``clip_sample`` to false, whatever the file says.
+        The class is the index's.  Pipelines of Stable Diffusion 1 and 2 set ``steps_offset`` to
+        1, and but for inpainting ``clip_sample`` to false, whatever the file says.
 
         Args:
             config: what ``scheduler_config.json`` holds.
         """
-        corrected = {"steps_offset": 1, "clip_sample": False} if self._class("sd") else {}
+        corrected: dict[str, Any] = {"steps_offset": 1} if self._class("sd") else {}
+        if corrected and self.values.get("_class_name") != _SD[-1]:
+            corrected["clip_sample"] = False
         return {**config, "_class_name": _class_of(self.values, "scheduler"), **corrected}
 
     def _class(self, kind: str) -> bool:

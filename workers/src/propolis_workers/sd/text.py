@@ -10,6 +10,7 @@ import numpy as np
 
 from propolis import Tensor
 from propolis import ops
+from propolis.errors import ModelError
 from propolis_workers.sd.unet import AddedConditions
 
 
@@ -84,6 +85,7 @@ class TextEncoder:
 
         Raises:
             UsageError: it is not Unicode.
+            ModelError: it has a token that the text encoder does not know.
         """
         found = self._kept.pop(text, None) or self._embedded(text)
         if self._most:
@@ -98,6 +100,11 @@ class TextEncoder:
         for encoder, tokenizer in self._pairs:
             most = encoder.config.max_position_embeddings
             ids, cut = tokenizer.encode(text, min(most, tokenizer.longest or most))
+            if max(ids) >= encoder.config.vocab_size:
+                msg = f"the tokenizer knows token {max(ids)}, and the text encoder has "
+                msg += f"{encoder.config.vocab_size}: they are of two models, or a word was added "
+                msg += "to one alone; get the model again, whole"
+                raise ModelError(msg)
             cuts.append(cut)
             features = encoder(Tensor.from_numpy(np.array([ids], np.int64), self._device))
             contexts.append(features.penultimate if self._pooled else features.last)

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import signal
+import socket
 import threading
 import uuid
 from contextlib import ExitStack
@@ -267,20 +268,30 @@ def _ended_by_sigterm() -> Iterator[None]:
     """
     End with 0 at SIGTERM, until the server heeds it itself.
 
-    By default it would end with 143; and not at all as the first process of a container.
+    By default it would end with 143; and not at all as the first process of a container.  A
+    handler in Python would wait for a driver that hangs, so a thread is told instead.
     """
-
-    def end(*_: object) -> None:
-        os._exit(0)  # whatever is being done, such as loading a plugin, which may catch all else
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    came, told = socket.socketpair()
+
+    def wait() -> None:
+        while number := came.recv(1):
+            if number[0] == signal.SIGTERM:
+                os._exit(0)
+        came.close()
+
+    told.setblocking(False)
+    told_before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.Thread(target=wait, daemon=True).start()
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(told_before)
+        told.close()  # which ends the thread
 
 
 def _server() -> ModuleType:

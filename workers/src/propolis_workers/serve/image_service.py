@@ -85,7 +85,7 @@ class ImageService:
         self.factor = parts.vae.config.scale
         self._sides = parts.size
         self.size = max(self._sides)
-        self.smallest = min(256, self.size)
+        self.smallest = min(256, *self._sides)
         self.largest = min(LARGEST, 4 * self.size)
         self.name = self._twin.name
         self.engine = engine

@@ -64,7 +64,7 @@ class Metrics:
         )
         self._responses = Counter(
             name + "http_responses",
-            "Requests over HTTP, by their route and status, refused ones among them",
+            "Requests over HTTP, by their route and status; refused before their route: other",
             ["route", "status"],
             registry=registry,
         )

@@ -156,7 +156,7 @@ def _finite(one: Told) -> Told:
     """A mistake; of NaN not that it is beyond a bound, which no number would mend."""
     given = one.get("input")
     nan = isinstance(given, float) and math.isnan(given)
-    return {**one, "type": "finite_number"} if nan and one["type"] in _SUPPORTED else one
+    return {**one, "type": "finite_number"} if nan and one["type"] in _BOUNDS else one
 
 
 def _causes(found: list[Told]) -> list[Told]:

@@ -154,7 +154,8 @@ def _find(folder: Path, *, diffusers: bool) -> Path:
     Where a folder has several, that which the library that wrote it would read.
     """
     stems = sorted(_STEMS, key=lambda stem: stem.startswith("model")) if diffusers else _STEMS
-    suffixes = (*INDEXES, ".safetensors") if diffusers else (".safetensors", *INDEXES)
+    whole, shards, variant = ".safetensors", *INDEXES
+    suffixes = (shards, whole, variant) if diffusers else (whole, shards, variant)
     for stem in stems:
         for suffix in suffixes:
             path = folder / f"{stem}{suffix}"

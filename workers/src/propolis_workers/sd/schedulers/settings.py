@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Settings")
 
-# A config written for another scheduler may hold these; they mean nothing to this one, and
-# its default stands, as where Hugging Face diffusers turns one scheduler into another.
+# A config written for another scheduler may hold these; they mean nothing to this one, or to the
+# one that is named, and its default stands, as where diffusers turns one scheduler into another.
 FOREIGN = {
     "solver_type": {"midpoint", "heun", "logrho", "bh1", "bh2"},
     "algorithm_type": {"deis"},
-    "variance_type": {"fixed_small", "fixed_small_log", "fixed_large"},
+    "dpmpp_2m.variance_type": {f"fixed_{n}" for n in ("small", "small_log", "large", "large_log")},
 }
 
 
@@ -172,7 +172,8 @@ def read_settings(
         try:
             values[key] = _converted(hints[key], value)
         except ValueError as error:
-            foreign = isinstance(value, str) and value in FOREIGN.get(key, ())
+            others = {*FOREIGN.get(key, ()), *FOREIGN.get(f"{name}.{key}", ())}
+            foreign = isinstance(value, str) and value in others
             if foreign and key not in overrides:
                 continue
             msg = f"scheduler {name}: {key} is {value!r}; supported: {error}"
