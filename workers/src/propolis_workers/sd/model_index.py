@@ -129,7 +129,7 @@ class ModelIndex:
             config: what ``scheduler_config.json`` holds.
         """
         corrected: dict[str, Any] = {"steps_offset": 1} if self._class("sd") else {}
-        if corrected and self.values.get("_class_name") != _SD[-1]:
+        if corrected and "Inpaint" not in str(self.values.get("_class_name")):
             corrected["clip_sample"] = False
         return {**config, "_class_name": _class_of(self.values, "scheduler"), **corrected}
 

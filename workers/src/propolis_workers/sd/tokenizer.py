@@ -180,7 +180,7 @@ def _add_tokens(library: Library, folder: Path, settings: Mapping[str, Any]) -> 
     Raises:
         FileFormatError: one has no number.
     """
-    from tokenizers import AddedToken  # noqa: PLC0415  (as below)
+    from tokenizers import AddedToken  # noqa: PLC0415  (0.2 s to import)
 
     beside, whole = folder / "added_tokens.json", folder / "tokenizer.json"
     ids: dict[str, Any] = read_json(beside) if beside.is_file() else {}
