@@ -70,7 +70,7 @@ struct Rounded {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 sum[r] += own.dot(pair, row(r).of(anew(step), pair));  // lest each place be kept through a loop
-                in_order();
+                in_order(sum[r]);
             }
         }
     }

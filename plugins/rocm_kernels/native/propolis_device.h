@@ -170,6 +170,13 @@ PROPOLIS_FN void in_order() {
     __builtin_amdgcn_sched_barrier(0);
 #endif
 }
+// And `x` is: else the sums of several rows are made side by side, of all that is loaded for them.
+PROPOLIS_FN void in_order(f32& x) {
+#if defined(PROPOLIS_AMD)
+    asm volatile("" : "+v"(x));
+#endif
+    in_order();
+}
 
 // A number of a thread, of which nothing is known here that was known before: what follows of it is
 // computed where it is used, and not kept through a loop.
