@@ -149,6 +149,21 @@ MATRIX_KERNELS = {
 }
 
 
+def instructions(manifest, arch, module, folder) -> dict[str, str]:
+    """The instructions of each kernel of a module, as they are read back."""
+    if (objdump := shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")) is None:
+        if os.environ.get("PROPOLIS_REQUIRE_NATIVE") == "1":
+            pytest.fail("llvm-objdump is missing: apt-get install llvm-19")
+        pytest.skip("llvm-objdump is not installed")
+    file = folder / "module.co"
+    file.write_bytes(dict(objects(manifest, arch))[module])
+    command = [objdump, "--disassemble", "--no-show-raw-insn", str(file)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return dict(
+        re.findall(rf"^\w+ <({module}_\w+)>:\n(.*?)(?:\n\n|\Z)", listing, re.MULTILINE | re.DOTALL)
+    )
+
+
 @pytest.mark.parametrize("module", MATRIX_KERNELS)
 def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_path) -> None:
     """Every kernel that is launched for them has them, in its own dtype."""
@@ -156,17 +171,7 @@ def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_pa
     found = [word for start, word in known.items() if arch.startswith(start)]
     if not found:
         pytest.skip(f"{arch} has no matrix instructions, and no kernel of them is launched there")
-    if (objdump := shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")) is None:
-        if os.environ.get("PROPOLIS_REQUIRE_NATIVE") == "1":
-            pytest.fail("llvm-objdump is missing: apt-get install llvm-19")
-        pytest.skip("llvm-objdump is not installed")
-    file = tmp_path / "matrix.co"
-    file.write_bytes(dict(objects(manifest, arch))[module])
-    command = [objdump, "--disassemble", "--no-show-raw-insn", str(file)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    kernels = dict(
-        re.findall(rf"^\w+ <({module}_\w+)>:\n(.*?)(?:\n\n|\Z)", listing, re.MULTILINE | re.DOTALL)
-    )
+    kernels = instructions(manifest, arch, module, tmp_path)
     # LDS has no room for some, and others are NVIDIA's.
     elsewhere = ("128x128x64", "128x192x64", "128x256x64", "matrix_pairs", "matrix_halves")
     elsewhere += "matrix_join", "conv_matrix_images", "conv_matrix_weights"  # or only copy
@@ -177,6 +182,21 @@ def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_pa
         dtype = name.rpartition("_")[2]
         assert found[0].format(dtype) in kernels[name], name
         assert "scratch_" not in kernels[name], name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [*MATRIX_KERNELS, "matmul_few", "quantized_matmul_few", "quantized_matmul_tiles"],
+)
+def test_sums_of_matrix_instructions_stay_where_others_take_them(
+    manifest, arch, module, tmp_path
+) -> None:
+    """No kernel of CDNA moves its sums to the registers for accumulation and back."""
+    if not arch.startswith("gfx9"):
+        pytest.skip(f"{arch} has no registers for accumulation")
+    kernels = instructions(manifest, arch, module, tmp_path)
+    assert any("v_mfma" in listing for listing in kernels.values())
+    assert [] == [name for name, listing in kernels.items() if "v_accvgpr" in listing]
 
 
 def test_no_flag_gives_up_ieee(manifest) -> None:

@@ -21,7 +21,7 @@
 #endif
 
 #define FLASH(dims, T)                                                                      \
-    PROPOLIS_KERNEL attention_matrix_flash##dims##_##T(ATTENTION_ARGUMENTS(T, T)) { BODY(dims, T) }
+    PROPOLIS_KERNEL_OF_MATRICES attention_matrix_flash##dims##_##T(ATTENTION_ARGUMENTS(T, T)) { BODY(dims, T) }
 #define EACH(T)                                                                             \
     FLASH(48, T) FLASH(64, T) FLASH(80, T) FLASH(128, T) FLASH(256, T)                       \
     PROPOLIS_KERNEL_OF(BLOCK / 2) attention_matrix_pairs_##T(ATTENTION_ARGUMENTS(T, T)) { PAIRS(T) } \

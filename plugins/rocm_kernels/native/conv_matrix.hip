@@ -3,7 +3,7 @@
 #include "propolis_convolve_matrix.h"
 
 #define KERNEL(T, m_, n_, k_)                                                                       \
-    PROPOLIS_KERNEL conv_matrix_##m_##x##n_##x##k_##_##T(                                           \
+    PROPOLIS_KERNEL_OF_MATRICES conv_matrix_##m_##x##n_##x##k_##_##T(                                           \
         T *out, f32 *parts, const T *x, const T *w, const T *bias, ConvTiles s, i64 first, i64 stages)
 #define FRAGMENTS(T, m_, n_, k_)                                                                    \
     KERNEL(T, m_, n_, k_) {                                                                         \

@@ -8,7 +8,7 @@
         i64 a_row, i64 b_apart, i64 bias_row, i64 bias_step, i64 out_row, i64 steps,          \
         i64 first, i64 stages, Strided2 batches
 #define KERNEL(T, Out, m_, n_, k_, name) \
-    PROPOLIS_KERNEL matmul_matrix_##name##m_##x##n_##x##k_##_##T(ARGUMENTS(T, Out))
+    PROPOLIS_KERNEL_OF_MATRICES matmul_matrix_##name##m_##x##n_##x##k_##_##T(ARGUMENTS(T, Out))
 #define FRAGMENTS(T, Out, m_, n_, k_, name, across)                                              \
     KERNEL(T, Out, m_, n_, k_, name) {                                                           \
         const Product<T, Out> product{out,   a, bias,     m,         n,    depth,                \

@@ -50,11 +50,18 @@
 // Most kernels run in blocks of BLOCK threads, and are compiled for at most so many.
 #define PROPOLIS_KERNEL extern "C" __global__ void __launch_bounds__(BLOCK)
 #define PROPOLIS_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
-// Where two blocks are to be on a unit at once: on AMD's, whose registers are more, they are.
+// Where two blocks are to be on a unit at once, and of matrix instructions.  For CDNA this says that a thread has 256
+// registers, which is what lets sums stay in those that other instructions take: else they are moved there and back.
+#if defined(PROPOLIS_AMD)
+#define PROPOLIS_KERNEL_TWICE(threads) PROPOLIS_KERNEL_OF(threads) __attribute__((amdgpu_waves_per_eu(2)))
+#define PROPOLIS_KERNEL_OF_MATRICES PROPOLIS_KERNEL_TWICE(BLOCK)
+#else
 #if defined(__CUDACC__)
 #define PROPOLIS_KERNEL_TWICE(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 #else
 #define PROPOLIS_KERNEL_TWICE(threads) PROPOLIS_KERNEL_OF(threads)
+#endif
+#define PROPOLIS_KERNEL_OF_MATRICES PROPOLIS_KERNEL
 #endif
 
 // -- types ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 #include "propolis_few.h"
 
 #define KERNEL(rows, name)                                                                     \
-    PROPOLIS_KERNEL quantized_matmul_few_rows##rows##_##name(                                  \
+    PROPOLIS_KERNEL_OF_MATRICES quantized_matmul_few_rows##rows##_##name(                                  \
         f32* out, const bf16* x, const u8* w, i64 m, i64 n, i64 depth, i64 x_row, i64 row)
 #if PROPOLIS_FRAGMENTS
 #define FEW(rows, name, Format, tall, wide)                                                      \

@@ -31,7 +31,7 @@
     SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 16, name, Format) \
     SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 32, name, Format) \
     SMALL(PROPOLIS_KERNEL_TWICE(BLOCK), 64, name, Format) \
-    LARGE(PROPOLIS_KERNEL, 128, name, Format)
+    LARGE(PROPOLIS_KERNEL_OF_MATRICES, 128, name, Format)
 PROPOLIS_EACH_FORMAT(EACH)
 
 #define JOIN(count)                                                                                    \
