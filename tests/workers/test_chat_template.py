@@ -447,7 +447,7 @@ def test_roles(source, more):
     known = ", ".join(template.roles)
     for role in ("narrator", "User", "", "x" * 99):
         with pytest.raises(
-            UsageError, match=f"message 1 has the role .* no case; supported: {known}"
+            UsageError, match=f"message 1 has the role .* says nothing of; supported: {known}"
         ):
             template.render([user(), {"role": role, "content": ""}])
 
@@ -455,7 +455,7 @@ def test_roles(source, more):
 def test_an_unknown_role_runs_nothing():
     """It is refused before the template runs."""
     template = ChatTemplate("{{ raise_exception('run') }}")
-    with pytest.raises(UsageError, match="the role 'narrator', for which"):
+    with pytest.raises(UsageError, match="the role 'narrator', which"):
         template.render([{"role": "narrator", "content": ""}])
 
 

@@ -1,6 +1,7 @@
 """JSON schemas as grammars are made of them."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -34,6 +35,13 @@ def _within(schema):
         ({"type": "integer", "minimum": "x"}, 'minimum is "x"; supported: a number'),
         ({"type": "integer", "minimum": -(2**64)}, f"{-(2**64)} takes more than 64 bits"),
         ({"type": "string", "minLength": -3}, "minLength is -3; supported: a number from 0 on"),
+        ({"type": "string", "maxLength": 10**10}, "maxLength is 10000000000: too many"),
+        ({"type": "integer", "multipleOf": 0}, "multipleOf is 0; supported: numbers above 0"),
+        (
+            {"type": "integer", "multipleOf": 999999937},
+            "multipleOf is 999999937; supported: up to 10000, and powers of ten",
+        ),
+        ({"type": "number", "minimum": -1e30}, "its bounds are {'minimum': -1e+30}; supported:"),
     ],
 )
 def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
@@ -43,6 +51,52 @@ def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
     assert "the JSON schema cannot be used: at /properties/a/properties/b: " in str(caught.value)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9999991},
+        {"type": "number", "multipleOf": 0.9999991},
+        {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "multipleOf": 9973}},
+            "patternProperties": {"^a": {"multipleOf": 9967}},
+        },
+    ],
+)
+def test_multiples_that_take_long_are_refused_soon(schema):
+    """A request cannot keep the server busy: automata have a state for each remainder."""
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="multiple"):
+        json_grammar(_within(schema))
+    with pytest.raises(UsageError, match="multiple"):
+        lark_grammar(f"start: %json {json.dumps(schema)}")
+    assert time.monotonic() - started < patience(1)
+
+
+@pytest.mark.parametrize("number", [1, 7, 0.01, 2.5, 9999, 1e-9, 1_000_000, 10**9])
+def test_multiples_that_are_told_soon(number):
+    """Numbers up to ten thousand, parts of tens and powers of ten can be followed, apart too."""
+    schema = {"type": "number", "multipleOf": number}
+    assert json_grammar(_within(schema))
+    several = {"a": schema, "b": {"type": "integer", "multipleOf": 9973}}
+    assert json_grammar({"type": "object", "properties": several})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+        {"type": "integer", "exclusiveMinimum": -(2**63)},
+        {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max},
+    ],
+)
+def test_bounds_of_types_of_64_bits(schema):
+    """What writers of schemas say of their types' ends is followed."""
+    assert json_grammar(_within(schema))
 
 
 def test_a_schema_that_allows_nothing():

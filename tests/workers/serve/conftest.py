@@ -171,6 +171,25 @@ def drawing(hosting, sd_folder):
     return start
 
 
+class Said:
+    """An answer with given texts, which can be ended."""
+
+    def __init__(self, tell) -> None:
+        self.ended = False
+        self._told = tell(self)
+        self.aclose = self._told.aclose
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return anext(self._told)
+
+    def end(self) -> None:
+        """The next is the last."""
+        self.ended = True
+
+
 @pytest.fixture
 def said(monkeypatch):
     """Makes a server answer with given texts, whatever is asked: what comes of it can be told."""
@@ -178,17 +197,22 @@ def said(monkeypatch):
     def script(server: Running, *texts: str, reason="EOS", fails: str | None = None) -> None:
         count = itertools.count()
 
-        async def answer(request, until=None):
+        def answer(request, until=None):
+            return Said(tell)
+
+        async def tell(said):
             number = next(count)
             for place, text in enumerate(texts):
                 one = {"token": 65, "text": text}
                 if fails is not None and number:
                     raise AnswerError(fails, "ModelError")
-                if place == len(texts) - 1:
-                    ids = {"tokens": len(texts), "cached_tokens": 0}
+                if place == len(texts) - 1 or said.ended:
+                    ids = {"tokens": place + 1, "cached_tokens": 0}
                     spent = {"prefill_seconds": 0.0, "decode_seconds": 0.0}
                     one["finish"] = {"stop_reason": reason, "stop_string": None, **ids, **spent}
                 yield one
+                if "finish" in one:
+                    break
                 await asyncio.sleep(0)
 
         monkeypatch.setattr(server.engine, "answer", answer)

@@ -309,7 +309,7 @@ def test_faults_are_told_to_whoever_operates_it():
 
     async def go(kind):
         answers = Answers(1)
-        key, answer = answers.add(None, lambda _: None)
+        key, answer = answers.add(None, lambda *_: None)
         answers.say(key, {"error": "logits contain NaN", "kind": kind})
         with pytest.raises(AnswerError, match="NaN"):
             await anext(answer)
@@ -322,7 +322,7 @@ def test_faults_are_told_to_whoever_operates_it():
 
 def test_an_answer_that_nobody_reads():
     """One that is dropped before its first token gives its place back, and is cancelled."""
-    cancelled, ends = [], []
+    left, ends = [], []
 
     class Watcher:
         def told(self, one):
@@ -333,14 +333,14 @@ def test_an_answer_that_nobody_reads():
 
     async def go():
         answers = Answers(1)
-        key, answer = answers.add(None, cancelled.append, [lambda _: Watcher()])
+        key, answer = answers.add(None, lambda *how: left.append(how), [lambda _: Watcher()])
         with pytest.raises(BusyError):
             answers.expect_room(1)
         with pytest.raises(UsageError, match="supported: 1"):
             answers.expect_room(2)
         del answer
         await asyncio.sleep(0)
-        assert cancelled == [key]
+        assert left == [(key, "cancel")]
         answers.expect_room(1)
 
     asyncio.run(go())

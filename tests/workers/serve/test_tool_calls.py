@@ -12,8 +12,13 @@ from tool_templates import TEMPLATES
 from propolis import Config
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.prompts import Prompts
+from propolis_workers.llm.tools.calls import Call
+from propolis_workers.llm.tools.reader import Reader
+from propolis_workers.serve import tool_use
 from propolis_workers.serve.openai_replies import ChatCompletion
 from propolis_workers.serve.openai_replies import ChatCompletionChunk
+from propolis_workers.serve.openai_tools import spoken
+from propolis_workers.serve.openai_types import Message
 
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Bern?"}]
@@ -160,6 +165,49 @@ def test_auto(client, server, said):
         assert len(got.choices[0].message.tool_calls) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_with_the_last_call_that_it_may_have(client, server, said, stream):
+    """What follows is neither shown nor counted, and the call is whole whatever the length is."""
+    said(server, "I look. ", CALL, *["\nAnd more"] * 90, reason="MAX_TOKENS")
+    asked = {**ASKED, "parallel_tool_calls": False}
+    if stream:
+        usage = {"stream_options": {"include_usage": True}}
+        *chunks, last = client.chat.completions.create(**asked, stream=True, **usage)
+        text, calls, why = streamed(chunks)
+        found = (text, why, len(calls), last.usage.completion_tokens)
+    else:
+        got = client.chat.completions.create(**asked)
+        message = got.choices[0].message
+        why = got.choices[0].finish_reason
+        found = (message.content, why, len(message.tool_calls), got.usage.completion_tokens)
+    assert found == ("I look.", "tool_calls", 1, 3)
+
+
+def test_an_answer_with_all_its_calls_is_computed_no_further(client, server, monkeypatch):
+    """The engine ends it, and tells how it went as of any other."""
+
+    class Third(Reader):
+        """Finds a call in the third piece of whatever is said."""
+
+        pieces = 0
+
+        def push(self, text, *, final=False):
+            self.pieces += text != ""
+            if self.pieces < 3 or self.whole:
+                return []
+            self._left = 0
+            return [Call("now", {})]
+
+    monkeypatch.setattr(tool_use, "Reader", Third)
+    more = {"ignore_eos": True, "max_tokens": 1500}
+    asked = {**ASKED, "max_tokens": 1500, "extra_body": more, "parallel_tool_calls": False}
+    got = client.chat.completions.create(**asked)
+    assert got.choices[0].finish_reason == "tool_calls"
+    assert got.choices[0].message.tool_calls[0].function.name == "now"
+    assert 3 <= got.usage.completion_tokens < 1000
+    assert server.http.get("/health").json()["status"] == "healthy"
+
+
 def test_text_alone(client, server, said):
     """An answer without calls is what it is without tools; so is all where none are wanted."""
     said(server, "1 <", " 2, <tool_c")
@@ -212,6 +260,19 @@ def test_tools_are_told(server, client, monkeypatch):
     assert "<|im_start|>tool\nrain<|im_end|>" in shown[0]
     client.chat.completions.create(**ASKED | {"max_tokens": 1}, tool_choice="none")
     assert "weather of a city" not in shown[1]
+
+
+def test_names_of_those_who_speak_are_told():
+    """Templates get the name of a message; of a tool's answer that of the call comes first."""
+    function = {"name": "weather", "arguments": "{}"}
+    talk = [
+        {"role": "user", "content": "hi", "name": "Ann"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "content": "rain", "tool_call_id": "1", "name": "else"},
+        {"role": "tool", "content": "rain", "tool_call_id": "2", "name": "news"},
+    ]
+    told = spoken([Message.model_validate(one) for one in talk])
+    assert [one.get("name") for one in told] == ["Ann", None, "weather", "news"]
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ class ChatTemplate:
                     msg += "a message is a mapping with role and content, both str"
                     raise ArgumentTypeError(msg)
             if message["role"] not in self.roles:
-                msg = f"message {number} has the role {shown(message['role'])}, for which the "
-                msg += f"model's chat template has no case; supported: {', '.join(self.roles)}"
+                msg = f"message {number} has the role {shown(message['role'])}, which the model's "
+                msg += f"chat template says nothing of; supported: {', '.join(self.roles)}"
                 raise UsageError(msg)
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from propolis.errors import UsageError
+from propolis_workers.llm.schemas import check_multiples
 from propolis_workers.llm.schemas import readable
 from propolis_workers.llm.schemas import refused
 
@@ -33,6 +34,8 @@ _FORMATS: Final = (
     *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
     *("json-pointer", "relative-json-pointer", "regex", "unknown"),
 )
+# Of a schema within a grammar.
+_MULTIPLE_IN_LARK: Final = r'"multipleOf"\s*:\s*(\d[\d.eE+-]*)'
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 
 
@@ -76,6 +79,7 @@ def _of_json(schema: dict[str, Any]) -> str:
     """The grammar of a schema; raises ValueError where it cannot be used."""
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
+    check_multiples(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(schema, JSON_OPTIONS)
     except ValueError as exc:
@@ -152,6 +156,12 @@ def lark_grammar(text: str) -> str:
     """
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
+    numbers = [{"multipleOf": float(n)} for n in re.findall(_MULTIPLE_IN_LARK, text)]
+    try:
+        check_multiples({"allOf": numbers})
+    except ValueError as exc:
+        msg = f"the grammar cannot be used: {exc}"
+        raise UsageError(msg) from exc
     grammar: str = LLMatcher.grammar_from_lark(text)
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:  # its first line; others draw where that is

@@ -5,8 +5,11 @@ with one, where.
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 import time
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING
 from typing import Any
@@ -31,6 +34,14 @@ _NO_SCHEMAS: Final = frozenset({"enum", "const", "default", "examples", "require
 # long as all of them.
 _LOOKED_AT: Final = 500
 _LOOKING: Final = 0.5
+# Whose multiples are told by as many states of an automaton; compiling is quadratic in them.
+_MULTIPLES: Final = 10_000
+_LEAST: Final = frozenset({"minimum", "exclusiveMinimum"})
+_BOUNDS: Final = _LEAST | {"maximum", "exclusiveMaximum"}
+# The least whole number of 64 bits, and about the least that can be followed: nobody means one
+# that lies between.
+_LEAST_OF_64: Final = -(2**63)
+_FOLLOWED: Final = _LEAST_OF_64 + 2048
 _TYPES: Final = "array, boolean, integer, null, number, object, string"
 
 
@@ -117,10 +128,11 @@ def _closed(schema: dict[str, Any], *, parts: bool) -> dict[str, Any]:
 
 def readable(schema: dict[str, Any], known: Callable[[str], bool]) -> dict[str, Any]:
     """
-    A schema without formats that no grammar is known for.
+    A schema without formats that no grammar is known for, and bounds that bound nothing.
 
     JSON Schema means a format as a note to the reader where nobody checks it, and lets anyone
-    make up others, such as ``password``.
+    make up others, such as ``password``.  Types of 64 bits are written with the least and the
+    largest number that they have.
 
     Args:
         schema: of anything.
@@ -140,9 +152,45 @@ def readable(schema: dict[str, Any], known: Callable[[str], bool]) -> dict[str, 
     told = {key: read(key, value) for key, value in schema.items()}
     if isinstance(name, str) and not known(name):
         del told["format"]
+    for key in _BOUNDS & told.keys():
+        bound = told[key]
+        if isinstance(bound, int | float) and abs(bound) >= sys.float_info.max:
+            del told[key]
+        elif key in _LEAST and isinstance(bound, int | float):
+            told[key] = _FOLLOWED if _LEAST_OF_64 <= bound < _FOLLOWED else bound
     if told.get("required", []) is None:  # as Go writes a list of nothing
         del told["required"]
     return told
+
+
+def check_multiples(schema: dict[str, Any]) -> None:
+    """
+    Check that multiples can be told in little time, of several numbers at once too.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    numbers = set()
+    merged = False
+    for _, one in _each(schema):
+        merged |= bool(_ALSO & one.keys()) and len(one) > 1
+        merged |= not one.keys().isdisjoint(("allOf", "patternProperties"))
+        number = one.get("multipleOf")
+        if not isinstance(number, int | float) or isinstance(number, bool) or not number:
+            continue
+        if not math.isfinite(number):
+            continue
+        numbers.add(parts := abs(Fraction(str(number))).numerator)
+        if parts > _MULTIPLES and str(parts).rstrip("0") != "1":
+            msg = f"multipleOf is {number}; supported: up to {_MULTIPLES}, and powers of ten"
+            raise ValueError(msg)
+    told = math.lcm(*(one for one in numbers if one <= _MULTIPLES))
+    if merged and told > _MULTIPLES:
+        msg = (
+            f"multiples of {sorted(numbers)} may be wanted of one number: supported are those "
+            f"whose least common multiple is up to {_MULTIPLES}; leave one out"
+        )
+        raise ValueError(msg)
 
 
 def refused(schema: dict[str, Any], said: str, compiles: Callable[[dict[str, Any]], str]) -> str:
@@ -182,6 +230,17 @@ def _said(found: dict[str, Any], said: str) -> str:
     if number := re.match("Expected (?:f64|positive integer) for '(.*)', got (.*)", said):
         least = " from 0 on" if "positive" in said else ""
         return f"{number[1]} is {number[2][:50]}; supported: a number{least}"
+    if said == "invalid multiple of":
+        return f"multipleOf is {found.get('multipleOf')}; supported: numbers above 0"
+    if said.startswith("Failed to generate regex for"):
+        bounds = {key: found[key] for key in sorted(_BOUNDS & found.keys())}
+        return (
+            f"its bounds are {bounds}; supported: whole numbers of 64 bits, others up to 9e18: "
+            "leave out what is further"
+        )
+    for key in ("maxLength", "minLength"):
+        if key in found and "regex parse error" in said and "pattern" not in found:
+            return f"{key} is {found[key]}: too many to be counted; leave it out"
     if "pattern" in found and "regex parse error" in said:
         why = re.search("error: (.*)", said)
         told = f": {why[1][:200]}" if why else ""
@@ -192,4 +251,4 @@ def _said(found: dict[str, Any], said: str) -> str:
     return " ".join(said.split())[:300]
 
 
-__all__ = ["listed_only", "readable", "refused"]
+__all__ = ["check_multiples", "listed_only", "readable", "refused"]

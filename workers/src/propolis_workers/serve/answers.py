@@ -13,6 +13,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Literal
 from typing import Protocol
 from typing import Self
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Told = dict[str, Any]
     Asked = Mapping[str, Any]
     Watch = Callable[[Asked], "Watcher"]
+    Leaving = Literal["cancel", "end"]
 
 
 class EngineGoneError(PropolisError):
@@ -125,9 +127,10 @@ class Answer(AsyncGenerator[dict[str, Any], None]):
     took too long.
     """
 
-    def __init__(self, way: _Way, until: float | None) -> None:
+    def __init__(self, way: _Way, until: float | None, end: Callable[[], None]) -> None:
         self._way = way
         self._until = until
+        self._end = end
         self._loop = asyncio.get_running_loop()
 
     async def asend(self, _: None) -> Told:
@@ -163,6 +166,11 @@ class Answer(AsyncGenerator[dict[str, Any], None]):
             way.end = one["finish"].get("stop_reason", "done").lower()  # images have none
             way.close()
         return one
+
+    def end(self) -> None:
+        """Have it end where it is: what is told from now on has its ``finish`` soon."""
+        if not self._way.left:
+            self._end()
 
     def close(self) -> None:
         """Have no more of it; what is not finished is cancelled.  May be called again."""
@@ -219,7 +227,7 @@ class Answers:
     def add(
         self,
         asked: Asked,
-        cancel: Callable[[int], None],
+        leave: Callable[[int, Leaving], None],
         watches: Sequence[Watch] = (),
         until: float | None = None,
     ) -> tuple[int, Answer]:
@@ -228,7 +236,7 @@ class Answers:
 
         Args:
             asked: what the process is told.
-            cancel: is called with its key where it is left before its end.
+            leave: is called with its key where it is left before its end, or is to end.
             watches: make who watches it.
             until: when it must have ended, by the event loop's clock; None for any time.
 
@@ -237,13 +245,13 @@ class Answers:
         """
         key = next(self._keys)
 
-        def leave(finished: bool) -> None:
+        def left(finished: bool) -> None:
             del self._open[key]
             if not finished:
-                cancel(key)
+                leave(key, "cancel")
 
-        way = self._open[key] = _Way(leave, [watch(asked) for watch in watches])
-        return key, Answer(way, until)
+        way = self._open[key] = _Way(left, [watch(asked) for watch in watches])
+        return key, Answer(way, until, lambda: leave(key, "end"))
 
     def say(self, key: int, one: Told) -> None:
         """Let an answer have a token; nothing where it was left meanwhile."""

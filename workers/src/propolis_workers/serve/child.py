@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import BinaryIO
 
+    from propolis_workers.llm.answer import Finish
+
 # Seconds between two lines about loading.
 _PROGRESS = 0.2
 # Seconds between two that tell of what is compiled, and for which one piece of that is waited.
@@ -61,8 +63,8 @@ class Worker(Protocol):
     def add(self, message: Mapping[str, Any]) -> None:
         """Take a request; raises PropolisError where it cannot be answered."""
 
-    def cancel(self, key: int) -> None:
-        """Forget a request; one that is not there is no error."""
+    def cancel(self, key: int) -> Finish | None:
+        """Forget a request; one that is not there is no error.  How a text went."""
 
     def step(self, tell: Callable[[list[Told]], None], hear: Callable[[], None]) -> None:
         """Do some work and tell of it; long work hears from time to time what was said."""
@@ -147,8 +149,11 @@ class Child:
     def _handle(self, worker: Worker, message: Told | None) -> None:
         if message is None:
             self._left = True
-        elif message["do"] == "cancel":
-            worker.cancel(message["key"])
+        elif message["do"] in ("cancel", "end"):
+            key = message["key"]
+            finish = worker.cancel(key)
+            if message["do"] == "end" and finish is not None:
+                self._say({"is": "step", "drawn": [messages.ended(key, finish)]})
         else:
             try:
                 worker.add(message)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Mapping
 
+    from propolis_workers.serve.answers import Leaving
     from propolis_workers.serve.answers import Watch
 
 # Seconds before a new process is started, after the first failure, the second and so on.
@@ -228,7 +229,7 @@ class Engine:
         self.expect_room(1)
         if not self._answers:
             self._heard = time.monotonic()  # nothing was due before
-        key, answer = self._answers.add(asked, self._cancel, self._watches, until)
+        key, answer = self._answers.add(asked, self._leave, self._watches, until)
         # Nobody waits until it is sent: how much can lie here is bounded as requests are.
         self._send({"do": "add", "key": key, **asked})
         return answer
@@ -237,8 +238,8 @@ class Engine:
         """Let somebody see each answer from now on: called with what was asked."""
         self._watches.append(watch)
 
-    def _cancel(self, key: int) -> None:
-        self._send({"do": "cancel", "key": key})
+    def _leave(self, key: int, how: Leaving) -> None:
+        self._send({"do": how, "key": key})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Say something to the process, where there is one; its end is noticed elsewhere."""

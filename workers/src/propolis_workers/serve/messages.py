@@ -7,6 +7,7 @@ To the engine::
     {"do": "add", "key": 7, "prompt": [...], "params": {...}, "max_tokens": 9, ...}
     {"do": "add", "key": 8, "embed": [...], ...}
     {"do": "cancel", "key": 7}
+    {"do": "end", "key": 7}    # the same, and how it went is told as the end of others
 
 From it::
 
@@ -35,6 +36,7 @@ from propolis_workers.llm.stopping import Ending
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.batch.scores import Logprobs
 
 
@@ -97,12 +99,21 @@ def drawn(one: Drawn) -> dict[str, Any]:
     if one.logprobs is not None:
         told["logprobs"] = _likely(one.logprobs)
     if one.finish is not None:
-        finish = asdict(one.finish)
-        tokens = len(finish.pop("ids"))
-        told["finish"] = {**finish, "tokens": tokens, "text": None}
+        told["finish"] = _finished(one.finish)
     if one.error is not None:
         told |= {"error": str(one.error), "kind": type(one.error).__name__}
     return told
+
+
+def ended(key: int, finish: Finish) -> dict[str, Any]:
+    """The end of an answer that whoever asked had enough of."""
+    return {"key": key, "text": "", "finish": _finished(finish) | {"stop_reason": "STOP_SEQUENCE"}}
+
+
+def _finished(how: Finish) -> dict[str, Any]:
+    finish = asdict(how)
+    tokens = len(finish.pop("ids"))
+    return {**finish, "tokens": tokens, "text": None}
 
 
 def _likely(known: Logprobs) -> dict[str, Any]:
@@ -116,4 +127,4 @@ def failed(key: int, error: Exception) -> dict[str, Any]:
     return {"key": key, "error": str(error), "kind": type(error).__name__}
 
 
-__all__ = ["added", "drawn", "embedded", "failed", "line", "request", "vector"]
+__all__ = ["added", "drawn", "embedded", "ended", "failed", "line", "request", "vector"]

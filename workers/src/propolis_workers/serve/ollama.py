@@ -37,12 +37,12 @@ from propolis_workers.serve.ollama_tools import Spoken
 from propolis_workers.serve.ollama_tools import Tool
 from propolis_workers.serve.ollama_tools import message
 from propolis_workers.serve.ollama_tools import spoken
+from propolis_workers.serve.openai_shapes import reason
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import problem_of
 from propolis_workers.serve.tool_use import MOST_TOOLS
 from propolis_workers.serve.tool_use import ToolUse
 from propolis_workers.serve.tool_use import tool_use
-from propolis_workers.serve.tool_use import with_calls
 
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def routes(service: Service) -> APIRouter:
         if any(one.images for one in asked.messages):
             raise ProblemError(400, "images are not supported here", param="images")
         request, tools = await service.prepared(1, until, _chatted, service, asked)
-        answer = service.answer(request, until)
-        if tools is not None:
-            answer = with_calls(answer, tools)
+        answer = service.answer(request, until, tools)
         return await _respond(service, http, asked, request, answer, message, started)
 
     return router
@@ -186,8 +184,7 @@ async def _respond(
                 if "finish" in one:
                     spent = time.perf_counter() - started
                     counts = _counts(one["finish"], len(request.prompt), spent)
-                    limit = one["finish"]["stop_reason"] in ("MAX_TOKENS", "CONTEXT_FULL")
-                    end = "length" if limit else "stop"
+                    end = "length" if reason(one["finish"]) == "length" else "stop"
                     yield _last(service, shaped(kept), counts, end)
 
     kept: Told = {"text": "", "calls": []}

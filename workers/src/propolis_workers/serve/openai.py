@@ -38,8 +38,6 @@ from propolis_workers.serve.openai_types import listed
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.problems import of_field
 from propolis_workers.serve.problems import problem_of
-from propolis_workers.serve.tool_use import ToolUse
-from propolis_workers.serve.tool_use import with_calls
 
 
 if TYPE_CHECKING:
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from propolis_workers.llm.batch.engine import Request
     from propolis_workers.serve.image_service import ImageService
     from propolis_workers.serve.service import Service
+    from propolis_workers.serve.tool_use import ToolUse
 
 Told = dict[str, Any]
 
@@ -103,9 +102,7 @@ def routes(service: Service) -> APIRouter:
         if tools is not None and tools.grammar is not None:
             asked.stop = None  # calls that have to be made end where their grammar does
         requests = requests_of(service, asked, [prompt], most, top, grammar, shown)
-        answers = [service.answer(request, until) for request in requests]
-        if tools is not None:
-            answers = [with_calls(answer, tools) for answer in answers]
+        answers = [service.answer(request, until, tools) for request in requests]
         return await _respond(service, http, asked, requests, answers, Chat(service))
 
     @router.post("/v1/completions", response_model=replies.Completion)

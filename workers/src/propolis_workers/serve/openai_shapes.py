@@ -206,7 +206,7 @@ def _ended(one: Told) -> bool:
 
 def reason(finish: Told) -> str:
     """Why an answer ended, in OpenAI's words."""
-    if finish["stop_reason"] in _LENGTH:
+    if finish["stop_reason"] in _LENGTH and not finish.get("whole"):
         return "length"
     return "tool_calls" if finish.get("called") else "stop"
 

@@ -93,6 +93,8 @@ def spoken(messages: Sequence[Message]) -> list[Told]:
         if message.tool_calls:  # many templates ask whether it is there, not what is in it
             one["tool_calls"] = [call.told() for call in message.tool_calls]
             names |= {call.id: call.function.name for call in message.tool_calls}
+        if message.name is not None:
+            one["name"] = message.name
         if message.tool_call_id is not None:
             one["tool_call_id"] = message.tool_call_id
             if message.tool_call_id in names:

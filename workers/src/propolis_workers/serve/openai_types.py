@@ -79,7 +79,7 @@ class Message(_Asked):
     content: (
         _Text | Annotated[list[Text | Refusal], Field(fail_fast=True, max_length=4096)] | None
     ) = None
-    name: str | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[SaidCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     # What clients give back of an answer as they got it, and what no answer here has.
@@ -189,7 +189,9 @@ class ChatRequest(_Common):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     # Variables of the model's chat template; the two below as vLLM and llama.cpp's server have it.
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=4096)] | None = None
 

@@ -20,6 +20,7 @@ from propolis_workers.serve import messages
 from propolis_workers.serve.deadlines import Deadlines
 from propolis_workers.serve.deadlines import threaded
 from propolis_workers.serve.problems import not_served
+from propolis_workers.serve.tool_use import with_calls
 
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from propolis_workers.llm.batch.engine import Request
     from propolis_workers.serve.engine import Engine
+    from propolis_workers.serve.tool_use import ToolUse
 
     Told = dict[str, Any]
     Watch = Callable[[Request, AsyncGenerator[Told]], AsyncGenerator[Told]]
@@ -169,11 +171,12 @@ class Service:
             return await threaded(until, work, *arguments)
 
     def answer(
-        self, request: Request, until: float | None = None
+        self, request: Request, until: float | None = None, tools: ToolUse | None = None
     ) -> AsyncGenerator[dict[str, Any]]:
-        """As :meth:`Engine.answer`."""
+        """As :meth:`Engine.answer`, where there are tools with its calls told apart."""
         answer = self.engine.answer(messages.added(request), until)
-        return answer if self._watch is None else self._watch(request, answer)
+        seen = answer if self._watch is None else self._watch(request, answer)
+        return seen if tools is None else with_calls(seen, tools, answer.end)
 
     def embedding(self, ids: list[int], until: float | None = None) -> AsyncGenerator[Told]:
         """One thing that is told, with the ``embedding`` of those tokens."""

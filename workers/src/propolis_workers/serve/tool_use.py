@@ -22,6 +22,7 @@ from propolis_workers.serve.bodies import Body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Callable
     from collections.abc import Sequence
 
     from propolis_workers.llm.prompts import Prompts
@@ -117,18 +118,26 @@ def tool_use(
     )
 
 
-async def with_calls(answer: AsyncGenerator[Told], use: ToolUse) -> AsyncGenerator[Told]:
+async def with_calls(
+    answer: AsyncGenerator[Told], use: ToolUse, end: Callable[[], None]
+) -> AsyncGenerator[Told]:
     """
     What an answer says, its calls told apart from its text.
 
     Each has a list ``calls`` more, of mappings with ``index`` (from 0), ``id`` and ``call``; the
-    last says in ``finish`` whether there were any (``called``).
+    last says in ``finish`` whether there were any (``called``), and whether they are all that
+    there may be (``whole``): then the answer is ended, by calling ``end``.
     """
     reader = Reader(use.family, use.names, most=use.most)
     reader.push(use.begun)
     count = 0
     async with aclosing(answer):
         async for one in answer:
+            if reader.whole:
+                if "finish" in one:
+                    finish = {**one["finish"], "called": True, "whole": True}
+                    yield {"text": "", "calls": [], "finish": finish}
+                continue
             said = reader.push(one["text"], final="finish" in one)
             texts = [part for part in said if isinstance(part, str)]
             calls = [
@@ -140,7 +149,10 @@ async def with_calls(answer: AsyncGenerator[Told], use: ToolUse) -> AsyncGenerat
             count += len(calls)
             more: Told = {"text": "".join(texts), "calls": calls}
             if "finish" in one:
-                more["finish"] = {**one["finish"], "called": count > 0}
+                told = {"called": count > 0, "whole": reader.whole}
+                more["finish"] = one["finish"] | told
+            elif reader.whole:
+                end()
             yield {**one, **more}
 
 

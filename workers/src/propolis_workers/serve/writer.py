@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from propolis_workers.llm.answer import Finish
     from propolis_workers.llm.network.decoder import Decoder
 
     Reading = Generator[None, None, np.ndarray]
@@ -117,10 +118,10 @@ class Writer:
             return
         self._engine.add(message["key"], messages.request(message))
 
-    def cancel(self, key: int) -> None:
-        """Drop an answer; its blocks are free."""
+    def cancel(self, key: int) -> Finish | None:
+        """Drop an answer; its blocks are free.  How it went."""
         self._texts.pop(key, None)
-        self._engine.cancel(key)
+        return self._engine.cancel(key)
 
     def step(self, tell: Callable[[list[Told]], None], hear: Callable[[], None]) -> None:
         """Draw a token of each answer."""

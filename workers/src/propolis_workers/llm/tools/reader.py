@@ -41,6 +41,11 @@ class Reader:
         self._fresh = True
         self._called = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether all calls were read that there may be: what follows is dropped."""
+        return self._left == 0
+
     def push(self, text: str, *, final: bool = False) -> list[str | Call]:
         """
         Take the next piece.
@@ -53,7 +58,7 @@ class Reader:
             Text that is safe to show and whole calls, in order.
         """
         said: list[str | Call] = []
-        if self._left == 0:
+        if self.whole:
             return said
         self._held += text
         while True:
@@ -72,7 +77,7 @@ class Reader:
                 said.append(call)
                 if self._left is not None:
                     self._left -= 1
-                if self._left == 0:
+                if self.whole:
                     return said
 
     def _sought(self, said: list[str | Call], *, final: bool) -> bool:
