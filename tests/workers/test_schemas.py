@@ -83,6 +83,8 @@ def test_multiples_that_are_told_soon(number):
     assert json_grammar(_within(schema))
     several = {"a": schema, "b": {"type": "integer", "multipleOf": 9973}}
     assert json_grammar({"type": "object", "properties": several})
+    either = f"%json {json.dumps(schema)} | %json {json.dumps(several['b'])}"
+    assert lark_grammar(f"start: {either}")
 
 
 @pytest.mark.parametrize(

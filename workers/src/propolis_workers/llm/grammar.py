@@ -6,7 +6,9 @@ Which can is computed by the llguidance library, token by token.
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 from typing import Any
@@ -21,6 +23,8 @@ from propolis_workers.llm.schemas import refused
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from propolis_workers.llm.tokenizer import Tokenizer
@@ -34,8 +38,6 @@ _FORMATS: Final = (
     *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
     *("json-pointer", "relative-json-pointer", "regex", "unknown"),
 )
-# Of a schema within a grammar.
-_MULTIPLE_IN_LARK: Final = r'"multipleOf"\s*:\s*(\d[\d.eE+-]*)'
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 
 
@@ -147,6 +149,15 @@ def _is_format(name: str) -> bool:
     return name in _formats()
 
 
+def _schemas_in(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON schemas within a grammar that can be read; of others it is said elsewhere."""
+    for found in re.finditer(r"%json\s*", text):
+        with suppress(ValueError, RecursionError):
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+            if isinstance(schema, dict):
+                yield schema
+
+
 def lark_grammar(text: str) -> str:
     """
     A grammar in the syntax of Lark, with llguidance's extensions.
@@ -156,9 +167,9 @@ def lark_grammar(text: str) -> str:
     """
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
-    numbers = [{"multipleOf": float(n)} for n in re.findall(_MULTIPLE_IN_LARK, text)]
     try:
-        check_multiples({"allOf": numbers})
+        for schema in _schemas_in(text):
+            check_multiples(schema)
     except ValueError as exc:
         msg = f"the grammar cannot be used: {exc}"
         raise UsageError(msg) from exc
