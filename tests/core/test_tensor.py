@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from propolis import Tensor
 from propolis import dtypes
+from propolis import ops
 from propolis.config import Config
 from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceNotFoundError
@@ -237,6 +238,34 @@ def test_assign_to_a_strided_view(cpu):
     """The error says that the strides are the trouble, not the shape."""
     with pytest.raises(ShapeError, match=r"has strides \(1, 3\); only contiguous"):
         Tensor.from_numpy(count(2, 3), cpu).transpose(0, 1).assign(count(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "refused"),
+    [
+        ((3, 3), (1, 1), True),
+        ((3, 1), (0, 1), True),
+        ((2, 2), (2, 2), True),
+        ((4, 3), (2, 3), True),
+        ((3, 2), (2, 3), False),
+        ((3, 1), (1, 0), False),
+        ((0, 3), (0, 1), False),
+        ((2, 3, 2), (1, 4, 2), False),
+    ],
+)
+def test_assign_to_what_overlaps_itself(cpu, shape, strides, refused):
+    """An element at two places would be what is written last, which nobody knows."""
+    memory = np.zeros(40, np.float32)
+    view = np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
+    source = Tensor.from_numpy(np.ones(shape, np.float32), cpu)
+    target = Tensor.from_numpy(view, cpu)
+    if refused:
+        with pytest.raises(ShapeError, match="an element is at several places"):
+            ops.assign(target, source)
+        assert not memory.any()
+    else:
+        ops.assign(target, source)
+        assert (view == 1).all()
 
 
 def test_assign_of_another_dtype(cpu):

@@ -246,6 +246,13 @@ def test_folder(fails, tiny, tmp_path, name):
     assert message in fails("generate", "hi", "-m", str(folder))
 
 
+@pytest.mark.parametrize("path", ["", 3, b"model.gguf"])
+def test_what_is_no_path(path):
+    """None alone is the default model: another would answer without a word."""
+    with pytest.raises(ArgumentTypeError, match=f"path is {path!r}; supported: a GGUF file"):
+        LLM.load(path)
+
+
 def test_paths(fails, tmp_path):
     """A path that leads to no model says what is there instead."""
     assert "there is no such file" in fails("generate", "hi", "-m", str(tmp_path / "x.gguf"))
@@ -334,7 +341,7 @@ def test_no_conversation(llm, monkeypatch, messages, message):
 def test_unknown_role(llm):
     """A role that the model's template does not tell apart is refused when it is said."""
     with pytest.raises(
-        UsageError, match=r"the role 'tool', for which .*; supported: system, user, assis"
+        UsageError, match=r"the role 'tool', which .*; supported: system, user, assis"
     ):
         llm.chat([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}])
 

@@ -117,10 +117,7 @@ class Config(BaseSettings):
     """All settings.  Each field's description is its documentation."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        extra="forbid",
-        frozen=True,
-        validate_default=True,
+        env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True
     )
 
     plugins: Names | None = Field(
@@ -287,7 +284,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, list[st
     known = {PREFIX + name.upper() for name in Config.model_fields} | OUTSIDE_CONFIG
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            yield name, near_matches(name, known)
+            yield name, near_matches(name, known - OUTSIDE_CONFIG)
 
 
 def _config_file() -> Path | None:

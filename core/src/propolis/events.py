@@ -50,12 +50,7 @@ class Event:
 
 _PLUGIN: Final = ("plugin", "distribution", "version")
 
-PLUGIN_LOADED: Final = Event(
-    "plugin.loaded",
-    "info",
-    "a plugin is in use",
-    (*_PLUGIN, "hooks"),
-)
+PLUGIN_LOADED: Final = Event("plugin.loaded", "info", "a plugin is in use", (*_PLUGIN, "hooks"))
 PLUGIN_DISABLED: Final = Event(
     "plugin.disabled",
     "info",
@@ -137,7 +132,7 @@ PROCESS_CRASHED: Final = Event(
     "process.crashed",
     "warning",
     "an earlier process ended by a signal in native code, and no plugin's op was running, or a "
-    "device had several to do",
+    "device had several to do, or a mapped file became shorter",
     ("pid", "reason", "report"),
 )
 DEVICE_SERIALISED: Final = Event(
@@ -161,10 +156,7 @@ CALL_SAVED: Final = Event(
     ("op", "plugin", "path"),
 )
 CALL_NOT_SAVED: Final = Event(
-    "call.not_saved",
-    "warning",
-    "it should be, and cannot",
-    ("op", "plugin", "reason"),
+    "call.not_saved", "warning", "it should be, and cannot", ("op", "plugin", "reason")
 )
 CONFIG_UNKNOWN_VARIABLE: Final = Event(
     "config.unknown_variable",

@@ -54,6 +54,9 @@ class Layout:
         Raises:
             ShapeError: a size is negative or no whole number.
         """
+        if isinstance(shape, int):
+            msg = f"a shape is {shape}; supported: a size of each dimension, as ({shape},)"
+            raise ShapeError(msg)
         return _contiguous(*shape)
 
     @property

@@ -212,9 +212,7 @@ class Runtime:
                 device.memory, chosen = memory, source
             else:
                 events.DEVICE_MEMORY_IGNORED.emit(
-                    device=device.id,
-                    plugin=source.plugin,
-                    taken_from=chosen.plugin,
+                    device=device.id, plugin=source.plugin, taken_from=chosen.plugin
                 )
 
     def _device_providers(self) -> dict[str, tuple[Provenance, DeviceProvider]]:

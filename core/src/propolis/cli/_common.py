@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 json_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    callback=_answer.when_given,
-    help="Print JSON for scripts.",
+    "--json", "as_json", is_flag=True, callback=_answer.when_given, help="Print JSON for scripts."
 )
 
 

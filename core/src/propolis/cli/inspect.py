@@ -77,7 +77,7 @@ def devices(ctx: click.Context, as_json: bool) -> None:
                     "total_memory": p.total_memory,
                 }
                 for p in found
-            ],
+            ]
         )
         return
     print_table(
@@ -128,19 +128,12 @@ def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
                     "served_by": served,
                 }
                 for name, spec, served in rows
-            ],
+            ]
         )
         return
     print_table(
         ("op", "served by", "summary"),
-        (
-            (
-                name,
-                _served(served),
-                spec.summary.replace("``", ""),
-            )
-            for name, spec, served in rows
-        ),
+        ((name, _served(served), spec.summary.replace("``", "")) for name, spec, served in rows),
     )
 
 
@@ -155,11 +148,7 @@ def ops(ctx: click.Context, device: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def explain(
-    ctx: click.Context,
-    op: str,
-    dtype: str | None,
-    device: str | None,
-    as_json: bool,
+    ctx: click.Context, op: str, dtype: str | None, device: str | None, as_json: bool
 ) -> None:
     """Show who serves OP, and why every other candidate does not."""
     from propolis.dispatch import DispatchTable  # noqa: PLC0415

@@ -39,6 +39,7 @@ from propolis.errors import DispatchError
 from propolis.errors import OutOfMemoryError
 from propolis.opspec.spec import catalogue
 from propolis.released import storage_of
+from propolis.tensor import opened
 
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def capture(device: Device) -> Iterator[Graph]:
+def capture(device: Device | str) -> Iterator[Graph]:
     """
     Keep every op that runs on ``device`` inside the ``with`` block.
 
@@ -79,6 +80,7 @@ def capture(device: Device) -> Iterator[Graph]:
     >>> y.numpy().tolist()
     [6.0, 8.0]
     """
+    device = opened(device)
     table, scratch = Table.of(device), Scratch()
     graph = Graph(scratch)
     try:

@@ -224,10 +224,7 @@ def _named(impl: OpImpl, first: Sequence[str]) -> bool:
 
 
 def static_refusal(
-    spec: OpSpec,
-    kinds: Sequence[DType],
-    device: Device,
-    impl: OpImpl,
+    spec: OpSpec, kinds: Sequence[DType], device: Device, impl: OpImpl
 ) -> str | None:
     """Why ``impl`` can never run this key on this device; None when it can."""
     if impl.device != device.kind:

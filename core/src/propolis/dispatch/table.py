@@ -124,14 +124,7 @@ class DispatchTable(Table):
         candidates = self._impls.get(spec.name, ())
         parts = self._parts(spec, kinds, within)
         return resolve(
-            spec,
-            key,
-            self.device,
-            candidates,
-            on_cpu,
-            self.rules,
-            parts,
-            self.quarantine,
+            spec, key, self.device, candidates, on_cpu, self.rules, parts, self.quarantine
         )
 
     def _parts(

@@ -70,8 +70,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
             several times, as what was broadcast has.
     """
     same_dtype("assign", target=target, source=source)
-    repeats = any(n > 1 and not s for n, s in zip(target.shape, target.strides, strict=True))
-    if repeats and target.numel:
+    if _overlaps(target):
         msg = (
             f"assign: target has strides {target.strides}, so an element is at several places: "
             f"assign to what was broadcast, or to a .contiguous() copy"
@@ -79,6 +78,23 @@ def assign(target: Tensor, source: Tensor, /) -> None:
         raise ShapeError(msg)
     if source.shape != target.shape:
         source.layout.broadcast_to(target.shape)
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether an element of the storage is at several places of a tensor."""
+    dims = [(s, n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.numel]
+    reach = 0
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    if not all(stride for stride, _ in dims):
+        return True
+    # Each may still be there once, as of strides (2, 3) and shape (3, 2).
+    offsets = sum(np.ix_(*(np.arange(size) * stride for stride, size in dims)))
+    return np.unique(offsets).size < x.numel
 
 
 @op({"target": PLAIN}, mutates=True, tolerance=_EXACT)

@@ -127,8 +127,11 @@ def _check_plain(spec: Checked, name: str, value: Any) -> None:
 
 def mixed_devices(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpError:
     """The error for tensors on several devices."""
-    places = ", ".join(f"{name} on {value.device.id}" for name, value in _named(spec, args, kwargs))
-    return OpError(f"{spec.name}: tensors on several devices ({places}): move them with .to()")
+    on = {name: value.device.id for name, value in _named(spec, args, kwargs)}
+    places = ", ".join(f"{name} on {device}" for name, device in on.items())
+    # Of one id they are of several runtimes, and an id means the default one's.
+    what, how = ("devices", ".to()") if len({*on.values()}) > 1 else ("runtimes", ".to(x.device)")
+    return OpError(f"{spec.name}: tensors on several {what} ({places}): move them with {how}")
 
 
 def is_clear(
@@ -186,10 +189,7 @@ _ALONE: Final = _references(SimpleNamespace(storage=object()))
 
 
 def in_place(
-    spec: Checked,
-    out: Tensor,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    spec: Checked, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     The arguments of a call that writes over an input of it.

@@ -127,7 +127,9 @@ class OpSpec:
         self.tolerance: Final = tolerance
         self.magnitude: Final = magnitude
         self.loss: Final = loss or {}
-        self.signature: Final = inspect.signature(infer)
+        returned = ("Tensor", "tuple[Tensor, Tensor]")[outputs - 1]
+        self.signature: Final = inspect.signature(infer).replace(return_annotation=returned)
+        self.__signature__ = self.signature  # which inspect asks for, and so do editors
         names = list(self.signature.parameters)
         self.__doc__ = completed(inspect.getdoc(infer) or "", names, shared or {})
         self._tensors = tuple(
@@ -321,11 +323,7 @@ class PairOp(OpSpec, Generic[P]):
         return outs
 
     def into(
-        self,
-        outs: tuple[Tensor, Tensor],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, outs: tuple[Tensor, Tensor], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Tensor, Tensor]:
         """
         Run the op into ``outs`` and return them: allocates nothing.

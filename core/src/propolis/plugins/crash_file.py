@@ -265,6 +265,10 @@ def _crash(name: str, text: str, report: Path, *, hung: bool = False) -> Crash:
     threads = [stacks[a:b] for a, b in pairwise([*starts, len(stacks)])]
     # None is current where a thread of the library's own got the signal.
     current = [thread for thread in threads if thread.startswith("Current")]
+    where = "in no plugin's op"
+    if "Bus error" in signal:  # of memory that is mapped: the fault of a file, not of who reads it
+        threads, current = [], []
+        where = "where a mapped file, as of weights, became shorter or could not be read"
     calls: dict[int, Ended] = {}
     for thread in current or threads:
         frames = filter(None, map(inflight.read, _FRAME.findall(thread)))
@@ -282,10 +286,7 @@ def _crash(name: str, text: str, report: Path, *, hung: bool = False) -> Crash:
             calls[frame.number] = Ended(introduced[frame.number], f"{how}: {frame.shapes}", sure)
     pid = name.partition("-")[0]
     return Crash(
-        int(pid) if pid.isdigit() else 0,
-        tuple(calls.values()),
-        f"ended ({signal}) in no plugin's op",
-        report,
+        int(pid) if pid.isdigit() else 0, tuple(calls.values()), f"ended ({signal}) {where}", report
     )
 
 

@@ -217,10 +217,7 @@ class PluginHost:
         candidate = report.candidate
         if probe and not candidate.is_essential:
             verdict = known.get(candidate) or vet(
-                candidate,
-                timeout=config.probe_timeout,
-                cache_dir=config.cache_dir,
-                fresh=reprobe,
+                candidate, timeout=config.probe_timeout, cache_dir=config.cache_dir, fresh=reprobe
             )
             report.answered = verdict.answered
             if not verdict.ok:
@@ -320,10 +317,7 @@ class PluginHost:
         it = report.candidate
         if report.status == "loaded":
             events.PLUGIN_LOADED.emit(
-                plugin=it.name,
-                distribution=it.distribution,
-                version=it.version,
-                hooks=report.hooks,
+                plugin=it.name, distribution=it.distribution, version=it.version, hooks=report.hooks
             )
             return
         rejected = report.status == "rejected"

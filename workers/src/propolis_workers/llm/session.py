@@ -10,7 +10,6 @@ from propolis_workers.llm import LLM, SamplingParams
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from dataclasses import replace
@@ -25,8 +24,7 @@ from propolis.errors import UsageError
 from propolis_workers import events
 from propolis_workers.arguments import expect_whole
 from propolis_workers.llm.answer import expect_params
-from propolis_workers.llm.default_model import find_model
-from propolis_workers.llm.default_model import located
+from propolis_workers.llm.default_model import asked_for
 from propolis_workers.llm.engine import SHORTER
 from propolis_workers.llm.engine import Engine
 from propolis_workers.llm.generation import Generation
@@ -140,6 +138,7 @@ class LLM:
 
         Raises:
             ModelError: the model cannot be used; the message says why and what to do.
+            ArgumentTypeError: the path is none.
             UsageError: its heads cannot be kept so; names the layer.
             DeviceNotFoundError: there is no such device; lists those there are.
             OutOfMemoryError: it takes more memory than is free.
@@ -147,7 +146,7 @@ class LLM:
         start = time.perf_counter()
         runtime = runtime or default_runtime()
         device = runtime.device(device)
-        path = located(os.fspath(path), runtime.config) if path else find_model(runtime.config)
+        path = asked_for(path, runtime.config)
         source, config, tokenizer = open_model(path)
         computed = computed_dtype(dtype, source, config, device)
         kept = kept_dtype(kv_type, device, computed)
