@@ -56,7 +56,7 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(RUN) $(NATIVE) ## Answer a question and draw an image with real models on this machine's CPU
-	$(BIN)/propolis llm generate "What is the capital of France?"
+	$(BIN)/propolis llm generate "Name the capital of France."
 	@mkdir -p build
 	$(BIN)/propolis sd generate "a red circle to the left of a blue square on a white background" \
 		--seed 1 -o "$(CURDIR)/build/demo.png"

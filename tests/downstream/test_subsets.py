@@ -55,7 +55,7 @@ def test_each_subset_brings_what_it_says(env) -> None:
     assert "No such command 'llm'" in env.refuse("propolis", "llm")
 
     assert CORE | {"propolis-workers"} == install(env, "propolis[llm]")
-    question = "What is the capital of France?"
+    question = "Name the capital of France."
     answer = env.run("propolis", "llm", "generate", "-n", "8", "-m", model(), question)
     assert "The capital of France is Paris." in answer
     assert f"by cpu_ref (propolis-cpu-ref {__version__})" in answer

@@ -29,7 +29,7 @@ pytestmark = [
         reason="ray is not installed (300 MB): `make ray` installs it and runs this",
     ),
 ]
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 
 def named(text: str) -> dict[int, str]:

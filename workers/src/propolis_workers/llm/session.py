@@ -3,7 +3,7 @@ A model ready to answer: file, tokenizer, weights on a device.
 
 from propolis_workers.llm import LLM, SamplingParams
     >>> llm = LLM.load()
-    >>> answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+    >>> answer = llm.chat([{"role": "user", "content": "Name the capital of France."}])
     >>> "".join(answer)
     'The capital of France is Paris.'
 """
