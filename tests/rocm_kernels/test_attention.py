@@ -226,6 +226,20 @@ def test_large_scores_do_not_overflow(check) -> None:
         check(dtype, *(a.astype(dtype.numpy).astype(np.float64) for a in large), v[:, :80])
 
 
+@pytest.mark.parametrize("rise", [-0.3, 0.01, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("dtype", [dtypes.bf16, dtypes.f16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scores_that_rise_with_the_keys(check, dtype, rise, dim) -> None:
+    """Sums are weighed anew when a score is far enough above what they were weighed against."""
+    signs = np.sign(normal(1, 70, 1, dim))
+    each = np.linspace(0.5, 2, 70)[:, None, None]  # queries rise apart
+    k = np.repeat((np.arange(400) * rise / np.sqrt(dim))[None, :, None, None], dim, 3)
+    v = normal(1, 400, 1, dim)
+    check(dtype, np.abs(signs) * each, k, v)
+    check(dtype, np.abs(signs) * each, k, v, causal=True, window=(90, 0))
+    check(dtype, signs * each, k, v, softcap=30.0)
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "which"),
     [

@@ -145,7 +145,7 @@ struct ActivationPanel {
     i32 rows, depth;  // that are left, from the thread's first pack on
     i32 below, along;
 #if !defined(PROPOLIS_MMA)
-    Pack<T, COPIED> held[PACKS];
+    Coming<T> coming[PACKS];
 #endif
 
     PROPOLIS_METHOD ActivationPanel(const T* x, i64 first, i64 m, i64 depth, i64 row) : row(row) {
@@ -177,15 +177,13 @@ struct ActivationPanel {
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             const bool there = p * BELOW < rows && depth > 0;
-            held[p] = load_pack<COPIED>(there ? at + p * BELOW * row : any);
-#pragma unroll
-            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
+            coming[p].load(there ? at + p * BELOW * row : any, there);
         }
         at += DEEP, depth -= DEEP;
     }
     PROPOLIS_METHOD void put(T* to) const {
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) store_pack<COPIED>(to + place(below + p * BELOW, along), held[p]);
+        for (int p = 0; p < PACKS; ++p) coming[p].store(to + place(below + p * BELOW, along));
     }
 #endif
 };
@@ -284,8 +282,10 @@ PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64
     activations.copy(buffer(0), x);
     end_of_stage();
 #else
+    // Weights of Q8_K leave 64 rows too few registers for activations on their way.
+    constexpr bool EARLY = M < 64 || Format::BYTES < Q8_K_BYTES;
     weights.fetch(c0);
-    activations.fetch(x);
+    if (EARLY) activations.fetch(x);
 #endif
     for (i32 t = 0; t < stages; t += HALVES) {
 #pragma unroll
@@ -303,9 +303,10 @@ PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64
 #else
             __syncthreads();
             if (h == 0) weights.put(slots);
+            if (!EARLY) activations.fetch(x);
             activations.put(shared);
             __syncthreads();
-            if (more) activations.fetch(x);
+            if (EARLY && more) activations.fetch(x);
             if (last && more) weights.fetch(c0 + chunk + 1);
 #endif
             (void)last;

@@ -55,7 +55,7 @@ struct WindowPanel {
     i32 channel, column, rest;  // of the next stage; taps from that on
     i32 channels, columns, right, down;  // from a tap to the next, and to the next row of taps
 #if !defined(PROPOLIS_MMA)
-    Pack<T, COPIED> held[PACKS];
+    Coming<T> coming[PACKS];
 #endif
 
     // From window `first` and depth k on.
@@ -110,18 +110,12 @@ struct WindowPanel {
         const bool there = rest > 0;
         const T* at = there ? x : any;
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) {
-            held[p] = load_pack<COPIED>(at + from[p]);
-#pragma unroll
-            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
-        }
+        for (int p = 0; p < PACKS; ++p) coming[p].load(at + from[p], there);
         next();
     }
     PROPOLIS_METHOD void put(T* to) const {
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) {
-            store_pack<COPIED>(to + place + p * BELOW * APART, held[p]);
-        }
+        for (int p = 0; p < PACKS; ++p) coming[p].store(to + place + p * BELOW * APART);
     }
 #endif
 };

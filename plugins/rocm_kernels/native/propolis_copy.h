@@ -24,4 +24,26 @@ PROPOLIS_FN void wait_for_stage(int stages) {
         asm volatile("cp.async.wait_group 0;" ::: "memory");
     }
 }
+#else
+// As many on their way through registers.  Whether they are there is asked when they are stored: who asks as they are
+// loaded waits for them there, and has nothing on its way.
+template <class T>
+struct Coming {
+    static_assert(sizeof(T) == 2, "Coming: of 16 bits");
+    Pack<u32, COPIED / 2> held;
+    bool there;
+
+    PROPOLIS_METHOD void load(const T* from, bool exists) {
+        held = load_pack<COPIED / 2>((const u32*)(const void*)from);
+        there = exists;
+    }
+    // Zeros unless they are there.
+    PROPOLIS_METHOD u32 word(int i) const { return there ? held.at[i] : 0u; }
+    PROPOLIS_METHOD void store(T* to) const {
+        Pack<u32, COPIED / 2> words;
+#pragma unroll
+        for (int i = 0; i < COPIED / 2; ++i) words.at[i] = word(i);
+        store_pack<COPIED / 2>((u32*)(void*)to, words);
+    }
+};
 #endif

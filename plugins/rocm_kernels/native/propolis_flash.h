@@ -63,21 +63,36 @@ PROPOLIS_FN f32 over_line(f32 value, F f) {
     return value;
 }
 
-// exp of what is not above 0 and is rounded to 16 bits next; its error is 2**-20 of it where that counts.
-PROPOLIS_FN f32 exp_of_difference(f32 x) {
-    constexpr f32 LOG2_E = 1.44269504088896341f;
+// Scores are in base 2: what an exponential is taken of is multiplied once, with the scale.
+constexpr f32 LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+
+// 2**x of what is rounded to 16 bits next; its error is 2**-20 of it where that counts.
+PROPOLIS_FN f32 power_of_2(f32 x) {
 #if defined(__CUDACC__)
     f32 y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2_E));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #elif defined(PROPOLIS_AMD) && __has_builtin(__builtin_amdgcn_exp2f)
-    return __builtin_amdgcn_exp2f(x * LOG2_E);
+    return __builtin_amdgcn_exp2f(x);
 #elif defined(PROPOLIS_AMD)  // ROCm 5's compiler has none
-    return __builtin_exp2f(x * LOG2_E);
+    return __builtin_exp2f(x);
 #else
-    return exp2f(x * LOG2_E);
+    return exp2f(x);
 #endif
 }
+
+// The larger, or what is a number: an instruction, where a comparison and a choice are two.
+PROPOLIS_FN f32 larger(f32 a, f32 b) {
+#if defined(PROPOLIS_AMD)
+    return __builtin_fmaxf(a, b);
+#else
+    return fmaxf(a, b);
+#endif
+}
+
+// Sums stay as they are until a score is above what they were made less by so much: weights are up to 2**LAG
+// then, which f16 has room for, and after the first keys nearly all tiles leave their sums alone.
+constexpr f32 LAG = 8;
 
 #if defined(PROPOLIS_MMA)
 PROPOLIS_FN u32 two_of(f16, f32 low, f32 high) {
@@ -141,7 +156,10 @@ struct KeptTile {
     static constexpr int APART = (turned ? KEYS : DIMS) + GAP;  // in shared memory
     static constexpr int SIZE = (turned ? DIMS : KEYS) * APART;
     const CacheRows<T, true>& rows;
-    Pack<T, COPIED> held[PACKS];
+#if !defined(PROPOLIS_MMA)
+    Coming<T> coming[PACKS];
+    const T* from[PACKS];
+#endif
 
     PROPOLIS_METHOD KeptTile(const CacheRows<T, true>& rows) : rows(rows) {}
     PROPOLIS_METHOD static int item(int p) { return (int)thread_x() + p * threads; }
@@ -166,14 +184,14 @@ struct KeptTile {
         }
     }
 #else
+    // All places first: pages are read from a table, for which what is on its way would be waited for.
+    PROPOLIS_METHOD void find(i32 j0) {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) from[p] = place(p, j0);
+    }
     PROPOLIS_METHOD void fetch(i32 j0) {
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) {
-            const bool there = exists(p, j0);
-            held[p] = load_pack<COPIED>(place(p, j0));
-#pragma unroll
-            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
-        }
+        for (int p = 0; p < PACKS; ++p) coming[p].load(from[p], exists(p, j0));
     }
     PROPOLIS_METHOD void put(T* to) const {
 #pragma unroll
@@ -181,9 +199,12 @@ struct KeptTile {
             if (!mine(p)) continue;
             if constexpr (turned) {
 #pragma unroll
-                for (int e = 0; e < COPIED; ++e) to[(element(p) + e) * APART + key(p)] = held[p].at[e];
+                for (int e = 0; e < COPIED; ++e) {
+                    const u32 word = coming[p].word(e / 2);
+                    to[(element(p) + e) * APART + key(p)].bits = (u16)(e % 2 ? word >> 16 : word);
+                }
             } else {
-                store_pack<COPIED>(to + key(p) * APART + element(p), held[p]);
+                coming[p].store(to + key(p) * APART + element(p));
             }
         }
     }
@@ -300,7 +321,7 @@ struct FlashWarp {
     // From products to what the softmax is of; -inf where a query sees no key.
     PROPOLIS_METHOD void shape(const AttentionShape& s, i32 valid, i32 j0, i32 first,
                                Sums (&scores)[ALONG]) const {
-        const f32 scale = (f32)s.scale, cap = (f32)s.softcap;
+        const f32 cap = (f32)s.softcap, scale = cap != 0 ? (f32)s.scale : (f32)s.scale * LOG2_E;
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
 #pragma unroll
@@ -310,7 +331,7 @@ struct FlashWarp {
 #pragma unroll
             for (int c = 0; c < ALONG; ++c) {
 #pragma unroll
-                for (int i = 0; i < Sums::COUNT; ++i) scores[c].at[i] = capped(scores[c].at[i], cap);
+                for (int i = 0; i < Sums::COUNT; ++i) scores[c].at[i] = capped(scores[c].at[i], cap) * LOG2_E;
             }
         }
         if (j0 >= all.first && j0 + KEYS <= all.end) return;
@@ -332,33 +353,39 @@ struct FlashWarp {
     // From scores to weights, less the largest so far; earlier sums become less by as much.
     PROPOLIS_METHOD void weigh(int m, Sums (&scores)[ALONG]) {
         f32 old[LINES], less[LINES];
+        bool higher = false;
 #pragma unroll
         for (int l = 0; l < LINES; ++l) {
-            f32 high = top[m][l];
+            f32 high = -PROPOLIS_INF;
 #pragma unroll
             for (int c = 0; c < ALONG; ++c) {
 #pragma unroll
                 for (int i = 0; i < Sums::COUNT; ++i) {
-                    if (line_of(i) == l) high = scores[c].at[i] > high ? scores[c].at[i] : high;
+                    if (line_of(i) == l) high = larger(high, scores[c].at[i]);
                 }
             }
-            high = over_line(high, [](f32 a, f32 b) { return a > b ? a : b; });
+            high = over_line(high, [](f32 a, f32 b) { return larger(a, b); });
+            high = high > top[m][l] + LAG ? high : top[m][l];
             less[l] = finite_top(high);
-            old[l] = exp_of_difference(top[m][l] - less[l]);
+            higher |= high != top[m][l];
+            old[l] = power_of_2(top[m][l] - less[l]);
             top[m][l] = high;
-            total[m][l] *= old[l];
         }
+        if (higher) {
 #pragma unroll
-        for (int k = 0; k < WIDE; ++k) {
+            for (int l = 0; l < LINES; ++l) total[m][l] *= old[l];
 #pragma unroll
-            for (int i = 0; i < Sums::COUNT; ++i) sums[m][k].at[i] *= old[line_of(i)];
+            for (int k = 0; k < WIDE; ++k) {
+#pragma unroll
+                for (int i = 0; i < Sums::COUNT; ++i) sums[m][k].at[i] *= old[line_of(i)];
+            }
         }
 #pragma unroll
         for (int c = 0; c < ALONG; ++c) {
 #pragma unroll
             for (int i = 0; i < Sums::COUNT; ++i) {
                 f32& score = scores[c].at[i];
-                score = exp_of_difference(score - less[line_of(i)]);
+                score = power_of_2(score - less[line_of(i)]);
                 total[m][line_of(i)] += score;
             }
         }
@@ -432,6 +459,8 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
     constexpr bool AHEAD = DIMS <= 128;
     const auto fetch = [&](i32 j0) {
         if (j0 < range.end) {
+            keys.find(j0);
+            values.find(j0);
             keys.fetch(j0);
             values.fetch(j0);
         }
@@ -479,7 +508,7 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
             }
             if (a.lse && column == 0 && other_of(i) == 0) {
                 const i64 at = ((i64)sequence.row * s.heads + own.head) * s.total + token;
-                a.lse[at] = math::log(total) + finite_top(warp.top[m][l]);
+                a.lse[at] = math::log(total) + finite_top(warp.top[m][l]) * LN_2;
             }
         }
     }

@@ -30,7 +30,9 @@ struct Panel {
     i64 rows;      // that are left from that of the first pack on
     i64 depth;     // likewise
     i32 place;     // in shared memory
-    Pack<T, COPIED> held[PACKS];
+#if !defined(PROPOLIS_MMA)
+    Coming<T> coming[PACKS];
+#endif
 
     PROPOLIS_METHOD Panel(const T* from, i64 first, i64 rows, i64 depth, i64 apart) : apart(apart) {
         const int down = (int)thread_x() / WIDE, along = (int)thread_x() % WIDE * COPIED;
@@ -61,17 +63,13 @@ struct Panel {
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             const bool there = exists(p);
-            held[p] = load_pack<COPIED>(there ? at + p * BELOW * apart : any);
-#pragma unroll
-            for (int e = 0; e < COPIED; ++e) held[p].at[e].bits = there ? held[p].at[e].bits : (u16)0;
+            coming[p].load(there ? at + p * BELOW * apart : any, there);
         }
         next();
     }
     PROPOLIS_METHOD void put(T* to) const {
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) {
-            store_pack<COPIED>(to + place + p * BELOW * APART, held[p]);
-        }
+        for (int p = 0; p < PACKS; ++p) coming[p].store(to + place + p * BELOW * APART);
     }
 #endif
 };
