@@ -205,7 +205,8 @@ def test_an_answer_with_all_its_calls_is_computed_no_further(client, server, mon
     assert got.choices[0].finish_reason == "tool_calls"
     assert got.choices[0].message.tool_calls[0].function.name == "now"
     assert 3 <= got.usage.completion_tokens < 1000
-    assert server.http.get("/health").json()["status"] == "healthy"
+    metrics = server.http.get("/metrics").text
+    assert 'end="stop_sequence"' in metrics
 
 
 def test_text_alone(client, server, said):

@@ -163,15 +163,15 @@ class Metrics:
         try:
             async with aclosing(answer):
                 async for one in answer:
-                    if "token" not in one:  # but how likely those of the prompt are
+                    if "finish" in one:
+                        end = one["finish"]["stop_reason"].lower()
+                    if "token" not in one:  # but how likely those of the prompt are, or an end
                         yield one
                         continue
                     now = time.perf_counter()
                     (self._first if first else self._next).observe(now - last)
                     last, first = now, False
                     self._tokens.labels("drawn").inc()
-                    if "finish" in one:
-                        end = one["finish"]["stop_reason"].lower()
                     yield one
         except Exception as exc:
             end = "timeout" if isinstance(exc, DeadlineError) else "error"
