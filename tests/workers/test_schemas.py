@@ -58,6 +58,7 @@ def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
     [
         {"type": "integer", "multipleOf": 9999991},
         {"type": "number", "multipleOf": 0.9999991},
+        {"type": "integer", "multipleOf": 10**400 + 1},
         {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
         {
             "type": "object",

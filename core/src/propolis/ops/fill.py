@@ -80,6 +80,9 @@ def assign(target: Tensor, source: Tensor, /) -> None:
         source.layout.broadcast_to(target.shape)
 
 
+_TOLD = 1 << 20  # elements that are looked at one by one; of more it is assumed
+
+
 def _overlaps(x: Tensor) -> bool:
     """Whether an element of the storage is at several places of a tensor."""
     dims = [(s, n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.numel]
@@ -90,7 +93,7 @@ def _overlaps(x: Tensor) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    if not all(stride for stride, _ in dims):
+    if not all(stride for stride, _ in dims) or x.numel > _TOLD:
         return True
     # Each may still be there once, as of strides (2, 3) and shape (3, 2).
     offsets = sum(np.ix_(*(np.arange(size) * stride for stride, size in dims)))

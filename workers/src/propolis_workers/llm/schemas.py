@@ -178,7 +178,7 @@ def check_multiples(schema: dict[str, Any]) -> None:
         number = one.get("multipleOf")
         if not isinstance(number, int | float) or isinstance(number, bool) or not number:
             continue
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             continue
         numbers.add(parts := abs(Fraction(str(number))).numerator)
         if parts > _MULTIPLES and str(parts).rstrip("0") != "1":
