@@ -212,6 +212,7 @@ def test_signatures_are_what_a_call_takes_and_gives():
     shown = "(x: 'Tensor', /, dims: 'Dims' = None, *, keepdim: 'bool' = False) -> 'Tensor'"
     assert str(inspect.signature(ops.sum)) == shown
     assert inspect.signature(ops.topk).return_annotation == "tuple[Tensor, Tensor]"
+    assert inspect.signature(ops.fill).return_annotation == "Tensor"
     assert repr(ops.sum) == f"<op sum{shown}>"
 
 

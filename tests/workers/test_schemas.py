@@ -59,6 +59,12 @@ def test_what_is_wrong_with_a_schema_is_said_with_its_place(schema, says):
         {"type": "integer", "multipleOf": 9999991},
         {"type": "number", "multipleOf": 0.9999991},
         {"type": "integer", "multipleOf": 10**400 + 1},
+        {"anyOf": [{"type": "integer", "multipleOf": n} for n in (1999, 1997, 1993)]},
+        {"properties": {f"p{n}": {"type": "integer", "multipleOf": n} for n in range(9900, 9930)}},
+        {"properties": {"a": {"$ref": "#/default"}}, "default": {"multipleOf": 59999}},
+        {"x": [[{"multipleOf": 59999}]], "properties": {"a": {"$ref": "#/x/0/0"}}},
+        {"$defs": {"x": {"multipleOf": 97}}, "multipleOf": 991, "$ref": "#/$defs/x"},
+        {"allOf": [{"type": "integer", "multipleOf": 1000000}, {"multipleOf": 997}]},
         {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
         {
             "type": "object",
@@ -85,7 +91,16 @@ def test_multiples_that_are_told_soon(number):
     several = {"a": schema, "b": {"type": "integer", "multipleOf": 9973}}
     assert json_grammar({"type": "object", "properties": several})
     either = f"%json {json.dumps(schema)} | %json {json.dumps(several['b'])}"
-    assert lark_grammar(f"start: {either}")
+    assert lark_grammar(f"start: {either}", checked=True)
+    note = {"anyOf": [{"type": "integer"}, {"type": "null"}], "title": "C"}
+    assert json_grammar({"type": "object", "properties": several | {"c": note}})
+
+
+@pytest.mark.parametrize("bound", [{"minimum": 10**400}, {"maximum": -sys.float_info.max}])
+def test_bounds_beyond_all_numbers(bound):
+    """Bounds that nothing satisfies are not left out, as those are that everything does."""
+    with pytest.raises(UsageError):
+        json_grammar(_within({"type": "integer", **bound}))
 
 
 @pytest.mark.parametrize(

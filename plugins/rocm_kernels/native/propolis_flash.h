@@ -371,6 +371,9 @@ struct FlashWarp {
             old[l] = power_of_2(top[m][l] - less[l]);
             top[m][l] = high;
         }
+#if defined(__CUDACC__)
+        higher = __any_sync(~0u, higher);  // products follow, which all threads of a warp make together
+#endif
         if (higher) {
 #pragma unroll
             for (int l = 0; l < LINES; ++l) total[m][l] *= old[l];

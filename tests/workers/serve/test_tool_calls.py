@@ -198,15 +198,19 @@ def test_an_answer_with_all_its_calls_is_computed_no_further(client, server, mon
             self._left = 0
             return [Call("now", {})]
 
+    def ended() -> float:
+        lines = server.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if 'end="stop_sequence"' in line)
+
     monkeypatch.setattr(tool_use, "Reader", Third)
+    before = ended()
     more = {"ignore_eos": True, "max_tokens": 1500}
     asked = {**ASKED, "max_tokens": 1500, "extra_body": more, "parallel_tool_calls": False}
     got = client.chat.completions.create(**asked)
     assert got.choices[0].finish_reason == "tool_calls"
     assert got.choices[0].message.tool_calls[0].function.name == "now"
     assert 3 <= got.usage.completion_tokens < 1000
-    metrics = server.http.get("/metrics").text
-    assert 'end="stop_sequence"' in metrics
+    assert ended() == before + 1
 
 
 def test_text_alone(client, server, said):

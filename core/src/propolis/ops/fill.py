@@ -72,7 +72,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
     same_dtype("assign", target=target, source=source)
     if _overlaps(target):
         msg = (
-            f"assign: target has strides {target.strides}, so an element is at several places: "
+            f"assign: target has strides {target.strides}, so an element may be at several places: "
             f"assign to what was broadcast, or to a .contiguous() copy"
         )
         raise ShapeError(msg)
@@ -80,7 +80,7 @@ def assign(target: Tensor, source: Tensor, /) -> None:
         source.layout.broadcast_to(target.shape)
 
 
-_TOLD = 1 << 20  # elements that are looked at one by one; of more it is assumed
+_TOLD = 1 << 16  # elements that are looked at one by one; of more it is assumed
 
 
 def _overlaps(x: Tensor) -> bool:

@@ -127,7 +127,7 @@ class OpSpec:
         self.tolerance: Final = tolerance
         self.magnitude: Final = magnitude
         self.loss: Final = loss or {}
-        returned = ("Tensor", "tuple[Tensor, Tensor]")[outputs - 1]
+        returned = "tuple[Tensor, Tensor]" if outputs == 2 else "Tensor"
         self.signature: Final = inspect.signature(infer).replace(return_annotation=returned)
         self.__signature__ = self.signature  # which inspect asks for, and so do editors
         names = list(self.signature.parameters)

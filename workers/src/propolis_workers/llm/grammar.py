@@ -158,9 +158,14 @@ def _schemas_in(text: str) -> Iterator[dict[str, Any]]:
                 yield schema
 
 
-def lark_grammar(text: str) -> str:
+def lark_grammar(text: str, *, checked: bool = False) -> str:
     """
     A grammar in the syntax of Lark, with llguidance's extensions.
+
+    Args:
+        text: the grammar.
+        checked: whether the schemas within it were, by :func:`json_grammar`, and one alone holds
+            at each place.
 
     Raises:
         UsageError: it cannot be used; says why.
@@ -168,9 +173,9 @@ def lark_grammar(text: str) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415  (an extra)
 
     try:
-        for schema in _schemas_in(text):
-            check_multiples(schema)
-    except ValueError as exc:
+        if not checked:
+            check_multiples({"anyOf": list(_schemas_in(text))})
+    except (ValueError, RecursionError) as exc:
         msg = f"the grammar cannot be used: {exc}"
         raise UsageError(msg) from exc
     grammar: str = LLMatcher.grammar_from_lark(text)

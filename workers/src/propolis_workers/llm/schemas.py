@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MORE: Final = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
 # Schemas that hold for the same object as the one that has them.
 _ALSO: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+# Those of which several may hold for one number at once.
+_JOINING: Final = frozenset({"allOf", "anyOf", "oneOf", "patternProperties"})
 # Names that lead to schemas, and what holds none.
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"}) | _DEFINITIONS
@@ -154,10 +156,12 @@ def readable(schema: dict[str, Any], known: Callable[[str], bool]) -> dict[str, 
         del told["format"]
     for key in _BOUNDS & told.keys():
         bound = told[key]
-        if isinstance(bound, int | float) and abs(bound) >= sys.float_info.max:
+        if not isinstance(bound, int | float):
+            continue
+        if (-bound if key in _LEAST else bound) >= sys.float_info.max:
             del told[key]
-        elif key in _LEAST and isinstance(bound, int | float):
-            told[key] = _FOLLOWED if _LEAST_OF_64 <= bound < _FOLLOWED else bound
+        elif key in _LEAST and _LEAST_OF_64 <= bound < _FOLLOWED:
+            told[key] = _FOLLOWED
     if told.get("required", []) is None:  # as Go writes a list of nothing
         del told["required"]
     return told
@@ -170,27 +174,77 @@ def check_multiples(schema: dict[str, Any]) -> None:
     Raises:
         ValueError: they cannot.
     """
-    numbers = set()
-    merged = False
-    for _, one in _each(schema):
-        merged |= bool(_ALSO & one.keys()) and len(one) > 1
-        merged |= not one.keys().isdisjoint(("allOf", "patternProperties"))
-        number = one.get("multipleOf")
-        if not isinstance(number, int | float) or isinstance(number, bool) or not number:
-            continue
-        if isinstance(number, float) and not math.isfinite(number):
-            continue
-        numbers.add(parts := abs(Fraction(str(number))).numerator)
-        if parts > _MULTIPLES and str(parts).rstrip("0") != "1":
-            msg = f"multipleOf is {number}; supported: up to {_MULTIPLES}, and powers of ten"
-            raise ValueError(msg)
-    told = math.lcm(*(one for one in numbers if one <= _MULTIPLES))
-    if merged and told > _MULTIPLES:
+    numbers, _, joined = _multiples(schema)
+    if joined:
+        _expect_few(numbers)
+    if sum(one for one in numbers if not _is_power_of_ten(one)) > 2 * _MULTIPLES:
+        few = ", ".join(map(str, sorted(numbers, reverse=True)[:4]))
+        msg = f"multipleOf has {len(numbers)} values, as {few}, which are too many to be told: "
+        raise ValueError(msg + f"supported: up to {2 * _MULTIPLES} together")
+
+
+def _multiples(value: Any) -> tuple[set[int], bool, bool]:
+    """
+    What multiples within a value are of, whatever their keys: any place can be referred to.
+
+    Returns:
+        The numbers, in units of a decimal place; whether anything is referred to; and whether
+        that is done where several schemas hold for one number, so that it may be of any of them.
+    """
+    if not isinstance(value, dict | list):
+        return set(), False, False
+    within = value.values() if isinstance(value, dict) else value
+    numbers, refers, joined = set(), False, False
+    for own, other, beside in map(_multiples, within):
+        numbers |= own
+        refers |= other
+        joined |= beside
+    if isinstance(value, dict):
+        numbers |= _own_multiple(value)
+        refers |= isinstance(value.get("$ref"), str)
+        if _joins(value):
+            _expect_few(numbers)
+            joined |= refers
+    return numbers, refers, joined
+
+
+def _own_multiple(schema: dict[str, Any]) -> set[int]:
+    """
+    What a schema's multiples are of, in units of a decimal place.
+
+    Raises:
+        ValueError: it is too large to be told.
+    """
+    number = schema.get("multipleOf")
+    if not isinstance(number, int | float) or isinstance(number, bool) or not number:
+        return set()
+    if isinstance(number, float) and not math.isfinite(number):
+        return set()
+    parts = abs(Fraction(str(number))).numerator
+    if parts > _MULTIPLES and not _is_power_of_ten(parts):
+        msg = f"multipleOf is {number}; supported: up to {_MULTIPLES}, and powers of ten"
+        raise ValueError(msg)
+    return {parts}
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Whether one number may have to be told by several of the schemas within a schema."""
+    return not schema.keys().isdisjoint(_JOINING) or ("$ref" in schema and len(schema) > 1)
+
+
+def _expect_few(numbers: set[int]) -> None:
+    told = math.lcm(*numbers)
+    if told > _MULTIPLES and not _is_power_of_ten(told):
+        few = ", ".join(map(str, sorted(numbers, reverse=True)[:4]))
         msg = (
-            f"multiples of {sorted(numbers)} may be wanted of one number: supported are those "
-            f"whose least common multiple is up to {_MULTIPLES}; leave one out"
+            f"multiples of {few} may be wanted of one number: supported are those whose least "
+            f"common multiple is up to {_MULTIPLES}; leave one out"
         )
         raise ValueError(msg)
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"
 
 
 def refused(schema: dict[str, Any], said: str, compiles: Callable[[dict[str, Any]], str]) -> str:

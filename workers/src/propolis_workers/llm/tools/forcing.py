@@ -62,7 +62,9 @@ def forced(
     if family.listed:
         start = f'"[" {start} "]"'
     marker = "" if family.bare else family.marker + family.opening
-    return marker, lark_grammar("\n".join([f"start: {start}", f"call: {each}", *rules]))
+    return marker, lark_grammar(
+        "\n".join([f"start: {start}", f"call: {each}", *rules]), checked=True
+    )
 
 
 def _rule(
