@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import ollama
@@ -15,10 +16,14 @@ from propolis_workers.llm.prompts import Prompts
 from propolis_workers.llm.tools.calls import Call
 from propolis_workers.llm.tools.reader import Reader
 from propolis_workers.serve import tool_use
+from propolis_workers.serve.answers import DeadlineError
+from propolis_workers.serve.answers import EngineGoneError
+from propolis_workers.serve.answers import Until
 from propolis_workers.serve.openai_replies import ChatCompletion
 from propolis_workers.serve.openai_replies import ChatCompletionChunk
 from propolis_workers.serve.openai_tools import spoken
 from propolis_workers.serve.openai_types import Message
+from propolis_workers.serve.tool_use import Function
 
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Bern?"}]
@@ -181,6 +186,24 @@ def test_an_answer_ends_with_the_last_call_that_it_may_have(client, server, said
         why = got.choices[0].finish_reason
         found = (message.content, why, len(message.tool_calls), got.usage.completion_tokens)
     assert found == ("I look.", "tool_calls", 1, 3)
+
+
+@pytest.mark.parametrize("error", [EngineGoneError, lambda why: DeadlineError(Until(0, why))])
+def test_a_whole_call_outlives_its_engine(server, error):
+    """What was said in full is told, whether or not how it went comes any more."""
+
+    async def answer():
+        for piece in ("I look.", CALL):
+            yield {"token": 65, "text": piece}
+        raise error("gone")
+
+    async def go():
+        use = tool_use.tool_use(server.service.prompts, [Function(name="weather")], most=1)
+        return [one async for one in tool_use.with_calls(answer(), use, lambda: None)]
+
+    *_, called, last = asyncio.run(go())
+    assert called["calls"][0]["call"].name == "weather"
+    assert (last["finish"]["tokens"], last["finish"]["whole"]) == (2, True)
 
 
 def test_an_answer_with_all_its_calls_is_computed_no_further(client, server, monkeypatch):

@@ -15,8 +15,12 @@ from pydantic import ConfigDict
 from pydantic import Field
 
 from propolis.errors import UsageError
+from propolis_workers.llm.answer import Finish
 from propolis_workers.llm.tools.forcing import forced
 from propolis_workers.llm.tools.reader import Reader
+from propolis_workers.serve import messages
+from propolis_workers.serve.answers import DeadlineError
+from propolis_workers.serve.answers import EngineGoneError
 from propolis_workers.serve.bodies import Body
 
 
@@ -130,14 +134,10 @@ async def with_calls(
     """
     reader = Reader(use.family, use.names, most=use.most)
     reader.push(use.begun)
-    count = 0
+    count = drawn = 0
     async with aclosing(answer):
         async for one in answer:
-            if reader.whole:
-                if "finish" in one:
-                    finish = {**one["finish"], "called": True, "whole": True}
-                    yield {"text": "", "calls": [], "finish": finish}
-                continue
+            drawn += "token" in one
             said = reader.push(one["text"], final="finish" in one)
             texts = [part for part in said if isinstance(part, str)]
             calls = [
@@ -151,9 +151,23 @@ async def with_calls(
             if "finish" in one:
                 told = {"called": count > 0, "whole": reader.whole}
                 more["finish"] = one["finish"] | told
-            elif reader.whole:
-                end()
             yield {**one, **more}
+            if reader.whole and "finish" not in one:
+                end()
+                finish = await _how_it_went(answer, drawn)
+                yield {"text": "", "calls": [], "finish": finish | {"called": True, "whole": True}}
+                return
+
+
+async def _how_it_went(answer: AsyncGenerator[Told], drawn: int) -> Told:
+    """The end of an answer that is ended; what is known where the engine, or its time, ends."""
+    try:
+        async for one in answer:
+            if "finish" in one:
+                return dict(one["finish"])
+    except (DeadlineError, EngineGoneError):
+        pass
+    return dict(messages.ended(0, Finish(ids=[0] * drawn))["finish"])
 
 
 def new_id() -> str:
