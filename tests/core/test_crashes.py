@@ -4,7 +4,6 @@ import faulthandler
 import fcntl
 import json
 import os
-import signal
 import sys
 
 import numpy as np
@@ -45,18 +44,6 @@ def rms_norm(out, x, weight, /, eps=1e-5):
 def propolis_ops(device):
     yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
 """
-
-
-# Reads a mapped file that has become shorter, as weights are that somebody overwrites.
-SHORTER = ABORTS.replace(
-    "    os.abort()",
-    """    import mmap, tempfile
-    with tempfile.TemporaryFile() as file:
-        file.truncate(1 << 16)
-        held = mmap.mmap(file.fileno(), 1 << 16)
-        file.truncate(0)
-        held[0]""",
-)
 
 
 @pytest.fixture
@@ -115,18 +102,6 @@ def test_a_library_that_aborts_when_it_is_asked(site, python):
     assert (line["op"], line["plugin"]) == ("rms_norm", "deadly")
     x, weight = (Tensor.from_numpy(np.ones(shape, np.float32), cpu) for shape in ((2, 8), 8))
     assert ops.rms_norm(x, weight).numpy() == pytest.approx(1, abs=1e-4)
-
-
-def test_a_file_that_becomes_shorter_is_no_fault_of_an_op(site, python, cli):
-    """A bus error is of what is mapped: it is told, and nobody is taken out for it."""
-    site.plugin("innocent", SHORTER)
-    assert python(NORM).returncode == -signal.SIGBUS
-    with capture_logs() as logs:
-        Runtime.start(Config.load())
-    (line,) = [line for line in logs if line["event"].endswith("crashed")]
-    assert line["event"] == "process.crashed"
-    assert "(Bus error) where a mapped file, as of weights, became shorter" in line["reason"]
-    assert json.loads(cli("quarantine", "list", "--json").out) == []
 
 
 def test_listing_says_it_before_any_start(site, python, cli):

@@ -7,6 +7,7 @@ import pytest
 from propolis import default_runtime
 from propolis.cli import main
 from propolis.config import Config
+from propolis.errors import ArgumentTypeError
 from propolis.errors import DeviceNotFoundError
 from propolis.errors import ModelError
 from propolis_workers.llm import LLM
@@ -130,3 +131,10 @@ def test_a_model_without_a_name(capsys, command):
     said = capsys.readouterr()
     assert (2, "") == (end.value.code, said.out)
     assert "error: -m or --model is empty: name one, or leave it out\n" == said.err
+
+
+@pytest.mark.parametrize("path", ["", 3, b"model.gguf"])
+def test_what_is_no_path(path):
+    """None alone is the default model: another would answer without a word."""
+    with pytest.raises(ArgumentTypeError, match=f"path is {path!r}; supported: a GGUF file"):
+        LLM.load(path)

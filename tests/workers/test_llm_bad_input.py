@@ -246,13 +246,6 @@ def test_folder(fails, tiny, tmp_path, name):
     assert message in fails("generate", "hi", "-m", str(folder))
 
 
-@pytest.mark.parametrize("path", ["", 3, b"model.gguf"])
-def test_what_is_no_path(path):
-    """None alone is the default model: another would answer without a word."""
-    with pytest.raises(ArgumentTypeError, match=f"path is {path!r}; supported: a GGUF file"):
-        LLM.load(path)
-
-
 def test_paths(fails, tmp_path):
     """A path that leads to no model says what is there instead."""
     assert "there is no such file" in fails("generate", "hi", "-m", str(tmp_path / "x.gguf"))

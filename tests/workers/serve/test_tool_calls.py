@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import ollama
@@ -13,17 +12,10 @@ from tool_templates import TEMPLATES
 from propolis import Config
 from propolis_workers.llm.default_model import find_model
 from propolis_workers.llm.prompts import Prompts
-from propolis_workers.llm.tools.calls import Call
-from propolis_workers.llm.tools.reader import Reader
-from propolis_workers.serve import tool_use
-from propolis_workers.serve.answers import DeadlineError
-from propolis_workers.serve.answers import EngineGoneError
-from propolis_workers.serve.answers import Until
 from propolis_workers.serve.openai_replies import ChatCompletion
 from propolis_workers.serve.openai_replies import ChatCompletionChunk
 from propolis_workers.serve.openai_tools import spoken
 from propolis_workers.serve.openai_types import Message
-from propolis_workers.serve.tool_use import Function
 
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Bern?"}]
@@ -168,72 +160,6 @@ def test_auto(client, server, said):
         assert [call["index"] for call in calls] == [0, 1]
         got = client.chat.completions.create(**ASKED, parallel_tool_calls=False)
         assert len(got.choices[0].message.tool_calls) == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_ends_with_the_last_call_that_it_may_have(client, server, said, stream):
-    """What follows is neither shown nor counted, and the call is whole whatever the length is."""
-    said(server, "I look. ", CALL, *["\nAnd more"] * 90, reason="MAX_TOKENS")
-    asked = {**ASKED, "parallel_tool_calls": False}
-    if stream:
-        usage = {"stream_options": {"include_usage": True}}
-        *chunks, last = client.chat.completions.create(**asked, stream=True, **usage)
-        text, calls, why = streamed(chunks)
-        found = (text, why, len(calls), last.usage.completion_tokens)
-    else:
-        got = client.chat.completions.create(**asked)
-        message = got.choices[0].message
-        why = got.choices[0].finish_reason
-        found = (message.content, why, len(message.tool_calls), got.usage.completion_tokens)
-    assert found == ("I look.", "tool_calls", 1, 3)
-
-
-@pytest.mark.parametrize("error", [EngineGoneError, lambda why: DeadlineError(Until(0, why))])
-def test_a_whole_call_outlives_its_engine(server, error):
-    """What was said in full is told, whether or not how it went comes any more."""
-
-    async def answer():
-        for piece in ("I look.", CALL):
-            yield {"token": 65, "text": piece}
-        raise error("gone")
-
-    async def go():
-        use = tool_use.tool_use(server.service.prompts, [Function(name="weather")], most=1)
-        return [one async for one in tool_use.with_calls(answer(), use, lambda: None)]
-
-    *_, called, last = asyncio.run(go())
-    assert called["calls"][0]["call"].name == "weather"
-    assert (last["finish"]["tokens"], last["finish"]["whole"]) == (2, True)
-
-
-def test_an_answer_with_all_its_calls_is_computed_no_further(client, server, monkeypatch):
-    """The engine ends it, and tells how it went as of any other."""
-
-    class Third(Reader):
-        """Finds a call in the third piece of whatever is said."""
-
-        pieces = 0
-
-        def push(self, text, *, final=False):
-            self.pieces += text != ""
-            if self.pieces < 3 or self.whole:
-                return []
-            self._left = 0
-            return [Call("now", {})]
-
-    def ended() -> float:
-        lines = server.http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if 'end="stop_sequence"' in line)
-
-    monkeypatch.setattr(tool_use, "Reader", Third)
-    before = ended()
-    more = {"ignore_eos": True, "max_tokens": 1500}
-    asked = {**ASKED, "max_tokens": 1500, "extra_body": more, "parallel_tool_calls": False}
-    got = client.chat.completions.create(**asked)
-    assert got.choices[0].finish_reason == "tool_calls"
-    assert got.choices[0].message.tool_calls[0].function.name == "now"
-    assert 3 <= got.usage.completion_tokens < 1000
-    assert ended() == before + 1
 
 
 def test_text_alone(client, server, said):
