@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
+from programs import NORM
 from structlog.testing import capture_logs
 
 from propolis.config import Config
@@ -23,13 +24,6 @@ def rms_norm(out, x, weight, /, eps=1e-5):
 @hookimpl
 def propolis_ops(device):
     yield OpImpl(op="rms_norm", fn=rms_norm, dtypes={dtypes.f32}, priority=100)
-"""
-
-NORM = """
-import numpy as np
-from propolis import Tensor, ops
-x, weight = (Tensor.from_numpy(np.ones(shape, np.float32)) for shape in ((2, 8), 8))
-print(round(float(ops.rms_norm(x, weight).numpy()[0, 0]), 3))
 """
 
 
