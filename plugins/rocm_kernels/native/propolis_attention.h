@@ -127,14 +127,26 @@ struct Spot {
 
 // The pages of a sequence; without them all its keys are in one.
 struct Pages {
-    const i32* table;  // or null
-    i32 step, size, count;
+    const i32* table;  // a choice of it or null were of a kind of memory that AMD's compiler does not know
+    i32 step, size, count;  // of pages; size 0: there are none
 
-    PROPOLIS_METHOD Spot spot(i32 j) const {
-        if (!table) return Spot{0, j};
-        const i32 place = (i32)((u32)j / (u32)size);
-        const i32 which = table[(i64)place * step];
-        return Spot{which < 0 ? 0 : which < count ? which : count - 1, j - place * size};
+    // Which pages keys are in, of all at once: where a thread asked for one and then another, it would wait for each.
+    template <int N>
+    PROPOLIS_METHOD void ask(const i32 (&keys)[N], i32 (&which)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) which[i] = 0;
+        if (!size) return;
+#pragma unroll
+        for (int i = 0; i < N; ++i) which[i] = table[(i64)((u32)keys[i] / (u32)size) * step];
+    }
+    PROPOLIS_METHOD Spot spot(i32 key, i32 which) const {
+        if (!size) return Spot{0, key};
+        return Spot{which < 0 ? 0 : which < count ? which : count - 1, (i32)((u32)key % (u32)size)};
+    }
+    PROPOLIS_METHOD Spot spot(i32 key) const {
+        i32 which[1];
+        ask({key}, which);
+        return spot(key, which[0]);
     }
 };
 
@@ -155,12 +167,10 @@ struct CacheRows {
                               i32 head)
         : at(from + head * strides[2]), row(strides[1]), step(strides[3]), page(strides[0]),
           rows(sequence.valid), depth(depth) {
-        pages = Pages{nullptr, (i32)s.table[1], s.page_size, s.pages};
-        if (a.block_table) {
-            pages.table = a.block_table + sequence.index * s.table[0];
-        } else {
-            at += sequence.index * page;
-        }
+        const bool paged = a.block_table;
+        const i32* table = a.block_table + (paged ? sequence.index * s.table[0] : 0);
+        pages = Pages{table, (i32)s.table[1], paged ? s.page_size : 0, s.pages};
+        if (!paged) at += sequence.index * page;
     }
     PROPOLIS_METHOD bool across() const { return false; }
     PROPOLIS_METHOD const K* place(const Spot& spot) const {

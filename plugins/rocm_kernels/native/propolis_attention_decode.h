@@ -150,18 +150,23 @@ PROPOLIS_FN void decode(const Attention<T, K>& a, const AttentionShape& s) {
     for (i32 next = keys.first; next < keys.end; next += groups * AHEAD) {
         C key[AHEAD][DEEP][RUN], value[AHEAD][RUN], score[G][AHEAD];
         const i32 first = next + group;
+        if constexpr (packed) {
+            i32 asked[AHEAD], which[AHEAD];
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const i32 j = first + u * groups;
-            if constexpr (packed) {
-                const Spot spot = k.pages.spot(j < keys.end ? j : keys.first);
+            for (int u = 0; u < AHEAD; ++u) asked[u] = first + u * groups < keys.end ? first + u * groups : keys.first;
+            k.pages.ask(asked, which);
 #pragma unroll
-                for (int d = 0; d < DEEP; ++d) {
-                    k.fetch(spot, j < keys.end, d * HELD + element, key[u][d]);
-                }
-                v.fetch(spot, j < keys.end, column0 + element, value[u]);
-            } else {
-                const i32 there = j < keys.end ? j : sequence.valid;
+            for (int u = 0; u < AHEAD; ++u) {
+                const bool there = first + u * groups < keys.end;
+                const Spot spot = k.pages.spot(asked[u], which[u]);
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d) k.fetch(spot, there, d * HELD + element, key[u][d]);
+                v.fetch(spot, there, column0 + element, value[u]);
+            }
+        } else {
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                const i32 there = first + u * groups < keys.end ? first + u * groups : sequence.valid;
 #pragma unroll
                 for (int d = 0; d < DEEP; ++d) k.fetch(there, d * HELD + element, key[u][d]);
                 v.fetch(there, column0 + element, value[u]);

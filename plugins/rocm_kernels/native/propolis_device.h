@@ -340,9 +340,9 @@ PROPOLIS_FN u16 bf16_bits(f32 x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 #else
-    const u32 u = bits_as<u32>(x);
-    if ((u & 0x7fffffff) > 0x7f800000) return (u16)(u >> 16 | 0x40);  // NaN stays NaN
-    return (u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    // Both are computed: of a return for each AMD's compiler makes branches, at each number.
+    const u32 u = bits_as<u32>(x), quiet = u | 0x400000, rounded = u + 0x7fff + (u >> 16 & 1);
+    return (u16)((x != x ? quiet : rounded) >> 16);  // NaN stays NaN
 #endif
 }
 

@@ -158,7 +158,6 @@ struct KeptTile {
     const CacheRows<T, true>& rows;
 #if !defined(PROPOLIS_MMA)
     Coming<T> coming[PACKS];
-    const T* from[PACKS];
 #endif
 
     PROPOLIS_METHOD KeptTile(const CacheRows<T, true>& rows) : rows(rows) {}
@@ -171,27 +170,30 @@ struct KeptTile {
     PROPOLIS_METHOD bool exists(int p, i32 j0) const {
         return mine(p) && j0 + key(p) < rows.rows && element(p) < rows.depth;
     }
-    PROPOLIS_METHOD const T* place(int p, i32 j0) const {
-        const bool there = exists(p, j0);
-        return rows.place(rows.pages.spot(there ? j0 + key(p) : 0)) + (there ? element(p) : 0);
+    // Which pages the packs' keys are in, of keys that there are.
+    PROPOLIS_METHOD i32 asked(int p, i32 j0) const { return mine(p) && j0 + key(p) < rows.rows ? j0 + key(p) : 0; }
+    PROPOLIS_METHOD void ask(i32 j0, i32 (&which)[PACKS]) const {
+        i32 keys[PACKS];
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) keys[p] = asked(p, j0);
+        rows.pages.ask(keys, which);
+    }
+    PROPOLIS_METHOD const T* place(int p, i32 j0, i32 which) const {
+        return rows.place(rows.pages.spot(asked(p, j0), which)) + (exists(p, j0) ? element(p) : 0);
     }
 #if defined(PROPOLIS_MMA)
     PROPOLIS_METHOD void copy(T* to, i32 j0) const {
+        i32 which[PACKS];
+        ask(j0, which);
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
-            if (!mine(p)) continue;
-            copy_async(to + key(p) * APART + element(p), place(p, j0), exists(p, j0) ? 16 : 0);
+            if (mine(p)) copy_async(to + key(p) * APART + element(p), place(p, j0, which[p]), exists(p, j0) ? 16 : 0);
         }
     }
 #else
-    // All places first: pages are read from a table, for which what is on its way would be waited for.
-    PROPOLIS_METHOD void find(i32 j0) {
+    PROPOLIS_METHOD void fetch(i32 j0, const i32 (&which)[PACKS]) {
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p) from[p] = place(p, j0);
-    }
-    PROPOLIS_METHOD void fetch(i32 j0) {
-#pragma unroll
-        for (int p = 0; p < PACKS; ++p) coming[p].load(from[p], exists(p, j0));
+        for (int p = 0; p < PACKS; ++p) coming[p].load(place(p, j0, which[p]), exists(p, j0));
     }
     PROPOLIS_METHOD void put(T* to) const {
 #pragma unroll
@@ -214,7 +216,7 @@ struct KeptTile {
 // Whether queries stay in registers; gfx11's operands take twice as many.
 template <int DIMS>
 #if defined(PROPOLIS_WMMA)
-constexpr bool KEPT_QUERIES = DIMS <= (PROPOLIS_WMMA == 11 ? 64 : 128);
+constexpr bool KEPT_QUERIES = DIMS <= 128;
 #else
 constexpr bool KEPT_QUERIES = true;
 #endif
@@ -460,14 +462,24 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
 #else
     // The next tile is on its way while one is looked at, where there are registers for it.
     constexpr bool AHEAD = DIMS <= 128;
-    const auto fetch = [&](i32 j0) {
-        if (j0 < range.end) {
-            keys.find(j0);
-            values.find(j0);
-            keys.fetch(j0);
-            values.fetch(j0);
-        }
+    // Pages are asked for a tile before: what is asked for after others arrives after them.
+    constexpr bool SAME = KeyTile::WIDE == ValueTile::WIDE;
+    i32 of_keys[KeyTile::PACKS], of_values[SAME ? 1 : ValueTile::PACKS];
+    const auto ask = [&](i32 j0) {
+        keys.ask(j0, of_keys);
+        if constexpr (!SAME) values.ask(j0, of_values);
     };
+    const auto fetch = [&](i32 j0) {
+        if (j0 >= range.end) return;
+        keys.fetch(j0, of_keys);
+        if constexpr (SAME) {
+            values.fetch(j0, of_keys);
+        } else {
+            values.fetch(j0, of_values);
+        }
+        ask(j0 + KEYS);
+    };
+    ask(range.first);
     if (AHEAD) fetch(range.first);
     for (i32 j0 = range.first; j0 < range.end; j0 += KEYS) {
         if (!AHEAD) fetch(j0);
@@ -495,6 +507,7 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
             const f32 total = warp.total[m][l];
 #pragma unroll
             for (int f = 0; f < warp.WIDE; ++f) {
+                in_order();
                 const i32 element = column + f * FRAGMENT + other_of(i);
                 Pack<T, Sums::RUNS> pack;
 #pragma unroll
