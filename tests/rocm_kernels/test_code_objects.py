@@ -12,10 +12,12 @@ import subprocess
 
 import pytest
 
+from propolis import dtypes
 from propolis_rocm_hip import codeobject
 from propolis_rocm_hip.modules import check_signatures
 from propolis_rocm_kernels import _code
 from propolis_rocm_kernels._archs import ARCHS
+from propolis_rocm_kernels.ops_matmul_matrix import has_instructions
 
 
 # Many constants of f64 are kept in scalar registers, some of those in vector registers: no memory
@@ -27,8 +29,6 @@ COLD = {
 }
 COLD |= {"random_normal_f64"}  # two sines, two cosines and two logarithms of f64
 COLD |= {"attention_any_f64"}  # heads of any size in f64: no model has them
-# Two scalars in lanes of a vector register, on gfx942, where heads are of more than 256 elements.
-COLD |= {"attention_prefillwide_f16", "attention_prefillwide_bf16"}
 # What would trade IEEE, or our right to know what is in a code object, for speed.
 FORBIDDEN = ("fast-math", "rdc", "unsafe-math", "finite-math", "approx", "flush-denormals")
 
@@ -164,6 +164,13 @@ def instructions(manifest, arch, module, folder) -> dict[str, str]:
     )
 
 
+def loads_left(listing: str) -> list[int]:
+    """Of each wait for loads: so many, the last that were asked for, need not have arrived."""
+    counted = re.findall(r"s_waitcnt .*vmcnt\((\d+)\)", listing)
+    gfx12 = re.findall(r"s_wait_loadcnt(_dscnt)? (0x\w+)", listing)  # of both: by 256
+    return [int(n) for n in counted] + [int(n, 16) >> 8 * bool(both) for both, n in gfx12]
+
+
 @pytest.mark.parametrize("module", MATRIX_KERNELS)
 def test_products_are_made_of_matrix_instructions(manifest, arch, module, tmp_path) -> None:
     """Every kernel that is launched for them has them, in its own dtype."""
@@ -197,6 +204,57 @@ def test_sums_of_matrix_instructions_stay_where_others_take_them(
     kernels = instructions(manifest, arch, module, tmp_path)
     assert any("v_mfma" in listing for listing in kernels.values())
     assert [] == [name for name, listing in kernels.items() if "v_accvgpr" in listing]
+
+
+@pytest.mark.parametrize("module", ["attention", "attention_matrix", "attention_quantized"])
+def test_loads_say_which_memory_they_are_of(manifest, arch, module, tmp_path) -> None:
+    """No load may be of either memory: for one that may all loads of the other are waited for."""
+    kernels = instructions(manifest, arch, module, tmp_path)
+    assert any("global_load" in listing for listing in kernels.values())
+    assert [] == [name for name, listing in kernels.items() if "flat_load" in listing]
+
+
+@pytest.mark.parametrize("module", ["quantized_matmul_bytes", "quantized_matmul_tiles"])
+def test_weights_come_in_whole_packs(manifest, arch, module, tmp_path) -> None:
+    """Where weights end too: who loads them byte by byte waits for each."""
+    if not has_instructions(arch, dtypes.bf16):
+        pytest.skip(f"no kernel of {module} is launched on {arch}")
+    kernels = instructions(manifest, arch, module, tmp_path)
+    assert any(re.search(r"global_load_(dwordx4|b128)", listing) for listing in kernels.values())
+    bytewise = [
+        name for name, listing in kernels.items() if re.search(r"global_load_u(byte|8)\b", listing)
+    ]
+    assert bytewise == []
+
+
+def test_activations_are_asked_for_before_weights_that_come_later(manifest, arch, tmp_path) -> None:
+    """
+    Loads arrive in the order in which they were asked for.
+
+    So what products of few rows wait for before they multiply is never all that is on its way: as
+    often as not weights of the next 256 are.
+    """
+    if not has_instructions(arch, dtypes.bf16):
+        pytest.skip(f"no kernel of quantized_matmul_bytes is launched on {arch}")
+    kernels = instructions(manifest, arch, "quantized_matmul_bytes", tmp_path)
+    products = {name: listing for name, listing in kernels.items() if "_rows" in name}
+    assert products
+    for name, listing in products.items():
+        left = loads_left(listing)
+        assert left.count(0) < len(left) / 2, name
+
+
+def test_numbers_become_bf16_without_branches(manifest, arch, tmp_path) -> None:
+    """NaN is chosen, not branched to, of all numbers that attention rounds in its loop."""
+    kernels = instructions(manifest, arch, "attention_matrix", tmp_path)
+    flash = [name for name in kernels if re.search("flash.*_bf16$", name)]
+    assert flash
+    for name in flash:
+        branches = [
+            len(re.findall("s_and_saveexec", kernels[of]))
+            for of in (name, name.replace("_bf16", "_f16"))
+        ]
+        assert branches[0] <= branches[1] + 4, name
 
 
 def test_no_flag_gives_up_ieee(manifest) -> None:

@@ -22,7 +22,6 @@ template <>
 constexpr int SCALED_RUNS<Q3_K> = 2;
 template <>
 constexpr int SCALED_RUNS<Q6_K> = 2;
-constexpr int PIECE = PACK_BYTES;  // that a thread copies at once
 constexpr int TALL = TILE_ROWS / FRAGMENT / WARPS;  // fragments of weights of a warp
 static_assert(TALL * FRAGMENT * WARPS == TILE_ROWS, "a tile's rows are not for whole warps");
 #if defined(PROPOLIS_MMA)
@@ -37,13 +36,13 @@ constexpr int STRETCH = DEEP / (SPAN / RUN);
 
 // Pieces that a chunk may touch, which begins anywhere; odd, so that rows begin in several banks.
 template <class Format>
-constexpr int PIECES = (CHUNK / Format::SIZE * Format::BYTES + 2 * (PIECE - 1)) / PIECE | 1;
+constexpr int PIECES = (CHUNK / Format::SIZE * Format::BYTES + 2 * (PACK_BYTES - 1)) / PACK_BYTES | 1;
 
 // The weights' part of a tile: of each row as many threads as a power of two copy a piece each.
 template <class Format>
 struct BlockPanel {
     static constexpr int BYTES = CHUNK / Format::SIZE * Format::BYTES;
-    static constexpr int ROOM = PIECES<Format> * PIECE;
+    static constexpr int ROOM = PIECES<Format> * PACK_BYTES;
     static constexpr int ALONG = PIECES<Format> <= 8 ? 8 : PIECES<Format> <= 16 ? 16 : 32;
     static constexpr int BELOW = BLOCK / ALONG;
     static constexpr int PASSES = TILE_ROWS / BELOW;
@@ -55,47 +54,48 @@ struct BlockPanel {
     i32 clipped;    // from this row on pieces may go beyond all weights; those of short rows do sooner
     u32 behind[TALL][RUNS_HELD];  // a multiple of a piece, the thread's own rows begin
 #if !defined(PROPOLIS_MMA)
-    Pack<u32, PIECE / 4> held[PASSES];
+    Piece held[PASSES];
 #endif
 
     PROPOLIS_METHOD BlockPanel(const u8* w, i64 first, i64 rows, i64 depth, i64 row_bytes)
         : at(w + first * row_bytes), row_bytes((u32)row_bytes) {
         end = w + (rows - 1) * row_bytes + depth / Format::SIZE * Format::BYTES;
         last = (i32)(rows - first < TILE_ROWS ? rows - first : TILE_ROWS) - 1;
-        clipped = row_bytes < BYTES + PIECE ? 0 : first + last == rows - 1 ? last : TILE_ROWS;
+        clipped = row_bytes < BYTES + PACK_BYTES ? 0 : first + last == rows - 1 ? last : TILE_ROWS;
         row = (i32)thread_x() / ALONG, piece = (i32)thread_x() % ALONG;
 #pragma unroll
         for (int f = 0; f < TALL; ++f) {
 #pragma unroll
-            for (int i = 0; i < RUNS_HELD; ++i) behind[f][i] = (u32)(u64)row_at(own_row(f, i)) % PIECE;
+            for (int i = 0; i < RUNS_HELD; ++i) behind[f][i] = (u32)(u64)row_at(own_row(f, i)) % PACK_BYTES;
         }
     }
     PROPOLIS_METHOD static i32 own_row(int f, int i) {
-        return (warp_of_block() * TALL + f) * FRAGMENT + Held<bf16>::row(i);
+        const i32 warp = (i32)thread_x() / PROPOLIS_WARP;  // of each thread: scalar registers are few
+        return (warp * TALL + f) * FRAGMENT + Held<bf16>::row(i);
     }
     PROPOLIS_METHOD const u8* row_at(i32 row) const { return at + (u64)(u32)(row < last ? row : last) * row_bytes; }
     // Where the thread's piece of a row of a chunk is, and how many of its bytes there are.
     PROPOLIS_METHOD const u8* from(int pass, i32 chunk, i32& bytes) const {
         const i32 below = row + pass * BELOW;
         const u8* start = row_at(below) + (i64)chunk * BYTES;
-        const u32 over = (u32)(u64)start % PIECE;
-        const u8* from = start - over + piece * PIECE;
-        bytes = piece * PIECE < (i32)over + BYTES ? PIECE : 0;
+        const u32 over = (u32)(u64)start % PACK_BYTES;
+        const u8* from = start - over + piece * PACK_BYTES;
+        bytes = piece * PACK_BYTES < (i32)over + BYTES ? PACK_BYTES : 0;
         if (below >= clipped && bytes) {
             const i64 rest = end - from;
-            bytes = rest < 0 ? 0 : rest < PIECE ? (i32)rest : PIECE;
+            bytes = rest < 0 ? 0 : rest < PACK_BYTES ? (i32)rest : PACK_BYTES;
         }
         return from;
     }
 #if defined(PROPOLIS_MMA)
     PROPOLIS_METHOD void copy(u8* slot, i32 chunk) const {
-        u8* to = slot + row * ROOM + piece * PIECE;
+        u8* to = slot + row * ROOM + piece * PACK_BYTES;
         if (piece >= PIECES<Format>) return;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p) {
             i32 bytes;
             const u8* source = from(p, chunk, bytes);
-            copy_async(to + p * BELOW * ROOM, bytes ? source : (const u8*)((u64)at / PIECE * PIECE), bytes);
+            copy_async(to + p * BELOW * ROOM, bytes ? source : at - (u64)at % PACK_BYTES, bytes);
         }
     }
 #else
@@ -104,27 +104,19 @@ struct BlockPanel {
         for (int p = 0; p < PASSES; ++p) {
             i32 bytes;
             const u8* source = from(p, chunk, bytes);
-            if (bytes == PIECE) {
-                held[p] = load_pack<PIECE / 4>((const u32*)source);
-            } else {
-                held[p] = {};
-#pragma unroll
-                for (int b = 0; b < PIECE; ++b) {
-                    held[p].at[b / 4] |= b < bytes ? (u32)source[b] << b % 4 * 8 : 0u;
-                }
-            }
+            held[p] = load_piece(bytes ? source : at - (u64)at % PACK_BYTES, bytes);
         }
     }
     PROPOLIS_METHOD void put(u8* slot) const {
-        u8* to = slot + row * ROOM + piece * PIECE;
+        u8* to = slot + row * ROOM + piece * PACK_BYTES;
         if (piece >= PIECES<Format>) return;
 #pragma unroll
-        for (int p = 0; p < PASSES; ++p) store_pack<PIECE / 4>((u32*)(to + p * BELOW * ROOM), held[p]);
+        for (int p = 0; p < PASSES; ++p) store_pack<PACK_BYTES / 4>((u32*)(to + p * BELOW * ROOM), held[p]);
     }
 #endif
     // Where one of the thread's own rows has the block of its weight k of a chunk, in whose slot.
     PROPOLIS_METHOD const u8* block_at(const u8* slot, int f, int i, i32 chunk, u32 k) const {
-        const u32 over = (behind[f][i] + (u32)chunk * BYTES) % PIECE;
+        const u32 over = (behind[f][i] + (u32)chunk * BYTES) % PACK_BYTES;
         return slot + own_row(f, i) * ROOM + over + k / Format::SIZE * Format::BYTES;
     }
 };

@@ -5,6 +5,19 @@
 
 constexpr int COPIED = 8;  // numbers that a thread copies at once: 16 bytes
 
+// 16 bytes from a multiple of 16 on, of which at least one may be read: of what lies beyond `bytes` nothing is said.  AMD's
+// GPUs map memory by pages.  To load it byte by byte is to wait for each.
+typedef Pack<u32, PACK_BYTES / 4> Piece;
+PROPOLIS_FN Piece load_piece(const u8* at, [[maybe_unused]] i32 bytes) {
+#if defined(PROPOLIS_AMD)
+    return load_pack<PACK_BYTES / 4>((const u32*)at);
+#else
+    Piece piece = {};  // the simulator's memory ends where tensors do
+    for (int b = 0; b < bytes; ++b) piece.at[b / 4] |= (u32)at[b] << b % 4 * 8;
+    return piece;
+#endif
+}
+
 // Copies that end later, where there are such: 16 bytes of which those beyond `bytes` are 0.
 #if defined(PROPOLIS_MMA)
 PROPOLIS_FN void copy_async(u32 to, const void* from, int bytes) {

@@ -65,21 +65,15 @@ PROPOLIS_FN void round_rows(u32* out, const f32* x, i64 m, i64 depth, i64 chunks
 }
 
 #if PROPOLIS_FRAGMENTS
-// Of a chunk, that are computed without a loop: then where their bytes lie is known.
-#if defined(PROPOLIS_AMD)
-template <class Format>
-constexpr int GROUPS_AT_ONCE = Format::SIZE == CHUNK ? 1 : 4;  // more take too many registers
-#else
-template <class Format>
-constexpr int GROUPS_AT_ONCE = CHUNK / PART;
-#endif
-
 // Of formats of 256: whether a scale is that of sixteen, not of 32.
 template <class Format>
 constexpr bool SIXTEENS = false;
 template <>
 constexpr bool SIXTEENS<Q6_K> = true;
-// And whether weights times their whole scales are signed bytes (1), or times these with the other sign (-1).
+// And whether a multiple of activations' sums is taken from products.
+template <class Format>
+constexpr bool LEAST = Format::shifted&& Format::SIZE == CHUNK;
+// Whether weights times their whole scales are signed bytes (1), or times these with the other sign (-1).
 template <class Format>
 constexpr int BY_BYTES = 0;
 template <>
@@ -209,6 +203,15 @@ struct OfChunk {
         if constexpr (C::SIDE_BY_SIDE) return planes[0].number(i);
         return (f32)(planes[0].at[i] * 256 + planes[C::PLANES - 1].at[i]);
     }
+    // What comes behind is not to be computed before, nor this later.
+    PROPOLIS_METHOD void in_order() {
+#pragma unroll
+        for (int t = 0; t < C::TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < ByteSums::COUNT; ++i) kept_here(sums[t][i]);
+        }
+        ::in_order();
+    }
     // Times a number.
     template <class Block>
     PROPOLIS_METHOD f32 sum(const Block (&)[OWN_ROWS], int t, int i, f32 by) const {
@@ -262,6 +265,17 @@ struct OfChunk<Format, ROWS, true> {
             }
         }
     }
+    PROPOLIS_METHOD void in_order() {
+#pragma unroll
+        for (int t = 0; t < C::TILES; ++t) {
+#pragma unroll
+            for (int p = 0; p < C::PLANES; ++p) {
+#pragma unroll
+                for (int i = 0; i < ByteSums::COUNT; ++i) kept_here(sums[t][p].at[i]);
+            }
+        }
+        ::in_order();
+    }
     // The sixteens' `least` times their activations' sums.
     template <class Block>
     PROPOLIS_METHOD void least(const Block (&rows)[OWN_ROWS], const GroupOf<ROWS>& x) {
@@ -288,7 +302,7 @@ struct OfChunk<Format, ROWS, true> {
     }
     PROPOLIS_FN void add(ByteSums& to, const ByteSums& part, const i32 (&whole)[OWN_ROWS][2], int half) {
 #pragma unroll
-        for (int i = 0; i < ByteSums::COUNT; ++i) to.at[i] += part.at[i] * whole[ByteSums::of_row(i)][half];
+        for (int i = 0; i < ByteSums::COUNT; ++i) to.at[i] += product_of_24(part.at[i], whole[ByteSums::of_row(i)][half]);
     }
     PROPOLIS_FN f32 joined(const ByteSums (&planes)[C::PLANES], int i) {
         const f32 first = (f32)planes[0].at[i];
@@ -306,6 +320,21 @@ struct OfChunk<Format, ROWS, true> {
 // What whole sums are to be multiplied by, beside scales; where these are far they were before.
 template <class Format>
 constexpr f32 UNIT = FAR<Format> ? 1.0f : (BY_BYTES<Format> < 0 ? -1.0f : 1.0f) / (LARGEST * TIMES<Format>);
+
+// So many groups of activations are on their way at once, and so many are computed together: as registers allow.
+template <int ROWS>
+#if defined(PROPOLIS_MMA)
+constexpr int GROUPS_ON_WAY = ROWS <= 8 ? 9 : 0;
+#elif defined(PROPOLIS_WMMA)
+constexpr int GROUPS_ON_WAY = ROWS <= 8 ? 9 : 4;
+#else
+constexpr int GROUPS_ON_WAY = 9;
+#endif
+#if defined(PROPOLIS_MFMA)
+constexpr int IN_ORDER = 2;
+#else
+constexpr int IN_ORDER = 1;
+#endif
 
 // A block has 16 rows of weights at a time, a tile.
 template <class Format, int ROWS>
@@ -339,49 +368,60 @@ PROPOLIS_FN void product_of_bytes(f32* out, const u32* rounded, const u8* w, i64
 #pragma unroll
         for (int t = 0; t < C::TILES; ++t) at[t] = x.words + of_lane[t];
         for (i32 chunk = first; chunk < chunks; chunk += WARPS_OF_BLOCK) {
-            constexpr bool BEFORE = ROWS <= 8 && GROUPS_AT_ONCE<Format> == RoundedRows::GROUPS;
-            GroupOf<ROWS> before[BEFORE ? RoundedRows::GROUPS : 1];
-            if constexpr (BEFORE) {
+            constexpr int LOADS = RoundedRows::GROUPS + (LEAST<Format> ? 1 : 0);
+            constexpr int ON_WAY = GROUPS_ON_WAY<ROWS> < LOADS ? GROUPS_ON_WAY<ROWS> : LOADS;
+            // After so many groups the next weights are asked for: where they come to registers, loads arrive in the order
+            // in which they are asked for, and activations have to be before.
+            constexpr int BEFORE = SLOTS > 1 ? 0 : LOADS - ON_WAY;
+            constexpr int HELD = ON_WAY ? ON_WAY : 1;
+            GroupOf<ROWS> here[HELD];
+            f32 most[C::TILES][ByteSums::OF_COLUMNS];
+            const auto load_most = [&] {
 #pragma unroll
-                for (int group = 0; group < RoundedRows::GROUPS; ++group) before[group].load(at, group);
-            }
+                for (int t = 0; t < C::TILES; ++t) {
+#pragma unroll
+                    for (int i = 0; i < ByteSums::OF_COLUMNS; ++i) {
+                        most[t][i] = x.most[(u32)(chunk * ROWS + C::row(t, ByteSums::of_column(i)))];
+                    }
+                }
+            };
+            if constexpr (SLOTS == 1) load_most();
+#pragma unroll
+            for (int group = 0; group < ON_WAY; ++group) here[group].load(at, group);
             weights.arrive();
             Near<Staged<Format>::EVEN> own[OWN_ROWS];
 #pragma unroll
             for (int i = 0; i < OWN_ROWS; ++i) own[i] = weights.own(i, chunk);
             const bool more = chunk + WARPS_OF_BLOCK < chunks;
-            if (!more && !last) weights.go_on(step), rows -= step * FRAGMENT;
-            if (more || !last) weights.request(more ? chunk + WARPS_OF_BLOCK : first, rows);
+            const auto request = [&] {
+                if (!more && !last) weights.go_on(step), rows -= step * FRAGMENT;
+                if (more || !last) weights.request(more ? chunk + WARPS_OF_BLOCK : first, rows);
+            };
+            if constexpr (BEFORE == 0) request();
             OfChunk<Format, ROWS> of_chunk;
-#pragma unroll GROUPS_AT_ONCE<Format>
-            for (int group = 0; group < RoundedRows::GROUPS; ++group) {
-                if constexpr (BEFORE) {
-                    of_chunk.add(own, group, before[group]);
-                } else {
-                    GroupOf<ROWS> here;
-                    here.load(at, group);
-                    of_chunk.add(own, group, here);
+#pragma unroll
+            for (int group = 0; group < LOADS; ++group) {
+                auto& loaded = here[group % HELD];
+                if (ON_WAY == 0) loaded.load(at, group);
+                if constexpr (LEAST<Format>) {
+                    if (group == RoundedRows::GROUPS) {
+                        of_chunk.least(own, loaded);
+                        break;
+                    }
                 }
-                in_order();
+                of_chunk.add(own, group, loaded);
+                if (group % IN_ORDER == IN_ORDER - 1) of_chunk.in_order();
+                if (ON_WAY > 0 && group + ON_WAY < LOADS) loaded.load(at, group + ON_WAY);
+                if (group + 1 == BEFORE) request();
             }
-            if constexpr (Format::shifted && Format::SIZE == CHUNK) {
-                GroupOf<ROWS> totals;
-                totals.load(at, RoundedRows::GROUPS);
-                of_chunk.least(own, totals);
-            }
+            if constexpr (SLOTS > 1) load_most();  // else there were too few registers
 #pragma unroll
             for (int t = 0; t < C::TILES; ++t) {
-                f32 by[ByteSums::OF_COLUMNS], most[ByteSums::OF_COLUMNS];
-#pragma unroll
-                for (int i = 0; i < ByteSums::OF_COLUMNS; ++i) {
-                    const int column = ByteSums::of_column(i);
-                    by[i] = UNIT<Format> * (C::lower(column) ? 1 : 256);
-                    most[i] = x.most[(u32)(chunk * ROWS + C::row(t, column))];
-                }
 #pragma unroll
                 for (int i = 0; i < ByteSums::COUNT; ++i) {
                     const int column = i % ByteSums::OF_COLUMNS;
-                    sums[t][i] += of_chunk.sum(own, t, i, by[column]) * most[column];
+                    const f32 by = UNIT<Format> * (C::lower(ByteSums::of_column(column)) ? 1 : 256);
+                    sums[t][i] += of_chunk.sum(own, t, i, by) * most[t][column];
                 }
                 at[t] += WARPS_OF_BLOCK * (RoundedRows::GROUPS + 1) * GroupOf<ROWS>::WORDS;
             }

@@ -4,7 +4,14 @@
 #include "propolis_device.h"
 
 PROPOLIS_FN int lane_of_warp() { return (int)(thread_x() % PROPOLIS_WARP); }
-PROPOLIS_FN int warp_of_block() { return (int)(thread_x() / PROPOLIS_WARP); }
+PROPOLIS_FN int warp_of_block() {
+    const int warp = (int)(thread_x() / PROPOLIS_WARP);
+#if defined(PROPOLIS_AMD)
+    return __builtin_amdgcn_readfirstlane(warp);  // else loops over it would be each thread's own
+#else
+    return warp;
+#endif
+}
 
 // The value of another lane; every lane of the warp takes part.  T has 4 or 8 bytes.
 template <class T>

@@ -83,7 +83,10 @@ struct Staged {
     i32 chunks;
     bool partial;  // whether the last chunk is
 #if !defined(PROPOLIS_MMA)
-    Pack<u32, PACK_BYTES / 4> held[COPIES];
+    Piece held[COPIES];
+    bool cut;  // whether they are of a chunk that `ends`, so far ahead, with so many rows
+    u32 cut_more;
+    i32 cut_rows;
 #endif
 
     PROPOLIS_METHOD Staged(u8* shared, const u8* from, i64 depth, i64 row_bytes, int pieces)
@@ -162,28 +165,39 @@ struct Staged {
         slot ^= (u32)(FRAGMENT * room);
     }
 #else
+    // Pieces at ends are cut as they are stored: whoever asks as they are loaded waits for each.
     PROPOLIS_METHOD void request(i32 chunk, i32 rows) {
-        const bool end = ends(chunk, rows);
         const u32 more = ahead(chunk);
+        cut = ends(chunk, rows);
+        if (cut) {
+            cut_more = more, cut_rows = rows;
 #pragma unroll
-        for (int i = 0; i < COPIES; ++i) {
-            i32 bytes = PACK_BYTES;
-            const u8* piece = w + (end ? from(i, more, rows, bytes) : from(i, more));
-            held[i] = {};
-            if (bytes == PACK_BYTES) {
-                held[i] = load_pack<PACK_BYTES / 4>((const u32*)piece);
-            } else {
-#pragma unroll
-                for (int b = 0; b < PACK_BYTES; ++b) held[i].at[b / 4] |= b < bytes ? (u32)piece[b] << b % 4 * 8 : 0u;
+            for (int i = 0; i < COPIES; ++i) {
+                i32 bytes;
+                const u8* piece = w + from(i, more, rows, bytes);
+                held[i] = load_piece(piece, bytes);
             }
+        } else {
+#pragma unroll
+            for (int i = 0; i < COPIES; ++i) held[i] = load_piece(w + from(i, more), PACK_BYTES);
         }
     }
-    PROPOLIS_METHOD void arrive() const {
+    PROPOLIS_METHOD void arrive() {
+        if (cut) {
+#pragma unroll
+            for (int i = 0; i < COPIES; ++i) {
+                i32 bytes;
+                from(i, cut_more, cut_rows, bytes);
+#pragma unroll
+                for (int word = 0; word < PACK_BYTES / 4; ++word) held[i].at[word] &= first_bytes_of_word(bytes - 4 * word);
+            }
+        }
         sync_warp();
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) store_pack<PACK_BYTES / 4>((u32*)(slots + place[i]), held[i]);
         sync_warp();
     }
+    PROPOLIS_FN u32 first_bytes_of_word(i32 bytes) { return bytes <= 0 ? 0 : bytes < 4 ? (1u << bytes * 8) - 1 : ~0u; }
 #endif
     // Of a thread's own rows the chunk that arrived.
     PROPOLIS_METHOD Near<EVEN> own(int i, i32 chunk) const {
