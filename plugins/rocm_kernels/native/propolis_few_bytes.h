@@ -321,7 +321,8 @@ struct OfChunk<Format, ROWS, true> {
 template <class Format>
 constexpr f32 UNIT = FAR<Format> ? 1.0f : (BY_BYTES<Format> < 0 ? -1.0f : 1.0f) / (LARGEST * TIMES<Format>);
 
-// So many groups of activations are on their way at once, and so many are computed together: as registers allow.
+// So many groups of activations are on their way at once (0: each is loaded as it is multiplied), and so many are computed
+// together: as registers allow.
 template <int ROWS>
 #if defined(PROPOLIS_MMA)
 constexpr int GROUPS_ON_WAY = ROWS <= 8 ? 9 : 0;

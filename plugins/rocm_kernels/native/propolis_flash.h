@@ -213,7 +213,7 @@ struct KeptTile {
 #endif
 };
 
-// Whether queries stay in registers; gfx11's operands take twice as many.
+// Whether queries stay in registers.
 template <int DIMS>
 #if defined(PROPOLIS_WMMA)
 constexpr bool KEPT_QUERIES = DIMS <= 128;
@@ -466,6 +466,7 @@ PROPOLIS_FN void flash(const Attention<T>& a, const AttentionShape& s) {
     constexpr bool SAME = KeyTile::WIDE == ValueTile::WIDE;
     i32 of_keys[KeyTile::PACKS], of_values[SAME ? 1 : ValueTile::PACKS];
     const auto ask = [&](i32 j0) {
+        if (j0 >= range.end) return;  // of no keys there may be no page either
         keys.ask(j0, of_keys);
         if constexpr (!SAME) values.ask(j0, of_values);
     };
