@@ -174,15 +174,15 @@ def _transformers() -> dict[str, float]:
     return figures(prefill, decode)
 
 
-def prompt() -> list[int]:
+def prompt(count: int = PROMPT) -> list[int]:
     """The tokens that are read."""
-    return [int(i) for i in np.random.default_rng(0).integers(20, 40_000, PROMPT)]
+    return [int(i) for i in np.random.default_rng(0).integers(20, 40_000, count)]
 
 
-def figures(prefill: float, decode: float) -> dict[str, float]:
+def figures(prefill: float, decode: float, count: int = PROMPT) -> dict[str, float]:
     """Tokens a second of what took so many seconds, and the process's memory at most."""
     return {
-        "prefill": PROMPT / prefill,
+        "prefill": count / prefill,
         "decode": DECODED / decode,
         "peak_gb": peak_gb(),
     }

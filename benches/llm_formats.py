@@ -4,7 +4,7 @@ Formats of weights on the CPU: SmolLM2-135M in several, 1B and a mixture in Q4_K
 llama.cpp takes part with flash attention and without, and its better figure counts.  Each round
 runs every contender once on each file, in a process of its own; figures are medians.
 
-    python benches/llm_formats.py [--rounds 3] [--only q8_0,1b]
+    python benches/llm_formats.py [--rounds 3] [--only q8_0,1b] [--prompt 512]
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PLAIN = {"f16": "F16", "bf16": "BF16"}
 # Of llama.cpp's: decoding and reading, at least; memory, at most.
 TARGETS = {"small": (1.2, 2.0, 1.2), "large": (1.0, 1.5, 1.2)}
 LARGE = ("1b", "a3b")  # random weights of a shape
+SPARE = 512  # positions beyond the prompt
 
 
 def main() -> None:
@@ -40,11 +41,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join((*FORMATS, *LARGE)))
+    parser.add_argument(
+        "--prompt", type=int, default=PROMPT, help="tokens; decoding is behind them"
+    )
     asked = parser.parse_args()
     if not importlib.util.find_spec("llama_cpp"):
         print("llama_cpp is not installed: no peer (its module may come by PYTHONPATH)")
         return
     contenders = (("propolis",), ("llama.cpp", "0"), ("llama.cpp", "1"))
+    count = str(asked.prompt)
     with tempfile.TemporaryDirectory() as folder:
         print("| model | decode, ours / llama.cpp's, tokens/s | ratio | prefill | ratio |", end="")
         print(" peak, GB | ratio |\n|---|---|---|---|---|---|---|")
@@ -54,7 +59,7 @@ def main() -> None:
             rounds: list[list[dict[str, float]]] = [[] for _ in contenders]
             for _ in range(asked.rounds):
                 for kept, contender in zip(rounds, contenders, strict=True):
-                    kept.append(child(__file__, "--contender", *contender, str(path)))
+                    kept.append(child(__file__, "--contender", *contender, str(path), count))
             ours, *theirs = map(medians, rounds)
             print(_row(name, ours, theirs), flush=True)
 
@@ -121,13 +126,13 @@ def _write_plain(path: Path, halves: str = "F16") -> None:
     writer.close()
 
 
-def _propolis(path: str) -> dict[str, float]:
+def _propolis(path: str, count: str) -> dict[str, float]:
     from propolis import Config
     from propolis import Runtime
     from propolis_workers.llm import LLM
 
-    engine = LLM.load(path, runtime=Runtime.start(Config.load())).engine(1024)
-    ids = prompt()
+    ids = prompt(int(count))
+    engine = LLM.load(path, runtime=Runtime.start(Config.load())).engine(len(ids) + SPARE)
     engine.prefill(ids)  # the first pass touches the memory that later ones reuse
     engine.truncate(0)
     start = time.perf_counter()
@@ -137,18 +142,23 @@ def _propolis(path: str) -> dict[str, float]:
     start = time.perf_counter()
     for token in ids[:DECODED]:
         engine.decode(token)
-    return figures(prefill, time.perf_counter() - start)
+    return figures(prefill, time.perf_counter() - start, len(ids))
 
 
-def _llama_cpp(flash: str, path: str) -> dict[str, float]:
+def _llama_cpp(flash: str, path: str, count: str) -> dict[str, float]:
     from llama_cpp import Llama
 
+    ids = prompt(int(count))
     cores = len(os.sched_getaffinity(0))
     threads = {"n_threads": cores, "n_threads_batch": cores}
     model = Llama(
-        path, n_ctx=1024, n_batch=PROMPT, verbose=False, flash_attn=bool(int(flash)), **threads
+        path,
+        n_ctx=len(ids) + SPARE,
+        n_batch=PROMPT,
+        verbose=False,
+        flash_attn=bool(int(flash)),
+        **threads,
     )
-    ids = prompt()
     model.eval(ids)
     model.reset()
     start = time.perf_counter()
@@ -158,7 +168,7 @@ def _llama_cpp(flash: str, path: str) -> dict[str, float]:
     start = time.perf_counter()
     for token in ids[:DECODED]:
         model.eval([token])
-    return figures(prefill, time.perf_counter() - start)
+    return figures(prefill, time.perf_counter() - start, len(ids))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def inputs(dim, kept, kv_heads=KV_HEADS):
         (64, np.float16, HEADS),
         (64, np.float32, KV_HEADS),
         (40, np.float32, HEADS),
+        (72, np.float16, 1),
+        (136, np.float16, KV_HEADS),
     ],
 )
 def test_a_query_is_the_same_alone_and_among_others(runtime, dim, kept, kv_heads, options):

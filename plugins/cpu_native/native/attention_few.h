@@ -1,6 +1,7 @@
 // Attention of few queries of a sequence: each is looked at by itself, key by key, and its keys are shared out.
 #pragma once
 
+#include <bit>
 #include <memory>
 
 #include "attention.h"
@@ -20,78 +21,83 @@ PROPOLIS_INLINE void ask_for(const K* row, i64 dim) {
     for (i64 i = 0; i < extent<K>(dim); i += LINE * 4 / (i64)sizeof(K)) __builtin_prefetch(row + i);
 }
 
-// Keys whose scores are summed side by side: where there are registers, as many as are summed up in one go.
-constexpr i64 BESIDE = VECTOR == 64 ? LANES : 4;
+// Sixteens of a key that stay in registers while heads pass by.
+constexpr int HELD = std::min(4u, REGISTERS / 2 / PARTS);
 
-PROPOLIS_INLINE void store_sums(f32* to, const F32s (&sums)[LANES]) { store(to, sum_each(sums)); }
-PROPOLIS_INLINE void store_sums(f32* to, const F32s (&sums)[4]) {
-    for (i64 u = 0; u < 4; ++u) to[u] = sum(sums[u]);
-}
-
-// Heads of one query over n keys, of `ready` that will be wanted: scores[g][j], and some beyond the last.  Their
-// values are wanted next.
-template <class K>
-void score(const K* const* keys, const K* const* values, i64 n, i64 ready, const f32* q, i64 heads, i64 dim,
-           i64 value_dim, f32* scores) {
-    const i64 wide_dim = padded(dim);
-    for (i64 j = 0; j < n; j += BESIDE) {
-        const K* key[BESIDE];
-        for (i64 u = 0; u < BESIDE; ++u) key[u] = keys[std::min(j + u, n - 1)];
-        for (i64 u = j + AHEAD; u < std::min(j + AHEAD + BESIDE, ready); ++u) ask_for(keys[u], dim);
-        for (i64 u = j; u < std::min(j + BESIDE, n); ++u) ask_for(values[u], value_dim);
-        for (i64 g = 0; g < heads; ++g) {
-            F32s sums[BESIDE];
-#pragma GCC unroll 16
-            for (i64 u = 0; u < BESIDE; ++u) sums[u] = splat(0.0f);
-            i64 i = 0;
-            for (; i + LANES <= dim; i += LANES) {
-                const F32s own = load(q + g * wide_dim + i);
-#pragma GCC unroll 16
-                for (i64 u = 0; u < BESIDE; ++u) sums[u] = fma(own, kept_at(key[u], i, LANES), sums[u]);
-            }
-            if (i < dim) {
-                const F32s own = load(q + g * wide_dim + i);
-                for (i64 u = 0; u < BESIDE; ++u) sums[u] = fma(own, kept_at(key[u], i, dim - i), sums[u]);
-            }
-            store_sums(scores + g * PART + j, sums);
-        }
+// C sixteens of a key, from its i-th number on, times those of G heads, added to sums[head][u].
+template <int G, int C, class K>
+PROPOLIS_INLINE void score_some(const K* key, i64 i, i64 left, const f32* q, i64 wide_dim, F32s (&sums)[G][LANES], i64 u) {
+    F32s own[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) own[c] = kept_at(key, i + c * LANES, left);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const f32* row = q + g * wide_dim + i;
+        F32s sum = i ? sums[g][u] : splat(0.0f);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sum = fma(own[c], load(row + c * LANES), sum);
+        sums[g][u] = sum;
     }
 }
 
-// acc[g] += weights[g][j] * values[j], four vectors of each of G heads at a time.
+// G heads of one query over n keys, of `ready` that will be wanted: scores[g][j], and some beyond the last.  Their
+// values are wanted next.
 template <int G, class K>
-void weigh(const K* const* values, i64 n, const f32* weights, i64 dim, f32* acc) {
-    constexpr int V = 4;
+void score(const K* const* keys, const K* const* values, i64 n, i64 ready, const f32* q, i64 dim, i64 value_dim,
+           f32* scores) {
     const i64 wide_dim = padded(dim);
-    i64 i = 0;
-    for (; i + V * LANES <= dim; i += V * LANES) {
-        F32s sums[G][V];
-        for (int g = 0; g < G; ++g)
-            for (int v = 0; v < V; ++v) sums[g][v] = splat(0.0f);
-        for (i64 j = 0; j < n; ++j) {
-            F32s row[V];
-#pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) row[v] = kept_at(values[j], i + v * LANES, LANES);
-#pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) {
-                const F32s w = splat(weights[g * PART + j]);
-#pragma GCC unroll 4
-                for (int v = 0; v < V; ++v) sums[g][v] = fma(w, row[v], sums[g][v]);
-            }
+    for (i64 j = 0; j < n; j += LANES) {
+        F32s sums[G][LANES];
+        const i64 some = std::min<i64>(LANES, n - j);
+        for (i64 u = 0; u < some; ++u) {
+            const K* key = keys[j + u];
+            if (j + u + AHEAD < ready) ask_for(keys[j + u + AHEAD], dim);
+            ask_for(values[j + u], value_dim);
+            i64 i = 0;
+            for (; i + HELD * LANES <= dim; i += HELD * LANES) score_some<G, HELD>(key, i, LANES, q, wide_dim, sums, u);
+            for (; i + LANES <= dim; i += LANES) score_some<G, 1>(key, i, LANES, q, wide_dim, sums, u);
+            if (i < dim) score_some<G, 1>(key, i, dim - i, q, wide_dim, sums, u);
         }
         for (int g = 0; g < G; ++g) {
-            for (int v = 0; v < V; ++v) store(acc + g * wide_dim + i + v * LANES, sums[g][v]);
+            for (i64 u = some; u < LANES; ++u) sums[g][u] = splat(0.0f);
+            store(scores + g * PART + j, sum_each(sums[g]));
         }
     }
-    for (; i < dim; i += LANES) {
-        F32s sums[G];
-        for (int g = 0; g < G; ++g) sums[g] = splat(0.0f);
-        for (i64 j = 0; j < n; ++j) {
-            const F32s row = kept_at(values[j], i, dim - i);
-            for (int g = 0; g < G; ++g) sums[g] = fma(splat(weights[g * PART + j]), row, sums[g]);
-        }
-        for (int g = 0; g < G; ++g) store(acc + g * wide_dim + i, sums[g]);
+}
+
+// acc[g] += weights[g][j] * values[j], V vectors of each of G heads at a time.
+template <int G, int V, class K>
+PROPOLIS_INLINE void weigh_some(const K* const* values, i64 n, const f32* weights, i64 i, i64 left, i64 wide_dim, f32* acc) {
+    F32s sums[G][V];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[g][v] = splat(0.0f);
     }
+    for (i64 j = 0; j < n; ++j) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            const F32s row = kept_at(values[j], i + v * LANES, left);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) sums[g][v] = fma(splat(weights[g * PART + j]), row, sums[g][v]);
+            if constexpr (G > 2) read_again();
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) store(acc + g * wide_dim + i + v * LANES, sums[g][v]);
+    }
+}
+
+// As many vectors at a time as there are registers for their sums.
+template <int G, class K>
+void weigh(const K* const* values, i64 n, const f32* weights, i64 dim, f32* acc) {
+    constexpr int V = std::clamp(int(std::bit_floor(REGISTERS * 3 / 4 / unsigned(G * PARTS))), 1, 4);
+    const i64 wide_dim = padded(dim);
+    i64 i = 0;
+    for (; i + V * LANES <= dim; i += V * LANES) weigh_some<G, V>(values, n, weights, i, LANES, wide_dim, acc);
+    for (; i < dim; i += LANES) weigh_some<G, 1>(values, n, weights, i, dim - i, wide_dim, acc);
 }
 
 // What a query and head has of some keys: the largest score, the sum of exponentials less it, and weighted values.
@@ -99,6 +105,41 @@ struct Partial {
     f32 *top, *total, *values;
     Partial(f32* at, i64 head, i64 group, i64 wide) : top(at + 2 * head), total(top + 1), values(at + 2 * group + head * wide) {}
 };
+
+// Keys of a part and their values, n of `ready` that will be wanted: from the first-th of a sequence on.
+template <class K>
+struct Part {
+    const K *const *keys, *const *values;
+    i64 first, n, ready;
+};
+
+// G heads of a query, from h on, over a part: `to(g)` is where what one has of it goes.
+template <int G, class K, class To>
+void attend(const Attention& a, const Part<K>& part, const f32* q, i64 h, i64 position, f32* scores, To to) {
+    const i64 n = part.n, value_dim = a.out.shape[3];
+    score<G>(part.keys, part.values, n, part.ready, q, a.q.shape[3], value_dim, scores);
+    for (int g = 0; g < G; ++g) {
+        f32* row = scores + g * PART;
+        if (a.softcap != 0 || a.alibi) {
+            const f32 slope = a.alibi ? a.alibi[h + g] : 0;
+            for (i64 j = 0; j < n; ++j) row[j] = bent(a, row[j], slope, position - part.first - j);
+        }
+        for (i64 j = n; j < padded(n); ++j) row[j] = -INFINITE;
+        F32s tops = splat(-INFINITE), totals = splat(0.0f);
+        for (i64 j = 0; j < n; j += LANES) tops = larger(load(row + j), tops);
+        const f32 top = largest(tops);
+        const F32s less = splat(top == -INFINITE ? 0.0f : top);
+        for (i64 j = 0; j < n; j += LANES) {
+            const F32s e = exp_below(load(row + j) - less);
+            store(row + j, e);
+            totals = totals + e;
+        }
+        const Partial left = to(g);
+        *left.top = top;
+        *left.total = sum(totals);
+    }
+    weigh<G>(part.values, n, scores, value_dim, to(0).values);
+}
 
 // Parts of one query and head, one added to those before: `each` numbers apart.  The first one has the sum.
 void add_parts(f32* at, i64 count, i64 each, i64 head, i64 group, i64 wide) {
@@ -224,7 +265,7 @@ void few(const Attention& a, const Tokens& wanted) {
             if (j < AHEAD) ask_for(keys[j], dim);
         }
         thread_local Room<> memory;
-        constexpr i64 G = 4;
+        constexpr i64 G = 4;  // heads at a time
         f32 *q = memory.of(group * wide_dim + G * PART), *scores = q + group * wide_dim;
         for (i64 g = 0; g < group; ++g) {
             const T* from = (const T*)a.q.at + s.row * a.q.strides[0] + (s.first + place.token) * a.q.strides[1] +
@@ -236,38 +277,18 @@ void few(const Attention& a, const Tokens& wanted) {
         f32* own = partial + task.part * each;
         for (i64 first = task.first, end; first < task.end; first = end, own += each) {
             end = std::min(part_end(first), task.end);
-            const i64 n = end - first, ready = task.end - first;
-            const K *const *key = keys + (first - task.first), *const *value = values + (first - task.first);
+            const i64 skipped = first - task.first;
+            const Part<K> part{keys + skipped, values + skipped, first, end - first, task.end - first};
             for (i64 g0 = 0; g0 < group; g0 += G) {
-                const i64 some = std::min(G, group - g0);
-                score(key, value, n, ready, q + g0 * wide_dim, some, dim, value_dim, scores);
-                for (i64 g = 0; g < some; ++g) {
-                    f32* row = scores + g * PART;
-                    const i64 h = place.head * group + g0 + g;
-                    if (a.softcap != 0 || a.alibi) {
-                        const f32 slope = a.alibi ? a.alibi[h] : 0;
-                        for (i64 j = 0; j < n; ++j) row[j] = bent(a, row[j], slope, position - first - j);
-                    }
-                    for (i64 j = n; j < padded(n); ++j) row[j] = -INFINITE;
-                    F32s tops = splat(-INFINITE), totals = splat(0.0f);
-                    for (i64 j = 0; j < n; j += LANES) tops = larger(load(row + j), tops);
-                    const f32 top = largest(tops);
-                    const F32s less = splat(top == -INFINITE ? 0.0f : top);
-                    for (i64 j = 0; j < n; j += LANES) {
-                        const F32s e = exp_below(load(row + j) - less);
-                        store(row + j, e);
-                        totals = totals + e;
-                    }
-                    const Partial left(own, g0 + g, group, wide_values);
-                    *left.top = top;
-                    *left.total = sum(totals);
-                }
-                f32* to = Partial(own, g0, group, wide_values).values;
-                switch (some) {
-                    case 1: weigh<1>(value, n, scores, value_dim, to); break;
-                    case 2: weigh<2>(value, n, scores, value_dim, to); break;
-                    case 3: weigh<3>(value, n, scores, value_dim, to); break;
-                    case 4: weigh<4>(value, n, scores, value_dim, to); break;
+                const auto run = [&](auto heads) {
+                    attend<decltype(heads)::value>(a, part, q + g0 * wide_dim, place.head * group + g0, position, scores,
+                                                   [&](i64 g) { return Partial(own, g0 + g, group, wide_values); });
+                };
+                switch (std::min(G, group - g0)) {
+                    case 1: run(std::integral_constant<int, 1>{}); break;
+                    case 2: run(std::integral_constant<int, 2>{}); break;
+                    case 3: run(std::integral_constant<int, 3>{}); break;
+                    case 4: run(std::integral_constant<int, 4>{}); break;
                 }
             }
         }

@@ -43,6 +43,11 @@ constexpr int VECTOR = 32;
 #else
 constexpr int VECTOR = 16;
 #endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr unsigned REGISTERS = 32;  // for vectors
+#else
+constexpr unsigned REGISTERS = 16;
+#endif
 constexpr int LANES = 16;
 constexpr int PARTS = LANES * 4 / VECTOR;  // vectors of 16 numbers of 4 bytes
 
