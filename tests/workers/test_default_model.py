@@ -138,3 +138,10 @@ def test_what_is_no_path(path):
     """None alone is the default model: another would answer without a word."""
     with pytest.raises(ArgumentTypeError, match=f"path is {path!r}; supported: a GGUF file"):
         LLM.load(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gguf", ".safetensors"])
+def test_a_path_too_long(suffix):
+    """A path that the system does not take is an error that says so."""
+    with pytest.raises(ModelError, match=r"cannot be opened \('File name too long'\)"):
+        LLM.load("x" * 5000 + suffix)

@@ -8,11 +8,13 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
 from propolis.errors import UnsupportedModelError
@@ -243,6 +245,21 @@ def test_unusable_arguments():
             tokenizer.decode([index])
     with pytest.raises(UsageError, match="surrogate at index 1"):
         tokenizer.encode("a\ud800")
+
+
+@pytest.mark.parametrize("text", [None, b"a", ["a"], 5])
+def test_what_is_no_text(text):
+    """Another type than a text is named, with what is supported."""
+    with pytest.raises(ArgumentTypeError, match=r"^the text is .*; supported: a text$"):
+        small_tokenizer().encode(text)
+
+
+@pytest.mark.parametrize("ids", [None, 5, "12", [1.5], ["a"], [None]])
+def test_what_are_no_ids(ids):
+    """Ids that are no integers are named; numpy's are some."""
+    with pytest.raises(ArgumentTypeError, match=r"^ids are .*; supported: integers"):
+        small_tokenizer().decode(ids)
+    assert small_tokenizer().decode(np.arange(3)) == small_tokenizer().decode([0, 1, 2])
 
 
 def test_import_is_cheap():

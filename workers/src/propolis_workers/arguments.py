@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import operator
+from typing import TYPE_CHECKING
 from typing import Final
 from typing import SupportsIndex
 
 from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 _SHOWN: Final = 60
@@ -60,7 +65,11 @@ def expect_unicode(what: str, text: str) -> None:
 
     Raises:
         UsageError: it has a lone surrogate.
+        ArgumentTypeError: it is no text.
     """
+    if not isinstance(text, str):
+        msg = f"{what} is {shown(text)}; supported: a text"
+        raise ArgumentTypeError(msg)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -68,4 +77,18 @@ def expect_unicode(what: str, text: str) -> None:
         raise UsageError(msg) from None
 
 
-__all__ = ["expect_text", "expect_unicode", "expect_whole", "shown"]
+def expect_ids(ids: Iterable[SupportsIndex]) -> list[int]:
+    """
+    Ids of tokens, of whatever holds them.
+
+    Raises:
+        ArgumentTypeError: they are something else than integers.
+    """
+    try:
+        return list(map(operator.index, ids))
+    except TypeError:
+        msg = f"ids are {shown(ids)}; supported: integers, as `encode` gives them"
+        raise ArgumentTypeError(msg) from None
+
+
+__all__ = ["expect_ids", "expect_text", "expect_unicode", "expect_whole", "shown"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -67,8 +68,9 @@ def open_weights(path: Path) -> GGUFFile | SafetensorsFolder:
         ModelError: it is neither, or is damaged.
     """
     in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
-    if path.suffix == ".gguf" or (path.is_file() and not in_folder):
-        return GGUFFile.open(path)
+    with suppress(OSError):  # what cannot be told, as of too long a name, is when it is opened
+        if path.suffix == ".gguf" or (path.is_file() and not in_folder):
+            return GGUFFile.open(path)
     return SafetensorsFolder.open(path)
 
 

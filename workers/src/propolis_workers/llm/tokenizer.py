@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_ids
 from propolis_workers.arguments import expect_unicode
 from propolis_workers.llm.vocab.folder import folder_parts
 from propolis_workers.llm.vocab.gguf import gguf_parts
@@ -145,6 +146,7 @@ class Tokenizer:
 
         Raises:
             UsageError: The text holds a lone surrogate.
+            ArgumentTypeError: It is no text.
         """
         expect_unicode("the text", text)
         if not continues or self._parts.prefix == "never":
@@ -174,12 +176,13 @@ class Tokenizer:
 
         Raises:
             UsageError: An id is not in the vocabulary.
+            ArgumentTypeError: They are no integers.
         """
         skipped = self.special_ids if skip_special else frozenset[int]()
         prefix = self._parts.prefix
         pieces = []
         starts = prefix != "never" and not continues  # whether what follows has a space before it
-        for index in ids:
+        for index in expect_ids(ids):
             piece = b"" if index in skipped else self.token_bytes(index)
             if index in self._parts.cut_ids or index in skipped:
                 starts = prefix == "each" or (prefix == "first" and starts and not piece)
