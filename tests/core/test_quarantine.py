@@ -417,6 +417,8 @@ def test_it_lasts_until_the_plugin_changes(cli, site):
     site.module("fake_broken", (site.folder / "fake_broken.py").read_text() + "# better\n")
     assert "winner: broken" in cli("explain", "add").out
     assert cli("quarantine", "clear", "--op", "mul").out == "nothing to let back\n"
+    said = cli("quarantine", "clear", "--op", "sillu").out
+    assert said == "nothing to let back: there is no op 'sillu'; did you mean silu?\n"
     assert cli("quarantine", "clear", "--plugin", "Broken", "--op", "add").out.startswith(
         "let back: add (f32) of broken (fake-broken 1.0) on cpu"
     )

@@ -51,7 +51,9 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
     """Let implementations back; all of them unless an option says which."""
     from propolis import events  # noqa: PLC0415
+    from propolis.ops import catalogue  # noqa: PLC0415
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415
+    from propolis.wording import did_you_mean  # noqa: PLC0415
     from propolis.wording import plugin_name  # noqa: PLC0415
 
     wanted = plugin_name(plugin) if plugin is not None else None
@@ -71,4 +73,7 @@ def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
         )
         click.echo(f"let back: {entry.label} of {entry.source} on {entry.kind} {entry.arch}")
     if not gone:
-        click.echo("nothing to let back")
+        # No error: plugins, which are not imported here, have ops of their own.
+        known = op is None or op in catalogue()
+        hint = "" if known else did_you_mean(str(op), catalogue(), most=1)
+        click.echo("nothing to let back" + (f": there is no op {op!r}; {hint}" if hint else ""))
