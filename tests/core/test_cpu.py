@@ -174,6 +174,13 @@ def test_an_empty_tensor_with_a_size_no_array_has(cpu):
         cpu.empty((0, 2**70), dtypes.f32)
 
 
+@pytest.mark.parametrize("dtype", ["f32", np.float32, None])
+def test_a_dtype_of_others(cpu, dtype):
+    """What is no dtype of ours is named, and where ours are."""
+    with pytest.raises(DTypeError, match=r"dtype is .*; supported: those of propolis\.dtypes"):
+        cpu.empty((2,), dtype)
+
+
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 700])
 def test_empty_tensors_of_every_dtype(cpu, dtype, rows):

@@ -153,6 +153,7 @@ def test_into_of_an_op_with_its_own_destination(t):
         (lambda _: ops.add(None, None), "add: a is a NoneType"),
         (lambda x: ops.softmax(x, dim="last"), "softmax: dimension 'last' is no whole number"),
         (lambda x: ops.softmax(x, 1.0), r"softmax: dimension 1\.0 is no whole number"),
+        (lambda x: ops.sum(x, 1.0), r"sum: dimension 1\.0 is no whole number"),
         (lambda x: ops.argmax(x, 7), "argmax: dimension 7 does not exist .* rank 1"),
         (lambda x: ops.cast(x, "f16"), r"cast: to 'f16'; supported: plain dtypes, as dtypes\.f32"),
         (lambda x: ops.cast(x, [1]), "cast.*unhashable"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from propolis.dtypes import DType
 from propolis.errors import OutOfMemoryError
 from propolis.errors import ShapeError
 from propolis.errors import UsageError
@@ -23,7 +24,6 @@ from propolis.tensor import Tensor
 
 
 if TYPE_CHECKING:
-    from propolis.dtypes import DType
     from propolis.layout import Shape
     from propolis.storage import Storage
 
@@ -80,7 +80,11 @@ class CpuDevice(Device):
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """A contiguous tensor with undefined elements."""
         layout = Layout.contiguous(shape)
-        if dtype.is_block or layout.numel * dtype.block_bytes >= POOLED_FROM:
+        if (
+            dtype.__class__ is not DType
+            or dtype.is_block
+            or layout.numel * dtype.block_bytes >= POOLED_FROM
+        ):
             return super().empty(shape, dtype)
         # The array that numpy allocates is storage and view at once: an op call
         # on small tensors is allowed 5 us in all.

@@ -125,10 +125,13 @@ class Device:
 
         Raises:
             ShapeError: a size is negative or no whole number.
-            DTypeError: a row is not a whole number of blocks.
+            DTypeError: a row is not a whole number of blocks, or it is none of our dtypes.
             OutOfMemoryError: the device has too little free memory.
             DeviceLostError: the device failed for good.
         """
+        if not isinstance(dtype, dtypes.DType):
+            msg = f"a tensor's dtype is {dtype!r}; supported: those of propolis.dtypes, as f32"
+            raise DTypeError(msg)
         layout = Layout.contiguous(shape)
         if dtype.is_block:
             dtype.nbytes(layout.shape[-1] if layout.shape else 1)  # a row is made of whole blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -264,7 +265,7 @@ def over(name: str, shape: Shape, dims: Dims) -> tuple[int, ...]:
     rank = len(shape)
     if dims is None:
         return tuple(range(rank))
-    wanted = (dims,) if isinstance(dims, (int, np.integer)) else tuple(dims)
+    wanted = tuple(dims) if isinstance(dims, Iterable) else (dims,)
     which = tuple(normalize_dim(name, d, rank) for d in wanted)
     if len(set(which)) < len(which):
         msg = f"{name}: dims {wanted} name a dimension of shape {shape} twice"
