@@ -57,9 +57,10 @@ def test_text(models, tiny_gguf):
         ({"tensors": {"blk.0.attn_q.weight": None}}, "blk.0.attn_q.weight"),
         ({"metadata": {"llama.block_count": 3}}, "blk.2."),
         ({"metadata": {"llama.attention.head_count_kv": 4}}, "attn_k.weight"),
+        ({"metadata": {"tokenizer.chat_template": "{% if %}"}}, "in chats: the chat template"),
     ],
 )
-def test_weights_that_do_not_fit(models, tiny, tmp_path, changes, says):
+def test_what_does_not_fit(models, tiny, tmp_path, changes, says):
     """What loading would refuse is said, though no weights are read."""
     done = models("show", str(tiny.gguf(tmp_path / "x.gguf", **changes)))
     assert done.code == 0

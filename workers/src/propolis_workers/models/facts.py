@@ -11,6 +11,7 @@ from typing import Any
 
 from propolis.errors import PropolisError
 from propolis_workers.files import read_json
+from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.conversation import DEFAULT_CONTEXT
 from propolis_workers.llm.memory import sequence_bytes
 from propolis_workers.llm.memory import weight_bytes
@@ -118,6 +119,11 @@ def facts_of(path: Path, runtime: Runtime) -> Facts:
         vocab, template = tokenizer.vocab_size, tokenizer.chat_template
     except PropolisError as exc:
         problems.append(str(exc))
+    try:
+        if template is not None:
+            ChatTemplate(template)
+    except PropolisError as exc:
+        problems.append(f"in chats: {exc}")
     of_type: dict[str, int] = {}
     for info in source.tensors.values():
         count = math.prod(info.shape)
