@@ -56,7 +56,7 @@ def test_a_query_is_the_same_alone_and_among_others(runtime, dim, kept, kv_heads
         return name(*tensors, causal=True, **options).numpy()[0]
 
     whole = attend(0, KEYS)
-    for queries in (1, 3, 11, 40):
+    for queries in (1, 3, 6, 7, 11, 40):
         for end in (queries, 63, 64, 65, 130, 257, KEYS):
             if end >= queries:
                 got = attend(end - queries, end)
@@ -135,5 +135,5 @@ def test_kept_in_blocks(runtime):
         return ops.qattention(part, k, v, length, causal=True).numpy()
 
     whole = attend(KEYS)
-    for queries in (1, 3, 11, 40):
+    for queries in (1, 3, 6, 7, 11, 40):
         np.testing.assert_array_equal(attend(queries), whole[:, -queries:])
