@@ -108,6 +108,13 @@ def test_files_that_cannot_be_compared(cli, tmp_path, content, message):
     assert f"`propolis lock -o {file if content is None else 'FILE'}`" in done.err
 
 
+def test_a_folder_is_no_file_to_compare(cli, tmp_path):
+    """A folder is not to be written over: a file is asked for."""
+    done = cli("lock", "--check", str(tmp_path))
+    assert done.code == 2
+    assert "cannot be read: Is a directory; give a file that `propolis lock -o FILE`" in done.err
+
+
 def test_a_file_that_cannot_be_written(cli, tmp_path):
     """Exit code 2; and both options at once are refused."""
     assert cli("lock", "-o", str(tmp_path / "no" / "file")).code == 2

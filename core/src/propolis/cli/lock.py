@@ -83,7 +83,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except OSError as exc:
-        msg = f"{path} cannot be read: {exc.strerror}; `propolis lock -o {path}` writes it"
+        remedy = "give a file that `propolis lock -o FILE` wrote"
+        if isinstance(exc, FileNotFoundError):
+            remedy = f"`propolis lock -o {shlex.quote(str(path))}` writes it"
+        msg = f"{path} cannot be read: {exc.strerror}; {remedy}"
         raise UsageError(msg) from exc
     except (ValueError, RecursionError) as exc:
         msg = f"{path} is not JSON: {exc}; give a file that `propolis lock -o FILE` wrote"
