@@ -75,7 +75,7 @@ class Facts:
         tokenizer: the kind of its vocabulary.
         vocab: tokens in it; None where it cannot be used here.
         template: source of the chat template, where there is one.
-        problems: why it does not run here.
+        problems: why it does not run here, or not in chats.
         needs: memory, device by device.
     """
 
