@@ -140,7 +140,7 @@ def _propolis(path: str, count: str) -> dict[str, float]:
     prefill = time.perf_counter() - start
     engine.decode(1)
     start = time.perf_counter()
-    for token in ids[:DECODED]:
+    for token in prompt(DECODED):
         engine.decode(token)
     return figures(prefill, time.perf_counter() - start, len(ids))
 
@@ -166,7 +166,7 @@ def _llama_cpp(flash: str, path: str, count: str) -> dict[str, float]:
     prefill = time.perf_counter() - start
     model.eval([1])
     start = time.perf_counter()
-    for token in ids[:DECODED]:
+    for token in prompt(DECODED):
         model.eval([token])
     return figures(prefill, time.perf_counter() - start, len(ids))
 

@@ -81,7 +81,7 @@ class CpuDevice(Device):
         """A contiguous tensor with undefined elements."""
         layout = Layout.contiguous(shape)
         if (
-            dtype.__class__ is not DType
+            dtype.__class__ is not DType  # refused there
             or dtype.is_block
             or layout.numel * dtype.block_bytes >= POOLED_FROM
         ):

@@ -68,9 +68,11 @@ def open_weights(path: Path) -> GGUFFile | SafetensorsFolder:
         ModelError: it is neither, or is damaged.
     """
     in_folder = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
+    is_file = False
     with suppress(OSError):  # what cannot be told, as of too long a name, is when it is opened
-        if path.suffix == ".gguf" or (path.is_file() and not in_folder):
-            return GGUFFile.open(path)
+        is_file = path.is_file()
+    if path.suffix == ".gguf" or (is_file and not in_folder):
+        return GGUFFile.open(path)
     return SafetensorsFolder.open(path)
 
 
