@@ -145,9 +145,22 @@ PROPOLIS_INLINE To bits_as(const Sixteen<V>& from) {
     }
 }
 
+// Rounded once wherever there is an instruction for it: by -ffp-contract=fast it depends on what the compiler makes of
+// the code around, which with AVX-512 split products from their sums where these began in another branch.
+PROPOLIS_INLINE f32v fma(const f32v& a, const f32v& b, const f32v& c) {
+#if defined(__AVX512F__)
+    return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 PROPOLIS_INLINE F32s fma(const F32s& a, const F32s& b, const F32s& c) {
     F32s d;
-    PROPOLIS_EACH d.part[p] = a.part[p] * b.part[p] + c.part[p];  // -ffp-contract=fast
+    PROPOLIS_EACH d.part[p] = fma(a.part[p], b.part[p], c.part[p]);
     return d;
 }
 // A product that is rounded as such: of a sum of two products, the compiler may put either into its one rounding.
