@@ -8,6 +8,8 @@ import pytest
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis_cpu_native import ops_attention
+from propolis_cpu_native._native import matrix_instructions
 
 
 KEYS, HEADS, KV_HEADS = 300, 6, 2
@@ -43,7 +45,9 @@ def test_a_query_is_the_same_alone_and_among_others(runtime, dim, kept, kv_heads
 
     So what a prompt leaves does not depend on where it was parted, nor an answer on its batch.
     """
-    device = runtime().cpu
+    device = runtime(
+        numerics="exact"
+    ).cpu  # AMX's tiles, which take prompts else, add in another order
     q, k, v = inputs(dim, kept, kv_heads)
     name = ops.attention if kept is np.float32 else ops.qattention
     if options.get("alibi"):
@@ -125,7 +129,7 @@ def test_an_infinite_value_reaches_those_who_see_it(runtime):
 
 def test_kept_in_blocks(runtime):
     """Keys in q8_0: a query's bits are those among others too."""
-    device = runtime().cpu
+    device = runtime(numerics="exact").cpu
     q, k, v = inputs(64, np.float32)
     k, v = (ops.quantize(Tensor.from_numpy(a, device), dtypes.q8_0) for a in (k, v))
     length = Tensor.from_numpy(np.asarray([KEYS], np.int32), device)
@@ -137,3 +141,42 @@ def test_kept_in_blocks(runtime):
     whole = attend(KEYS)
     for queries in (1, 3, 6, 7, 11, 40):
         np.testing.assert_array_equal(attend(queries), whole[:, -queries:])
+
+
+@pytest.mark.skipif(not matrix_instructions(), reason="this CPU has no instructions for bf16")
+@pytest.mark.parametrize("options", [{}, {"window": (90, 0)}, {"softcap": 20.0}], ids=str)
+@pytest.mark.parametrize("kept", [dtypes.f16, dtypes.bf16, dtypes.q8_0], ids=str)
+@pytest.mark.parametrize("dim", [32, 96])
+def test_kept_keys_by_tiles(runtime, dim, kept, options):
+    """Of queries in f32: scores that lose next to nothing, values and weights rounded to bf16."""
+    device = runtime(threads=2).cpu
+    q, k, v = inputs(dim, np.float32)
+    q *= 4  # scores whose weights, of a few keys each, a rounding of queries would move
+    k, v = (Tensor.from_numpy(a, device) for a in (k, v))
+    if kept.is_block:
+        k, v = (ops.quantize(a, kept) for a in (k, v))
+        wide = [ops.dequantize(a, dtypes.f32) for a in (k, v)]
+    else:
+        k, v = (ops.cast(a, kept) for a in (k, v))
+        wide = [ops.cast(a, dtypes.f32) for a in (k, v)]
+    queries = Tensor.from_numpy(q, device)
+    found = Tensor.from_numpy(np.full(q.shape, np.nan, np.float32), device)
+    by_tiles = ops_attention.KERNELS[1][0]
+    by_tiles(found, queries, k, v, causal=True, **options)
+    expected = ops.attention(queries, *wide, causal=True, **options).numpy()
+    off = np.abs(found.numpy() - expected)
+    assert np.sqrt(np.mean(off**2)) < 2.0**-9 * np.sqrt(np.mean(expected**2))
+    assert off.max() < 2.0**-7 * np.abs(wide[1].numpy()).max()
+
+
+@pytest.mark.skipif(not matrix_instructions(), reason="this CPU has no instructions for bf16")
+def test_tiles_leave_what_is_infinite_to_vectors(runtime):
+    """An infinity among values is not seen by queries before it, which it would make NaN."""
+    device = runtime(threads=2).cpu
+    q, k, v = inputs(64, np.float16)
+    v[0, -1, 0, 7] = np.inf
+    given = [Tensor.from_numpy(a, device) for a in (q, k, v)]
+    by_tiles, by_vectors = (Tensor.from_numpy(np.empty_like(q), device) for _ in range(2))
+    ops_attention.KERNELS[1][0](by_tiles, *given, causal=True)
+    ops_attention.KERNELS[0][0](by_vectors, *given, causal=True)
+    np.testing.assert_array_equal(by_tiles.numpy(), by_vectors.numpy())

@@ -18,6 +18,7 @@ from propolis_cpu_native import ops_attention
 from propolis_cpu_native import ops_conv
 from propolis_cpu_native import ops_linear
 from propolis_cpu_native import ops_quantized
+from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
@@ -114,7 +115,7 @@ def test_many_rows_take_matrices(runtime):
     device = runtime().cpu
     winner = device.table.trace(ops.qmatmul, ops.qmatmul.key(dtypes.f32, dtypes.q4_k)).winner
     assert (winner.variant == "matrix") is (matrix_instructions() == "AMX")
-    x = Tensor.from_numpy(np.ones((ops_quantized.MANY - 1, 256), np.float32), device)
+    x = Tensor.from_numpy(np.ones((MANY - 1, 256), np.float32), device)
     w = ops.quantize(Tensor.from_numpy(np.ones((16, 256), np.float32), device), dtypes.q4_k)
     assert "do not pay" in ops_quantized._supports_matrix(x, w)
 

@@ -50,12 +50,14 @@ void dot(int to, int left, int right) {
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(config) (void)(config)
 #define _tile_release() (void)0
 #define _tile_loadd simulated::load
+#define _tile_stream_loadd simulated::load
 #define _tile_stored simulated::store
 #define _tile_zero simulated::zero
 #define _tile_dpbf16ps simulated::dot
@@ -90,27 +92,34 @@ int main() {
                     }
                 }
                 for (i64 tile = 0; tile < 2 * steps; ++tile) turn(right + tile * TILE_SIZE);
-                // The tiles of the right lie in another order.
+                // The tiles of either side lie in an order of its own.
+                bf16* mixed_left = (bf16*)std::aligned_alloc(64, 2 * step * sizeof(bf16));
                 bf16* mixed = (bf16*)std::aligned_alloc(64, 2 * step * sizeof(bf16));
-                std::vector<i64> offsets(steps);
+                std::vector<i64> left_offsets(steps), offsets(steps);
                 for (i64 i = 0; i < steps; ++i) {
+                    left_offsets[i] = (i + 1) % steps * TILE_SIZE;
                     offsets[i] = (steps - 1 - i) * TILE_SIZE;
                     for (i64 half = 0; half < 2; ++half) {
-                        std::memcpy(mixed + half * step + offsets[i], right + half * step + i * TILE_SIZE, TILE_SIZE * sizeof(bf16));
+                        const i64 from = half * step + i * TILE_SIZE;
+                        std::memcpy(mixed_left + half * step + left_offsets[i], left + from, TILE_SIZE * sizeof(bf16));
+                        std::memcpy(mixed + half * step + offsets[i], right + from, TILE_SIZE * sizeof(bf16));
                     }
                 }
                 const float start = 0.5f;
+                const i64 onto_row = 2 * SIDE;
+                const std::vector<float> before(SIDE * onto_row, 0.25f);
                 std::vector<float> by_tiles(SIDE * row, start), by_pairs(SIDE * row, start);
-                const Extent extent{.steps = steps, .pairs = parts(depth, 2), .onto = onto};
+                const Extent extent{.steps = steps, .pairs = parts(depth, 2), .onto = onto ? before.data() : nullptr, .onto_row = onto_row};
                 const i64 next = single ? 0 : step;
-                multiply_by_tiles(by_tiles.data(), row, left, step, mixed, next, offsets.data(), extent);
-                multiply_tiles(by_pairs.data(), row, left, step, mixed, next, offsets.data(), extent);
+                const Offsets both{left_offsets.data(), offsets.data()};
+                multiply_by_tiles(by_tiles.data(), row, mixed_left, step, mixed, next, both, extent);
+                multiply_tiles(by_pairs.data(), row, mixed_left, step, mixed, next, both, extent);
                 const i64 columns = single ? LANES : SIDE;
                 for (i64 r = 0; r < SIDE; ++r) {
                     for (i64 c = 0; c < row; ++c) {
                         double expected = start;
                         if (c < columns) {
-                            expected = onto ? start : 0;
+                            expected = onto ? before[0] : 0;
                             for (i64 d = 0; d < depth; ++d) expected += a[r * depth + d] * b[c * depth + d];
                         }
                         wrong += !(std::abs(by_tiles[r * row + c] - expected) <= 1e-4);
@@ -119,6 +128,7 @@ int main() {
                 }
                 std::free(left);
                 std::free(right);
+                std::free(mixed_left);
                 std::free(mixed);
             }
         }

@@ -14,9 +14,9 @@ constexpr i64 FEW = 6;
 
 }  // namespace
 
-void attention(const Attention& a) {
+void attention(const Attention& a, i64 most) {
     bool some[3] = {};
-    constexpr Tokens kinds[3] = {{1, FEW}, {FEW + 1, LANES}, {LANES + 1, INT64_MAX}};
+    const Tokens kinds[3] = {{1, FEW}, {FEW + 1, LANES}, {LANES + 1, most}};
     for (i64 s = 0; s < a.batch; ++s) {
         for (int kind = 0; kind < 3; ++kind) some[kind] |= kinds[kind](sequence_at(a, s));
     }

@@ -97,6 +97,45 @@ inline f32 bent(const Attention& a, f32 score, f32 slope, i64 distance) {
     return capped(score, a.softcap) - slope * (f32)std::abs(distance);
 }
 
+PROPOLIS_INLINE F32s or_zero(F32s x) {
+    PROPOLIS_EACH x.part[p] = x.part[p] == -INFINITE ? f32v{} : x.part[p];
+    return x;
+}
+
+// Lanes [from, to) as they are, the others minus infinity.
+PROPOLIS_INLINE F32s within(F32s x, i64 from, i64 to) {
+    static constexpr f32 NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const F32s lane = load(NUMBERS);
+    PROPOLIS_EACH x.part[p] = (lane.part[p] >= (f32)from) & (lane.part[p] < (f32)to) ? x.part[p] : f32v{} - INFINITE;
+    return x;
+}
+
+// Scores of n keys, from the j0-th on, and of `count` queries of a head, the first at `origin`, in the lanes of N vectors:
+// as a cap, distances and who sees whom bend them.
+template <int N>
+void bend(const Attention& a, i64 head, i64 origin, i64 count, i64 j0, i64 n, f32* scores) {
+    constexpr i64 ALL = N * LANES;
+    if (a.softcap != 0 || a.alibi) {
+        const f32 slope = a.alibi ? a.alibi[head] : 0;
+        for (i64 j = 0; j < n; ++j) {
+            f32* row = scores + j * ALL;
+            for (i64 lane = 0; lane < ALL; ++lane) row[lane] = bent(a, row[lane], slope, origin + lane - j0 - j);
+        }
+    }
+    const bool late = a.right >= 0 && j0 + n - 1 > origin + a.right;
+    const bool early = a.left >= 0 && j0 < origin + count - 1 - a.left;
+    if (!late && !early) return;
+    for (i64 j = 0; j < n; ++j) {  // the lanes that see a key are some side by side
+        const i64 from = a.right < 0 ? 0 : std::clamp<i64>(j0 + j - origin - a.right, 0, ALL);
+        const i64 to = a.left < 0 ? ALL : std::clamp<i64>(j0 + j - origin + a.left + 1, 0, ALL);
+        if (from == 0 && to == ALL) continue;
+        for (int v = 0; v < N; ++v) {
+            f32* lanes = scores + (j * N + v) * LANES;
+            store(lanes, within(load(lanes), from - v * LANES, to - v * LANES));
+        }
+    }
+}
+
 // Which sequences a call is for.
 struct Tokens {
     i64 least, most;

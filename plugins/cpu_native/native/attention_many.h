@@ -67,19 +67,6 @@ PROPOLIS_INLINE void score_lanes(const f32* const* keys, i64 count, const f32* q
     }
 }
 
-PROPOLIS_INLINE F32s or_zero(F32s x) {
-    PROPOLIS_EACH x.part[p] = x.part[p] == -INFINITE ? f32v{} : x.part[p];
-    return x;
-}
-
-// Lanes [from, to) as they are, the others minus infinity.
-PROPOLIS_INLINE F32s within(F32s x, i64 from, i64 to) {
-    static constexpr f32 NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const F32s lane = load(NUMBERS);
-    PROPOLIS_EACH x.part[p] = (lane.part[p] >= (f32)from) & (lane.part[p] < (f32)to) ? x.part[p] : f32v{} - INFINITE;
-    return x;
-}
-
 // Elements [e, e + U) of acc = acc * before + next * (the sum of weights[j] * values[j]).
 template <int N, int U>
 PROPOLIS_INLINE void weigh_some(const f32* const* values, i64 count, const f32* weights, const F32s (&before)[N],
@@ -151,33 +138,11 @@ struct Side {
         std::fill(tops + LANES, tops + 2 * LANES, 0.0f);
     }
 
-    // Scores of n keys, from the j0-th on, as a cap, distances and who sees whom bend them.
-    void bend(const Attention& a, i64 j0, i64 n, f32* scores) const {
-        if (a.softcap != 0 || a.alibi) {
-            const f32 slope = a.alibi ? a.alibi[head] : 0;
-            for (i64 j = 0; j < n; ++j) {
-                f32* row = scores + j * LANES;
-                for (i64 lane = 0; lane < LANES; ++lane) row[lane] = bent(a, row[lane], slope, origin + lane - j0 - j);
-            }
-        }
-        const bool late = a.right >= 0 && j0 + n - 1 > origin + a.right;
-        const bool early = a.left >= 0 && j0 < origin + count - 1 - a.left;
-        if (!late && !early) return;
-        for (i64 j = 0; j < n; ++j) {  // the lanes that see a key are some side by side
-            const i64 from = a.right < 0 ? 0 : std::clamp<i64>(j0 + j - origin - a.right, 0, LANES);
-            const i64 to = a.left < 0 ? LANES : std::clamp<i64>(j0 + j - origin + a.left + 1, 0, LANES);
-            for (int v = 0; v < N; ++v) {
-                f32* lanes = scores + (j * N + v) * EACH;
-                store(lanes, within(load(lanes), from - v * EACH, to - v * EACH));
-            }
-        }
-    }
-
     // n keys and their values, from the j0-th on, in one part.
     void add(const Attention& a, const f32* const* key, const f32* const* value, i64 j0, i64 n, f32* scores) {
         const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
         score_lanes<N>(key, n, q, dim, scores);
-        bend(a, j0, n, scores);
+        bend<N>(a, head, origin, count, j0, n, scores);
         F32s before[N], next[N];
         for (int v = 0; v < N; ++v) {
             f32* lanes = scores + v * EACH;

@@ -162,7 +162,8 @@ void convolve_tiled(const Convolution& c) {
     thread_local Room<i64> offset_room;
     bf16* weights = weight_room.of(outputs * step);
     bf16* pixels = pixel_room.of(Strip(c, flat, 0, most).bytes() / (i64)sizeof(bf16) + TILE_SIZE);
-    i64* offsets = offset_room.of(steps);
+    i64 *in_order = offset_room.of(2 * steps), *offsets = in_order + steps;
+    for (i64 i = 0; i < steps; ++i) in_order[i] = i * TILE_SIZE;
     const Gather gather(taps);
     parallel(c.threads, outputs, [&](i64 task) { pack_weights(c, gather, task * LANES, weights); });
     for (i64 number = 0; number < c.batch * strips; ++number) {
@@ -183,7 +184,7 @@ void convolve_tiled(const Convolution& c) {
                 for (i64 p = p0; p < p1; p += 2) {
                     // An odd last tile has no neighbour.
                     multiply_tiles(sums, SIDE, weights + 2 * k * step, step, pixels + p * TILE_SIZE, p + 1 < p1 ? TILE_SIZE : 0,
-                                   offsets, {steps});
+                                   {in_order, offsets}, {steps});
                     for (i64 i = 0; i < std::min(SIDE, c.outputs - k * SIDE); ++i) {
                         const i64 output = k * SIDE + i;
                         const F32s bias = splat(c.bias ? wide(((const bf16*)c.bias)[output]) : 0.0f);

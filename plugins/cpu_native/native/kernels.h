@@ -165,7 +165,7 @@ struct Attention {
     i64 left, right;         // keys seen on either side; -1: all
     int threads;
 };
-void attention(const Attention&);
+void attention(const Attention&, i64 most = INT64_MAX);  // of sequences with so many queries at most
 
 // -- images ----------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ bool granted() {
         const Shapes shapes;
         asm volatile("" ::: "memory");  // compilers are not told of all that is read
         _tile_loadconfig(&shapes);
-        multiply_by_tiles(sums, LANES, ones, 0, ones, 0, &offset, {1});
+        multiply_by_tiles(sums, LANES, ones, 0, ones, 0, {&offset, &offset}, {1});
         _tile_release();
         right = std::all_of(sums, sums + SIDE * LANES, [](f32 x) { return x == DEPTH; });
     }
@@ -124,7 +124,7 @@ void linear_tiled(const Linear& l) {
         for (i64 n = n0; n < n1; ++n) {
             for (i64 m = 0; m < rows; m += SIDE) {
                 const i64 some = std::min(SIDE, rows - m);
-                multiply_tiles(sums, SIDE, left + m / LANES * step, step, right + 2 * n * step, step, offsets,
+                multiply_tiles(sums, SIDE, left + m / LANES * step, step, right + 2 * n * step, step, {offsets, offsets},
                                {.steps = steps, .pairs = parts(l.depth, 2), .rows = some});
                 for (i64 i = 0; i < some; ++i) {
                     bf16* to = (bf16*)l.out + (m0 + m + i) * l.outputs + n * SIDE;

@@ -52,32 +52,38 @@ struct Extent {
     i64 steps;                    // tiles in depth
     i64 pairs = steps * PAIRS;    // of elements in depth
     i64 rows = SIDE;
-    bool onto = false;            // added to what is there
+    const f32* onto = nullptr;    // what the sums are added to, in rows as far apart as `onto_row`
+    i64 onto_row = 0;
+};
+
+// Where a step's tiles are, in elements from the first.
+struct Offsets {
+    const i64 *left, *right;
 };
 
 // to (SIDE, SIDE) = the sum over `steps` of two tiles on the left, `left_step` apart, by two on the right,
-// or by one where `right_step` is 0.  Tile i of the left is the i-th; of the right the one `offsets[i]`
-// elements on.  Rows of the result are `row` elements apart.
+// or by one where `right_step` is 0.  Rows of the result are `row` elements apart.
 inline void multiply_by_tiles(f32* to, i64 row, const bf16* left, i64 left_step, const bf16* right, i64 right_step,
-                              const i64* offsets, const Extent& extent) {
-    const i64 bytes = row * sizeof(f32);
+                              const Offsets& offsets, const Extent& extent) {
+    const i64 bytes = row * sizeof(f32), onto_bytes = extent.onto_row * sizeof(f32);
     f32* below = to + LANES * row;
     asm volatile("" ::: "memory");  // as above
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    if (extent.onto) {
-        _tile_loadd(0, to, bytes);
-        _tile_loadd(2, below, bytes);
-        if (right_step) _tile_loadd(1, to + LANES, bytes);
-        if (right_step) _tile_loadd(3, below + LANES, bytes);
+    if (const f32* onto = extent.onto) {
+        const f32* onto_below = onto + LANES * extent.onto_row;
+        _tile_loadd(0, onto, onto_bytes);
+        _tile_loadd(2, onto_below, onto_bytes);
+        if (right_step) _tile_loadd(1, onto + LANES, onto_bytes);
+        if (right_step) _tile_loadd(3, onto_below + LANES, onto_bytes);
     }
     for (i64 i = 0; i < extent.steps; ++i) {
-        const bf16 *a = left + i * TILE_SIZE, *b = right + offsets[i];
-        _tile_loadd(4, a, 64);
+        const bf16 *a = left + offsets.left[i], *b = right + offsets.right[i];
+        _tile_stream_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
-        _tile_loadd(5, a + left_step, 64);
+        _tile_stream_loadd(5, a + left_step, 64);
         _tile_loadd(7, b + right_step, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -94,7 +100,7 @@ inline void multiply_by_tiles(f32* to, i64 row, const bf16* left, i64 left_step,
 // The same by dot products: sums of eight rows and one or two vectors of columns are in registers at a time.
 template <int ACROSS>
 inline void multiply_by_pairs(f32* to, i64 row, const bf16* left, i64 left_step, const bf16* right, i64 right_step,
-                              const i64* offsets, const Extent& extent) {
+                              const Offsets& offsets, const Extent& extent) {
     constexpr int ROWS = 8;
     for (i64 first = 0; first < extent.rows; first += ROWS) {
         const bf16* rows = left + first / LANES * left_step + first % LANES * DEPTH;
@@ -104,11 +110,11 @@ inline void multiply_by_pairs(f32* to, i64 row, const bf16* left, i64 left_step,
         for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 2
             for (int v = 0; v < ACROSS; ++v) {
-                sums[r][v] = extent.onto ? _mm512_loadu_ps(out + r * row + v * LANES) : _mm512_setzero_ps();
+                sums[r][v] = extent.onto ? _mm512_loadu_ps(extent.onto + (first + r) * extent.onto_row + v * LANES) : _mm512_setzero_ps();
             }
         }
         for (i64 i = 0, left_over = extent.pairs; left_over > 0; ++i, left_over -= PAIRS) {
-            const bf16 *a = rows + i * TILE_SIZE, *b = right + offsets[i];
+            const bf16 *a = rows + offsets.left[i], *b = right + offsets.right[i];
             for (i64 pair = 0; pair < std::min(left_over, PAIRS); ++pair) {
                 __m512bh columns[ACROSS];
 #pragma GCC unroll 2
@@ -134,7 +140,7 @@ inline void multiply_by_pairs(f32* to, i64 row, const bf16* left, i64 left_step,
 }
 
 inline void multiply_tiles(f32* to, i64 row, const bf16* left, i64 left_step, const bf16* right, i64 right_step,
-                           const i64* offsets, const Extent& extent) {
+                           const Offsets& offsets, const Extent& extent) {
     const auto multiply = has_amx ? multiply_by_tiles : right_step ? multiply_by_pairs<2> : multiply_by_pairs<1>;
     multiply(to, row, left, left_step, right, right_step, offsets, extent);
 }

@@ -11,8 +11,9 @@
 namespace propolis {
 namespace {
 
-constexpr i64 CHUNK = 64;            // steps whose weights are taken apart at a time: they stay in the cache
-constexpr i64 ROWS = 16 * SIDE;      // of activations, of a task
+constexpr i64 CHUNK = 20;                          // most steps at a time: of 32 columns these stay in the first cache
+constexpr i64 LEAST = 8 * SIDE, ROWS = 16 * SIDE;  // of a task: fewer do not pay for taking weights apart once more
+constexpr i64 MOST = 9;                            // blocks of columns of a task: their sums stay in the second cache
 
 __mmask16 denormal(const F32s& x) {
     const U32s size = bits_as<U32s>(magnitude(x));
@@ -39,6 +40,17 @@ bool pack(const Product& p, i64 first, bf16* to) {
     return !lost;
 }
 
+// Sums of some rows from the m-th on, and of 32 columns from the n-th on, to where they belong.
+void put(const Product& p, const f32* sums, i64 m, i64 rows, i64 n) {
+    with_type(p.kind, [&](auto type) {
+        typedef decltype(type) T;
+        for (i64 i = 0; i < rows; ++i) {
+            T* out = (T*)p.out + (m + i) * p.n + n;
+            for (i64 j = 0; j < SIDE && n + j < p.n; j += LANES) store_some(out + j, load(sums + i * SIDE + j), p.n - n - j);
+        }
+    });
+}
+
 }  // namespace
 
 void multiply_tiled(const Product& p) {
@@ -59,34 +71,35 @@ void multiply_tiled(const Product& p) {
     if (!kept) return multiply(p, false);
     i64 offsets[CHUNK];
     for (i64 i = 0; i < CHUNK; ++i) offsets[i] = i * TILE_SIZE;
-    const i64 down = parts(p.m, ROWS), weight_bytes = p.k / f.block * f.tile;
-    parallel(p.threads, parts(weights, 2) * down, [&](i64 task) {
+    // Each thread multiplies the rows that it has packed, where they are not too few.
+    const i64 high = std::clamp(parts(blocks, p.threads) * SIDE, LEAST, ROWS), down = parts(p.m, high);
+    const i64 columns = parts(weights, 2), across = std::min(columns, parts(columns, p.threads * MOST) * parts(4 * p.threads, down));
+    const i64 chunks = parts(steps, CHUNK), weight_bytes = p.k / f.block * f.tile;
+    parallel(p.threads, across * down, [&](i64 task) {
         const Registers registers;
         thread_local Room<bf16> right_room;
         thread_local Room<> sum_room;
         bf16* right = right_room.of(2 * CHUNK * TILE_SIZE);
-        f32* sums = sum_room.of(ROWS * SIDE);
-        const i64 tile = task / down * 2, m0 = task % down * ROWS, m1 = std::min(p.m, m0 + ROWS);
-        const bool two = tile + 1 < weights;
-        for (i64 first = 0; first < steps; first += CHUNK) {
-            const i64 some = std::min(CHUNK, steps - first);
-            f.widen(p.tiles + tile * weight_bytes, first, some, right);
-            if (two) f.widen(p.tiles + (tile + 1) * weight_bytes, first, some, right + CHUNK * TILE_SIZE);
-            for (i64 m = m0; m < m1; m += SIDE) {
-                multiply_tiles(sums + (m - m0) * SIDE, SIDE, left + (m / LANES * steps + first) * TILE_SIZE, steps * TILE_SIZE, right,
-                               two ? CHUNK * TILE_SIZE : 0, offsets,
-                               {.steps = some, .rows = std::min(SIDE, m1 - m), .onto = first > 0});
-            }
-        }
-        with_type(p.kind, [&](auto type) {
-            typedef decltype(type) T;
-            for (i64 m = m0; m < m1; ++m) {
-                for (i64 j = 0; j < SIDE; j += LANES) {
-                    const i64 n = tile * LANES + j;
-                    if (n < p.n) store_some((T*)p.out + m * p.n + n, load(sums + (m - m0) * SIDE + j), p.n - n);
+        const i64 c0 = columns * (task % across) / across, c1 = columns * (task % across + 1) / across;
+        const i64 m0 = task / across * high, m1 = std::min(p.m, m0 + high);
+        f32* all = sum_room.of((c1 - c0) * high * SIDE);
+        for (i64 chunk = 0; chunk < chunks; ++chunk) {
+            const i64 first = steps * chunk / chunks, some = steps * (chunk + 1) / chunks - first;
+            for (i64 c = c0; c < c1; ++c) {
+                const bool two = 2 * c + 1 < weights;
+                f32* sums = all + (c - c0) * high * SIDE;
+                for (i64 tile = 0; tile <= two; ++tile) {
+                    f.widen(p.tiles + (2 * c + tile) * weight_bytes, first, some, right + tile * CHUNK * TILE_SIZE);
+                }
+                for (i64 m = m0; m < m1; m += SIDE, sums += SIDE * SIDE) {
+                    const i64 rows = std::min(SIDE, m1 - m);
+                    multiply_tiles(sums, SIDE, left + (m / LANES * steps + first) * TILE_SIZE, steps * TILE_SIZE, right,
+                                   two ? CHUNK * TILE_SIZE : 0, {offsets, offsets},
+                                   {.steps = some, .rows = rows, .onto = chunk ? sums : nullptr, .onto_row = SIDE});
+                    if (chunk + 1 == chunks) put(p, sums, m, rows, c * SIDE);
                 }
             }
-        });
+        }
     });
 }
 

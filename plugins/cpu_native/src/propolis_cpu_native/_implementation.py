@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis import OpImpl
 from propolis import Priority
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propolis import Tensor
+
+MANY: Final = 32
+"""Rows and queries from which tiles of matrices pay: for fewer nothing is packed."""
 
 
 def implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:

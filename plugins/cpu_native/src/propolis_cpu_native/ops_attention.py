@@ -8,10 +8,12 @@ from typing import Final
 from typing import cast
 
 from propolis import dtypes
+from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
+from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
 
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from propolis import DType
     from propolis import Tensor
     from propolis.ops.attention import Window
-
-FEW: Final = 16
-"""Fewer queries of a sequence are none of a matrix yet."""
 
 
 def supports(
@@ -54,15 +53,12 @@ def _supports_matrix(
     v: Tensor,
     /,
     kv_len: Tensor | None = None,
-    *,
-    q_start: Tensor | None = None,
     **others: Any,
 ) -> str | None:
     """None, or why not."""
-    queries = q.shape[1] if q_start is None else q.shape[1] // max(q_start.shape[0] - 1, 1)
-    if queries < FEW:
-        return f"{queries} queries a sequence do not pay for packing keys"
-    return supports(q, k, v, kv_len, q_start=q_start, **others)
+    if q.shape[1] < MANY:
+        return f"{q.shape[1]} queries do not pay for packing keys"
+    return supports(q, k, v, kv_len, **others)
 
 
 def _functions(way: Way) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -145,9 +141,26 @@ _KEPT: Final[dict[DType, int]] = {dtypes.f16: 1, dtypes.bf16: 2, dtypes.q8_0: 3}
 
 _NAMES: Final = ("attention", "attention_lse")
 
+_KEPT_DTYPES: Final = {"q": {dtypes.f32}, "k": frozenset(_KEPT)}
+
 OPS: Final = [
     *(
         matrix_implementation(name, fn, supports=_supports_matrix, strided=True)
+        for name, fn in zip(_NAMES, KERNELS[1], strict=True)
+    ),
+    *(
+        matrix_implementation(
+            f"q{name}",
+            fn,
+            dtypes=_KEPT_DTYPES,
+            supports=_supports_matrix,
+            strided=True,
+            **(
+                {}
+                if matrix_instructions() == "AMX"
+                else {"unusable": "vectors of f32 are faster, but for AMX's tiles of bf16"}
+            ),
+        )
         for name, fn in zip(_NAMES, KERNELS[1], strict=True)
     ),
     *(
@@ -158,7 +171,7 @@ OPS: Final = [
         implementation(
             f"q{name}",
             fn,
-            dtypes={"q": {dtypes.f32}, "k": frozenset(_KEPT)},
+            dtypes=_KEPT_DTYPES,
             supports=supports,
             strided=True,
         )

@@ -12,6 +12,7 @@ from propolis import Prepared
 from propolis import Priority
 from propolis import Tensor
 from propolis import dtypes
+from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import FLOATS
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = frozenset(dtypes.BLOCKS) - {dtypes.q8_1, dtypes.q8_k}
 """The block formats of weights; the other two are of activations."""
-
-MANY: Final = 128
-"""Fewer rows do not pay for taking weights apart: they are left to products of bytes."""
 
 TILE: Final = 16
 """Rows of a weight that are repacked together."""
