@@ -117,6 +117,18 @@ def test_the_edge_of_the_range():
         assert difference(ops.exp, np.float32([given]), truth, dtypes.f32) is not None
 
 
+def test_sums_that_cancel_beyond_the_range():
+    """Rounded activations may turn the sign of a small sum of large terms, and so an infinity's."""
+    truth, terms = np.array([-1e26]), np.array([1e30])
+    for given in (np.inf, -np.inf):
+        found = np.float16([given])
+        assert difference(ops.qmatmul, found, truth, dtypes.f16, terms, exact=False) is None
+        exact = difference(ops.qmatmul, found, truth, dtypes.f16, terms)
+        assert (exact is None) is (given < 0)
+    nan = np.float16([np.nan])
+    assert difference(ops.qmatmul, nan, truth, dtypes.f16, terms, exact=False) is not None
+
+
 def test_log_softmax_of_the_largest():
     """Of a row with one that outweighs all, 0 is right: the sum of its shares is 1 in f32."""
     x = np.array([0.0, -26.0])

@@ -101,7 +101,9 @@ def deviation(
     if dtype is dtypes.f8e4m3:
         beyond = np.isnan(values)
     else:
-        beyond = np.isinf(values) & (np.signbit(values) == np.signbit(truth))
+        # Of either sign, where one is allowed to be off by more than the truth and the range.
+        either = allowed - np.abs(truth) >= LARGEST[dtype.name]
+        beyond = np.isinf(values) & (either | (np.signbit(values) == np.signbit(truth)))
     same = (values == nearest) | (np.isnan(values) & np.isnan(nearest)) | (edge & beyond)
     finite = np.isfinite(nearest) & np.isfinite(values)
     odd = ~finite & ~same & ~(edge & np.isfinite(values))
