@@ -396,15 +396,15 @@ class Tensor(dlpack.Exchanged):
             msg = f"{self!r} has no host memory: use .numpy() for a copy of it"
             raise DTypeError(msg)
         start = dtype.nbytes(layout.offset)
-        flat = storage.bytes[start:]
         if dtype.is_block:
             blocks = (*layout.shape[:-1], dtype.nbytes(layout.shape[-1]))
             strides = (*(dtype.nbytes(s) for s in layout.strides[:-1]), 1)
-            return np.lib.stride_tricks.as_strided(flat, blocks, strides)
+            return np.lib.stride_tricks.as_strided(storage.bytes[start:], blocks, strides)
         if not layout.numel:
             return np.empty(layout.shape, dtype.numpy)
-        steps = tuple(s * dtype.block_bytes for s in layout.strides)
-        return np.ndarray(layout.shape, dtype.numpy, flat, strides=steps)
+        size = dtype.block_bytes
+        steps = None if layout.is_contiguous else tuple(s * size for s in layout.strides)
+        return np.ndarray(layout.shape, dtype.numpy, storage.bytes, start, steps)
 
     def numpy(self) -> np.ndarray:
         """
