@@ -165,6 +165,6 @@ def test_a_size_that_does_not_fit_is_refused():
     tiles = np.zeros(10, np.uint8)
     x = np.zeros((1, 32), np.float32)
     with pytest.raises(TypeError, match="size does not fit"):
-        native().qmatmul(np.zeros((1, 16), np.float32), x, tiles, "q4_0", 0, 1, 16, 32, 1, 0)
+        native().qmatmul(np.zeros((1, 16), np.float32), x, tiles, "q4_0", 0, 1, 16, 32, 1, 0, 0)
     with pytest.raises(TypeError, match="no such block format"):
         native().repack(tiles, tiles, "q9_9", 16, 32, 1)

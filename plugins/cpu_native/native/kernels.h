@@ -53,6 +53,7 @@ struct Product {
     Kind kind;
     i64 m, n, k;
     int threads;
+    bool gated = false;  // out (m, n / 2), in f32: silu of the first half of columns times the second; `multiply_tiled` alone
     // What `multiply` makes of x: rounded to bytes, or f32.
     // In panels of rows, see activations.h; of each row:
     const i8* bytes = nullptr;      // 2 k: the lower ones, and the upper where there are some

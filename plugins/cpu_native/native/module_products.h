@@ -50,7 +50,7 @@ FUNCTION(rearrange) {
     });
 }
 
-// qmatmul(out, x, tiles, format, kind, m, n, k, threads, way)
+// qmatmul(out, x, tiles, format, kind, m, n, k, threads, way, gated)
 FUNCTION(qmatmul) {
     Arguments a(args, count);
     Product p{};
@@ -65,7 +65,9 @@ FUNCTION(qmatmul) {
     p.k = a.whole();
     p.threads = (int)a.whole();
     const Way way = (Way)a.whole();
+    p.gated = a.truth();
     if (!a.ok()) return nullptr;
+    if (p.gated && (way != Way::MATRIX || p.kind != Kind::F32 || p.n % 32)) return a.fail("such products are not gated"), nullptr;
     if (p.k % p.format->block || nbytes != (p.n + 15) / 16 * (p.k / p.format->block) * p.format->tile) {
         return a.fail("the weight's size does not fit"), nullptr;
     }

@@ -40,15 +40,34 @@ bool pack(const Product& p, i64 first, bf16* to) {
     return !lost;
 }
 
-// Sums of some rows from the m-th on, and of 32 columns from the n-th on, to where they belong.
-void put(const Product& p, const f32* sums, i64 m, i64 rows, i64 n) {
+// Sums of some rows from the m-th on, and of the c-th block of columns, to where they belong.
+void put(const Product& p, const f32* sums, i64 m, i64 rows, i64 c) {
+    if (p.gated) {
+        for (i64 i = 0; i < rows; ++i, sums += SIDE) {
+            store((f32*)p.out + (m + i) * (p.n / 2) + c * LANES, silu(load(sums)) * load(sums + LANES));
+        }
+        return;
+    }
     with_type(p.kind, [&](auto type) {
         typedef decltype(type) T;
         for (i64 i = 0; i < rows; ++i) {
-            T* out = (T*)p.out + (m + i) * p.n + n;
-            for (i64 j = 0; j < SIDE && n + j < p.n; j += LANES) store_some(out + j, load(sums + i * SIDE + j), p.n - n - j);
+            T* out = (T*)p.out + (m + i) * p.n;
+            for (i64 n = c * SIDE, j = 0; j < SIDE && n < p.n; j += LANES, n += LANES) {
+                store_some(out + n, load(sums + i * SIDE + j), p.n - n);
+            }
         }
     });
+}
+
+// The same by vectors, gated in a step of its own.
+void multiply_gated(Product p) {
+    thread_local Room<> room;
+    void* out = p.out;
+    const i64 half = p.n / 2;
+    f32* both = room.of(p.m * p.n);
+    p.out = both;
+    multiply(p, false);
+    pairwise(Pairwise::SILU_MUL, p.kind, out, {both, p.n}, {both + half, p.n}, p.m, half, p.threads);
 }
 
 }  // namespace
@@ -57,7 +76,7 @@ void multiply_tiled(const Product& p) {
     const Format& f = *p.format;
     const i64 steps = p.k / DEPTH, blocks = parts(p.m, SIDE), weights = parts(p.n, LANES);
     if (steps == 0) {
-        std::memset(p.out, 0, p.m * p.n * size_of(p.kind));
+        std::memset(p.out, 0, p.m * (p.gated ? p.n / 2 : p.n) * size_of(p.kind));
         return;
     }
     thread_local Room<bf16> left_room;
@@ -68,7 +87,7 @@ void multiply_tiled(const Product& p) {
             if (!pack<decltype(type)>(p, task * LANES, left)) kept = false;
         });
     });
-    if (!kept) return multiply(p, false);
+    if (!kept) return p.gated ? multiply_gated(p) : multiply(p, false);
     i64 offsets[CHUNK];
     for (i64 i = 0; i < CHUNK; ++i) offsets[i] = i * TILE_SIZE;
     // Each thread multiplies the rows that it has packed, where they are not too few.
@@ -86,17 +105,19 @@ void multiply_tiled(const Product& p) {
         for (i64 chunk = 0; chunk < chunks; ++chunk) {
             const i64 first = steps * chunk / chunks, some = steps * (chunk + 1) / chunks - first;
             for (i64 c = c0; c < c1; ++c) {
-                const bool two = 2 * c + 1 < weights;
+                // Two neighbours, or, to be gated, one of each half.
+                const i64 one = p.gated ? c : 2 * c, other = p.gated ? c + columns : 2 * c + 1;
+                const bool two = other < weights;
                 f32* sums = all + (c - c0) * high * SIDE;
                 for (i64 tile = 0; tile <= two; ++tile) {
-                    f.widen(p.tiles + (2 * c + tile) * weight_bytes, first, some, right + tile * CHUNK * TILE_SIZE);
+                    f.widen(p.tiles + (tile ? other : one) * weight_bytes, first, some, right + tile * CHUNK * TILE_SIZE);
                 }
                 for (i64 m = m0; m < m1; m += SIDE, sums += SIDE * SIDE) {
                     const i64 rows = std::min(SIDE, m1 - m);
                     multiply_tiles(sums, SIDE, left + (m / LANES * steps + first) * TILE_SIZE, steps * TILE_SIZE, right,
                                    two ? CHUNK * TILE_SIZE : 0, {offsets, offsets},
                                    {.steps = some, .rows = rows, .onto = chunk ? sums : nullptr, .onto_row = SIDE});
-                    if (chunk + 1 == chunks) put(p, sums, m, rows, c * SIDE);
+                    if (chunk + 1 == chunks) put(p, sums, m, rows, c);
                 }
             }
         }

@@ -15,7 +15,7 @@ from propolis_cpu_native._native import native
 if TYPE_CHECKING:
     from propolis import Tensor
 
-_NUMBERS: Final = {"add": 0, "sub": 1, "mul": 2, "silu_mul": 3, "gelu_erf_mul": 4}
+NUMBERS: Final = {"add": 0, "sub": 1, "mul": 2, "silu_mul": 3, "gelu_erf_mul": 4}
 
 
 def _same_shape(a: Tensor, b: Tensor, /) -> str | None:
@@ -36,7 +36,7 @@ def _run(op: str, out: Tensor, x: Tensor, y: Tensor) -> None:
     steps = (width, width) if flat else (row_step(x), row_step(y))
     arrays = out.array, x.array, steps[0], y.array, steps[1]
     kind, rows = KINDS[out.dtype], out.numel // max(width, 1)
-    native().pairwise(_NUMBERS[op], *arrays, kind, rows, width, out.device.threads)
+    native().pairwise(NUMBERS[op], *arrays, kind, rows, width, out.device.threads)
 
 
 def add(out: Tensor, a: Tensor, b: Tensor, /) -> None:

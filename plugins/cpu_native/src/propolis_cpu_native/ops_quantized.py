@@ -66,7 +66,12 @@ def _supports_matrix(x: Tensor, w: Tensor, /) -> str | None:
     return f"{rows} rows do not pay for taking weights apart" if rows < MANY else None
 
 
-def _multiply(out: Tensor, x: Tensor, w: Tensor, way: Way) -> None:
+def multiply(out: Tensor, x: Tensor, w: Tensor, way: Way, *, gated: bool = False) -> None:
+    """
+    ``x @ dequantize(w).T``, in such a way; a weight that is not repacked is for the time.
+
+    By matrices, gated: ``silu`` of the first half of f32's columns times the second, of 16 and 16.
+    """
     tiles = w.prepared.get(prepare)
     if tiles is None:
         tiles = _repacked(w, aligned)
@@ -82,22 +87,23 @@ def _multiply(out: Tensor, x: Tensor, w: Tensor, way: Way) -> None:
         width,
         out.device.threads,
         way,
+        gated,
     )
 
 
 def qmatmul(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """``x @ dequantize(w).T``, with sums in f32."""
-    _multiply(out, x, w, Way.EXACT)
+    multiply(out, x, w, Way.EXACT)
 
 
 def qmatmul_rounded(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """The same with activations rounded to 8 bits, 32 with a scale, to 16 where one stands out."""
-    _multiply(out, x, w, Way.TILES)
+    multiply(out, x, w, Way.TILES)
 
 
 def qmatmul_matrix(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     """The same by tiles of matrices, both factors rounded to bf16."""
-    _multiply(out, x, w, Way.MATRIX)
+    multiply(out, x, w, Way.MATRIX)
 
 
 _DTYPES: Final = {"x": FLOATS, "w": FORMATS}

@@ -59,7 +59,7 @@ def rope(
     )
 
 
-def _writes_rows(
+def writes_rows(
     cache: Tensor,
     x: Tensor,
     slots: Tensor,
@@ -104,7 +104,7 @@ OPS: Final = [
         build("rope", rope, dtypes={"x": FLOATS, "positions": _POSITIONS}, supports=supports)
         for build, supports in ((implementation, None), (strided_implementation, _packed))
     ),
-    implementation("rope_kv_append", rope_kv_append, supports=_writes_rows, strided=True),
+    implementation("rope_kv_append", rope_kv_append, supports=writes_rows, strided=True),
     implementation(
         "kv_append", kv_append, dtypes={"cache": PLAIN, "positions": _POSITIONS}, strided=True
     ),

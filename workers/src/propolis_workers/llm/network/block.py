@@ -49,7 +49,9 @@ class Block:
         self.feed_forward = feed_forward(config, weights, layer)
         self.ffn_post_norm = self.norm(weights, layer, "ffn_post_norm")
         # A sum, its norm and the first product as one op, where the device has it.  For one row:
-        # of more the product takes so long that what goes before it does not count.
+        # of more the product takes so long that what goes before it does not count.  But on the
+        # CPU, where nothing is computed while the next op is looked up.
+        self.joins_rows = weights.device.kind == "cpu"
         self.joined_attention = _joined(self.attention, self.attention_norm)
         self.joined_ffn = _joined(self.feed_forward, self.ffn_norm)
         if config.parallel:
@@ -79,8 +81,8 @@ class Block:
         Returns:
             Two such tensors, whose sum is the result: who is next adds and normalises at once.
         """
-        single = x.numel == x.shape[-1]
-        if single and y is not None and self.joined_attention is not None:
+        few = self.joins_rows or x.numel == x.shape[-1]
+        if few and y is not None and self.joined_attention is not None:
             x, y = self.joined_attention(x, y, positions, ropes, cache)
         else:
             x, inner = sum_and_norm(self.attention_norm, x, y)
@@ -88,7 +90,7 @@ class Block:
         y = self._scaled(_through(self.attention_post_norm, y))
         if last_only:
             x, y = cache.wanted(x), cache.wanted(y)
-            single = x.numel == x.shape[-1]
+            few = self.joins_rows or x.numel == x.shape[-1]
         if self.config.parallel:
             if self.ffn_norm is not None:
                 inner = self.ffn_norm(x)
@@ -96,7 +98,7 @@ class Block:
                 inner = cache.wanted(inner)
             x = ops.add(x, y)
             y = self.feed_forward(inner)
-        elif single and self.joined_ffn is not None:
+        elif few and self.joined_ffn is not None:
             x, y = self.joined_ffn(x, y)
         else:
             x, inner = sum_and_norm(self.ffn_norm, x, y)
