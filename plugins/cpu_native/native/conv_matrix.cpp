@@ -11,8 +11,8 @@
 namespace propolis {
 namespace {
 
-constexpr i64 HIGH = 2;          // blocks of outputs of a task
-constexpr i64 LONG = 8;          // blocks of pixels
+constexpr i64 HIGH = 8;          // most blocks of outputs of a task, whose chunks stay in the second cache
+constexpr i64 LONG = 8;          // and of pixels
 constexpr i64 ROOM = 16 << 20;   // bytes of packed pixels, where that is enough
 constexpr i64 SMALL = 8 << 20;   // bytes up to which each tap may have pixels of its own
 
@@ -174,20 +174,38 @@ void convolve_tiled(const Convolution& c) {
         parallel(c.threads, depths * LANES, [&](i64 task) {
             pack_pixels(c, strip, x, task / LANES, task % LANES, pixels);
         });
-        const i64 high = parts(outputs / 2, HIGH), across = parts(parts(strip.tiles, 2), LONG);
-        parallel(c.threads, high * across, [&](i64 task) {
+        const i64 blocks = outputs / 2, pairs = parts(strip.tiles, 2);
+        i64 tall = std::min(HIGH, blocks), wide = std::min(LONG, pairs);
+        while (parts(blocks, tall) * parts(pairs, wide) < 4 * c.threads && tall * wide > 1) {
+            (tall >= wide ? tall : wide) = parts(std::max(tall, wide), 2);
+        }
+        const i64 high = parts(blocks, tall);
+        const Chunks chunks{steps};
+        parallel(c.threads, high * parts(pairs, wide), [&](i64 task) {
             const Registers registers;
-            alignas(64) f32 sums[SIDE * SIDE];
-            const i64 k0 = task % high * HIGH, k1 = std::min(k0 + HIGH, outputs / 2);
-            const i64 p0 = task / high * LONG * 2, p1 = std::min(p0 + LONG * 2, strip.tiles);
+            thread_local Room<> sum_room;
+            f32* all = sum_room.of(tall * wide * SIDE * SIDE);
+            const i64 k0 = task % high * tall, k1 = std::min(k0 + tall, blocks);
+            const i64 p0 = task / high * wide * 2, p1 = std::min(p0 + wide * 2, strip.tiles);
+            const auto sums_of = [&](i64 k, i64 p) { return all + ((k - k0) * wide + (p - p0) / 2) * SIDE * SIDE; };
+            for (i64 chunk = 0; chunk < chunks.count; ++chunk) {
+                const i64 from = chunks[chunk], some = chunks[chunk + 1] - from;
+                for (i64 p = p0; p < p1; p += 2) {
+                    for (i64 k = k0; k < k1; ++k) {
+                        // An odd last tile has no neighbour.
+                        f32* sums = sums_of(k, p);
+                        multiply_tiles(sums, SIDE, weights + 2 * k * step, step, pixels + p * TILE_SIZE,
+                                       p + 1 < p1 ? TILE_SIZE : 0, {in_order + from, offsets + from},
+                                       {.steps = some, .onto = chunk ? sums : nullptr, .onto_row = SIDE});
+                    }
+                }
+            }
             for (i64 k = k0; k < k1; ++k) {
                 for (i64 p = p0; p < p1; p += 2) {
-                    // An odd last tile has no neighbour.
-                    multiply_tiles(sums, SIDE, weights + 2 * k * step, step, pixels + p * TILE_SIZE, p + 1 < p1 ? TILE_SIZE : 0,
-                                   {in_order, offsets}, {steps});
+                    const f32* sums = sums_of(k, p);
                     for (i64 i = 0; i < std::min(SIDE, c.outputs - k * SIDE); ++i) {
                         const i64 output = k * SIDE + i;
-                        const F32s bias = splat(c.bias ? wide(((const bf16*)c.bias)[output]) : 0.0f);
+                        const F32s bias = splat(c.bias ? propolis::wide(((const bf16*)c.bias)[output]) : 0.0f);
                         bf16* to = (bf16*)c.out + ((image * c.outputs + output) * c.out_height + first) * c.out_width;
                         for (i64 j = 0; j < std::min<i64>(2, p1 - p); ++j) {
                             const F32s y = load(sums + i * SIDE + j * LANES) + bias;

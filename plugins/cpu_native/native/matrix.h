@@ -18,8 +18,15 @@ constexpr i64 DEPTH = 32;               // elements that are summed by one instr
 constexpr i64 PAIRS = DEPTH / 2;
 constexpr i64 TILE_SIZE = LANES * DEPTH;     // elements of a packed one
 constexpr i64 SIDE = 2 * LANES;         // rows and columns of a block
+constexpr i64 CHUNK = 20;               // most steps at a time: of 32 columns these stay in the first cache
 
 inline i64 parts(i64 count, i64 size) { return (count + size - 1) / size; }
+
+// Steps that are a multiplication at a time: as many as fit, in equal parts; one of none where there are none.
+struct Chunks {
+    i64 steps, count = std::max<i64>(parts(steps, CHUNK), 1);
+    i64 operator[](i64 chunk) const { return steps * chunk / count; }  // the first one
+};
 
 struct alignas(64) Shapes {
     u8 palette = 1, start = 0, reserved[14] = {};

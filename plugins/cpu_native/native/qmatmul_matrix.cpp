@@ -11,7 +11,6 @@
 namespace propolis {
 namespace {
 
-constexpr i64 CHUNK = 20;                          // most steps at a time: of 32 columns these stay in the first cache
 constexpr i64 LEAST = 8 * SIDE, ROWS = 16 * SIDE;  // of a task: fewer do not pay for taking weights apart once more
 constexpr i64 MOST = 9;                            // blocks of columns of a task: their sums stay in the second cache
 
@@ -93,7 +92,8 @@ void multiply_tiled(const Product& p) {
     // Each thread multiplies the rows that it has packed, where they are not too few.
     const i64 high = std::clamp(parts(blocks, p.threads) * SIDE, LEAST, ROWS), down = parts(p.m, high);
     const i64 columns = parts(weights, 2), across = std::min(columns, parts(columns, p.threads * MOST) * parts(4 * p.threads, down));
-    const i64 chunks = parts(steps, CHUNK), weight_bytes = p.k / f.block * f.tile;
+    const i64 weight_bytes = p.k / f.block * f.tile;
+    const Chunks chunks{steps};
     parallel(p.threads, across * down, [&](i64 task) {
         const Registers registers;
         thread_local Room<bf16> right_room;
@@ -102,8 +102,8 @@ void multiply_tiled(const Product& p) {
         const i64 c0 = columns * (task % across) / across, c1 = columns * (task % across + 1) / across;
         const i64 m0 = task / across * high, m1 = std::min(p.m, m0 + high);
         f32* all = sum_room.of((c1 - c0) * high * SIDE);
-        for (i64 chunk = 0; chunk < chunks; ++chunk) {
-            const i64 first = steps * chunk / chunks, some = steps * (chunk + 1) / chunks - first;
+        for (i64 chunk = 0; chunk < chunks.count; ++chunk) {
+            const i64 first = chunks[chunk], some = chunks[chunk + 1] - first;
             for (i64 c = c0; c < c1; ++c) {
                 // Two neighbours, or, to be gated, one of each half.
                 const i64 one = p.gated ? c : 2 * c, other = p.gated ? c + columns : 2 * c + 1;
@@ -117,7 +117,7 @@ void multiply_tiled(const Product& p) {
                     multiply_tiles(sums, SIDE, left + (m / LANES * steps + first) * TILE_SIZE, steps * TILE_SIZE, right,
                                    two ? CHUNK * TILE_SIZE : 0, {offsets, offsets},
                                    {.steps = some, .rows = rows, .onto = chunk ? sums : nullptr, .onto_row = SIDE});
-                    if (chunk + 1 == chunks) put(p, sums, m, rows, c);
+                    if (chunk + 1 == chunks.count) put(p, sums, m, rows, c);
                 }
             }
         }
