@@ -155,6 +155,7 @@ OPS: Final = [
             dtypes=_KEPT_DTYPES,
             supports=_supports_matrix,
             strided=True,
+            notes="by AMX; scores lose 2^-16, values and their weights are rounded to bf16",
             **(
                 {}
                 if matrix_instructions() == "AMX"
