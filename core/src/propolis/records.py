@@ -160,7 +160,8 @@ class OpImpl:
             takes weights that nobody prepared too: those that another implementation led
             for when they were loaded.
         strided: whether inputs may be strided; if not, core copies those that are.
-        capture_safe: it neither allocates nor synchronises.
+        capture_safe: it neither allocates nor synchronises; for the CPU, whose replays are calls,
+            it may allocate its ``workspace``.
         deterministic: equal inputs give equal bits.
         exact: it computes with the inputs as they are.  One that rounds them further
             on the way (activations to 8 bits, f32 products in f16 or TF32) says False,

@@ -1,13 +1,15 @@
-// Attention of many queries by tiles of matrices in bf16, sums in f32.  Queries and keys that are not in bf16 are sums of
-// two such numbers, so that scores, which make powers, lose 2^-16 of their terms; values and their weights are rounded to
-// bf16, as a product by tiles rounds what it takes from here.
-// Where a value is denormal, infinite or NaN, the other kernel computes the whole call.
+// Attention of many queries by tiles of matrices in bf16, sums in f32.  Queries in f32, and keys beside them that are not
+// in bf16, are sums of two such numbers, so that scores, which make powers, lose 2^-16 of their terms; values and their
+// weights are rounded to bf16, as a product by tiles rounds what it takes from here, and so are scaled queries in bf16.
+// Where a key or value is denormal, infinite or NaN, or a query in f32 infinite or NaN, the other kernel computes the
+// whole call.
 // Semantics: core's propolis/ops/attention.py.
 #include "attention.h"
 #include "matrix.h"
 
 #ifdef PROPOLIS_MATRIX
 #include <atomic>
+#include <vector>
 
 #include "pool.h"
 #include "room.h"
@@ -43,13 +45,16 @@ struct Packed {
     bf16* value(i64 unit) const { return key(unit) + keys / LANES * key_size; }
 };
 
-// Which are infinite or NaN, or so small that they or their second numbers count as 0.
+// Which are NaN or rounded to an infinity.
+PROPOLIS_INLINE __mmask16 endless(const F32s& x) {
+    return _mm512_cmpge_epu32_mask((__m512i)bits_as<U32s>(magnitude(x)).part[0], _mm512_set1_epi32(0x7f7f8000));
+}
+// Those, and which are so small that they or their second numbers count as 0.
 template <i64 NUMBERS>
 PROPOLIS_INLINE __mmask16 odd(const F32s& x) {
-    constexpr u32 LEAST = NUMBERS == 1 ? 0x00800000 : 0x08000000, MOST = 0x7f7f8000;  // this is rounded to infinity
-    const U32s sizes = bits_as<U32s>(magnitude(x)), less = sizes - splat<U32s>(1u);
-    return _mm512_cmplt_epu32_mask((__m512i)less.part[0], _mm512_set1_epi32(LEAST - 1)) |
-           _mm512_cmpge_epu32_mask((__m512i)sizes.part[0], _mm512_set1_epi32(MOST));
+    constexpr u32 LEAST = NUMBERS == 1 ? 0x00800000 : 0x08000000;
+    const U32s less = bits_as<U32s>(magnitude(x)) - splat<U32s>(1u);
+    return endless(x) | _mm512_cmplt_epu32_mask((__m512i)less.part[0], _mm512_set1_epi32(LEAST - 1));
 }
 
 // Thirty-two numbers, the first sixteen below, and what they are more than that, `apart` from them.
@@ -165,9 +170,9 @@ struct Block {
     }
 };
 
-// 32 queries of one head, from the t0-th of a sequence on.
+// 32 queries of one head, from the t0-th of a sequence on; whether these can be sums of two numbers.
 template <class T, class K>
-void attend(const Attention& a, const Sequence& s, const Packed& p, i64 unit, i64 head, i64 t0, const Offsets& of_keys,
+bool attend(const Attention& a, const Sequence& s, const Packed& p, i64 unit, i64 head, i64 t0, const Offsets& of_keys,
             const Offsets& of_values) {
     typedef Terms<K, T> Scores;
     const i64 dim = a.q.shape[3], value_dim = a.out.shape[3], columns = p.columns * LANES;
@@ -179,8 +184,11 @@ void attend(const Attention& a, const Sequence& s, const Packed& p, i64 unit, i6
                         head * a.q.strides[2];
         for (i64 step = 0; step < p.steps; ++step) {
             const i64 i = step * DEPTH;
+            const F32s below = some_at(from, i, dim - i) * splat(a.scale);
+            const F32s above = some_at(from, i + LANES, dim - i - LANES) * splat(a.scale);
             put<Scores::RIGHT>(own.queries + r / LANES * query_size + step * TILE_SIZE + r % LANES * DEPTH, p.steps * TILE_SIZE,
-                              some_at(from, i, dim - i) * splat(a.scale), some_at(from, i + LANES, dim - i - LANES) * splat(a.scale));
+                               below, above);
+            if (Scores::RIGHT == 2 && (endless(below) | endless(above))) return false;
         }
     }
     for (i64 tile = 0; tile < 2 * Scores::RIGHT * p.steps; ++tile) turn(own.queries + tile * TILE_SIZE);
@@ -225,6 +233,7 @@ void attend(const Attention& a, const Sequence& s, const Packed& p, i64 unit, i6
         const f32 less = own.tops[r] == -INFINITE ? 0 : own.tops[r];
         ((f32*)a.lse)[(s.row * a.q.shape[2] + head) * a.q.shape[1] + s.first + t0 + r] = __builtin_logf(own.totals[r]) + less;
     }
+    return true;
 }
 
 template <class T, class K>
@@ -234,12 +243,14 @@ void tiled(const Attention& a) {
     const i64 dim = a.q.shape[3], value_dim = a.out.shape[3];
     const auto blocks = [&](const Sequence& s) { return s.tokens > FEW ? parts(s.tokens, SIDE) : 0; };
     i64 most = 0;
-    bool few = false;
+    std::vector<i64> sequences;  // those that are for tiles
     for (i64 i = 0; i < a.batch; ++i) {
         const Sequence s = sequence_at(a, i);
-        if (blocks(s)) most = std::max(most, s.valid);
-        else few = true;
+        if (!blocks(s)) continue;
+        most = std::max(most, s.valid);
+        sequences.push_back(i);
     }
+    if (sequences.empty()) return attention(a);
     Packed p{};
     p.steps = parts(dim, DEPTH);
     p.columns = 2 * parts(value_dim, SIDE);
@@ -248,7 +259,8 @@ void tiled(const Attention& a) {
     p.column_size = p.keys / DEPTH * TILE_SIZE;
     p.head = p.keys / LANES * p.key_size + p.columns * p.column_size;
     // Heads of keys of all sequences, some at a time.
-    const i64 all = a.batch * kv_heads, together = std::clamp<i64>(ROOM / std::max<i64>(p.head, 1), 1, std::max<i64>(all, 1));
+    const i64 all = (i64)sequences.size() * kv_heads, together = std::clamp<i64>(ROOM / std::max<i64>(p.head, 1), 1, all);
+    const auto sequence_of = [&](i64 unit) { return sequence_at(a, sequences[unit / kv_heads]); };
     thread_local Room<bf16> packed_room;
     thread_local Room<i64> offset_room;
     p.at = packed_room.of(together * p.head);
@@ -265,31 +277,34 @@ void tiled(const Attention& a) {
         std::atomic<bool> normal = true;
         parallel(a.threads, some * chunks, [&](i64 task) {
             const i64 unit = task / chunks, j0 = task % chunks * KEYS;
-            const Sequence s = sequence_at(a, (first + unit) / kv_heads);
-            if (!blocks(s) || j0 >= s.valid) return;
+            const Sequence s = sequence_of(first + unit);
+            if (j0 >= s.valid) return;
             const i64 h = (first + unit) % kv_heads;
             const Rows<K> keys(a, a.k, s, h), values(a, a.v, s, h);
             if (!pack<T, K>(p, keys, values, s.valid, j0, dim, value_dim, p.key(unit), p.value(unit))) normal = false;
         });
         if (!normal) return attention(a);
         i64 total = 0;
-        for (i64 unit = 0; unit < some; ++unit) total += blocks(sequence_at(a, (first + unit) / kv_heads));
+        for (i64 unit = 0; unit < some; ++unit) total += blocks(sequence_of(first + unit));
         // Tasks: blocks of queries by heads of keys, which stay in the cache; the last ones first, they see most.
         parallel(a.threads, total, [&](i64 number) {
             i64 block = total - 1 - number, unit = 0;
-            Sequence s = sequence_at(a, first / kv_heads);
+            Sequence s = sequence_of(first);
             while (block >= blocks(s)) {
                 block -= blocks(s);
-                s = sequence_at(a, (first + ++unit) / kv_heads);
+                s = sequence_of(first + ++unit);
             }
             const Registers registers;
             for (i64 g = 0; g < group; ++g) {
-                attend<T, K>(a, s, p, unit, (first + unit) % kv_heads * group + g, block * SIDE, {left, right},
-                             {in_order, in_order});
+                if (!attend<T, K>(a, s, p, unit, (first + unit) % kv_heads * group + g, block * SIDE, {left, right},
+                                  {in_order, in_order})) {
+                    normal = false;
+                }
             }
         });
+        if (!normal) return attention(a);
     }
-    if (few) attention(a, FEW);
+    if ((i64)sequences.size() < a.batch) attention(a, FEW);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #ifdef PROPOLIS_MATRIX
 #include <atomic>
+#include <memory>
 
 #include "pool.h"
 #include "room.h"
@@ -12,7 +13,7 @@ namespace propolis {
 namespace {
 
 constexpr i64 LEAST = 8 * SIDE, ROWS = 16 * SIDE;  // of a task: fewer do not pay for taking weights apart once more
-constexpr i64 MOST = 9;                            // blocks of columns of a task: their sums stay in the second cache
+constexpr i64 MOST = 9;                            // most blocks of columns of a task: their sums stay in the second cache
 
 __mmask16 denormal(const F32s& x) {
     const U32s size = bits_as<U32s>(magnitude(x));
@@ -60,13 +61,12 @@ void put(const Product& p, const f32* sums, i64 m, i64 rows, i64 c) {
 
 // The same by vectors, gated in a step of its own.
 void multiply_gated(Product p) {
-    thread_local Room<> room;
+    const std::unique_ptr<f32[]> both(new f32[p.m * p.n]);  // seldom: it is not kept
     void* out = p.out;
     const i64 half = p.n / 2;
-    f32* both = room.of(p.m * p.n);
-    p.out = both;
+    p.out = both.get();
     multiply(p, false);
-    pairwise(Pairwise::SILU_MUL, p.kind, out, {both, p.n}, {both + half, p.n}, p.m, half, p.threads);
+    pairwise(Pairwise::SILU_MUL, p.kind, out, {both.get(), p.n}, {both.get() + half, p.n}, p.m, half, p.threads);
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void multiply_tiled(const Product& p) {
     for (i64 i = 0; i < CHUNK; ++i) offsets[i] = i * TILE_SIZE;
     // Each thread multiplies the rows that it has packed, where they are not too few.
     const i64 high = std::clamp(parts(blocks, p.threads) * SIDE, LEAST, ROWS), down = parts(p.m, high);
-    const i64 columns = parts(weights, 2), across = std::min(columns, parts(columns, p.threads * MOST) * parts(4 * p.threads, down));
+    const i64 columns = parts(weights, 2), across = std::min(columns, std::max(parts(columns, MOST), parts(4 * p.threads, down)));
     const i64 weight_bytes = p.k / f.block * f.tile;
     const Chunks chunks{steps};
     parallel(p.threads, across * down, [&](i64 task) {

@@ -9,18 +9,18 @@ from typing import Final
 
 from propolis import Priority
 from propolis import dtypes
-from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
-from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 from propolis_cpu_native.ops_binary import NUMBERS
 from propolis_cpu_native.ops_norm import add_rms_norm
 from propolis_cpu_native.ops_quantized import FORMATS
+from propolis_cpu_native.ops_quantized import NO_MATRIX
 from propolis_cpu_native.ops_quantized import TILE
 from propolis_cpu_native.ops_quantized import multiply
 from propolis_cpu_native.ops_quantized import prepare
+from propolis_cpu_native.ops_quantized import supports_matrix
 from propolis_cpu_native.ops_rope import writes_rows
 
 
@@ -30,20 +30,8 @@ if TYPE_CHECKING:
     from propolis import OpImpl
     from propolis import Tensor
 
-_MATRIX: Final = matrix_instructions() == "AMX"
 
-
-def _exact(rows: int) -> Way:
-    del rows
-    return Way.EXACT
-
-
-def _rounded(rows: int) -> Way:
-    """As separate calls are: :mod:`propolis_cpu_native.ops_quantized`."""
-    return Way.MATRIX if _MATRIX and rows >= MANY else Way.TILES
-
-
-def _functions(way: Callable[[int], Way]) -> tuple[Callable[..., None], ...]:
+def _functions(way: Way) -> tuple[Callable[..., None], ...]:
     """Those whose product is computed in such a way."""
 
     def normed(
@@ -52,7 +40,7 @@ def _functions(way: Callable[[int], Way]) -> tuple[Callable[..., None], ...]:
         x, residual, weight, w = given
         inner = x.device.empty(x.shape, x.dtype)
         add_rms_norm(total, inner, x, residual, weight, eps)
-        multiply(out, inner, w, way(math.prod(x.shape[:-1])), gated=gated)
+        multiply(out, inner, w, way, gated=gated)
 
     def add_rms_norm_qmatmul(
         total: Tensor,
@@ -69,7 +57,7 @@ def _functions(way: Callable[[int], Way]) -> tuple[Callable[..., None], ...]:
         """``h = x + residual``, and ``qmatmul`` of its norm or the halves of that, gated."""
         given = x, residual, weight, w
         width, rows = out.shape[-1], math.prod(out.shape[:-1])
-        if not gated or (way(rows) is Way.MATRIX and width % TILE == 0):
+        if not gated or (way is Way.MATRIX and width % TILE == 0):
             normed(total, out, given, eps, gated=gated)
             return
         both = x.device.empty((rows, 2 * width), x.dtype)
@@ -177,20 +165,63 @@ def _for_kept(
     return _workspace(x, w.shape[0])
 
 
-def _implementations(
-    functions: tuple[Callable[..., None], ...], notes: str, **how: Any
-) -> list[OpImpl]:
-    normed, kept = functions
-    how = {"dtypes": {"x": {dtypes.f32}, "w": FORMATS}, "prepare": prepare, **how}
+def _many(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    gated: bool = False,
+) -> str | None:
+    """None, or why tiles of matrices do not pay."""
+    del residual, weight, eps, gated
+    return supports_matrix(x, w)
+
+
+def _keeps_many(
+    cache: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    w: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    eps: float = 1e-5,
+    *,
+    heads: int,
+    interleaved: bool = False,
+) -> str | None:
+    """Both."""
+    del eps, interleaved
+    tensors = cache, x, residual, weight, w, slots, positions, cos, sin
+    return supports_matrix(x, w) or _keeps(*tensors, heads=heads)
+
+
+def _implementations(way: Way, notes: str, **how: Any) -> list[OpImpl]:
+    normed, kept = _functions(way)
+    shared = {"dtypes": {"x": {dtypes.f32}, "w": FORMATS}, "prepare": prepare, "notes": notes}
+    many = way is Way.MATRIX
     return [
-        implementation(normed.__name__, normed, notes=notes, workspace=_for_normed, **how),
+        implementation(
+            normed.__name__,
+            normed,
+            supports=_many if many else None,
+            workspace=_for_normed,
+            **shared,
+            **how,
+        ),
         implementation(
             kept.__name__,
             kept,
-            notes=notes,
-            supports=_keeps,
+            supports=_keeps_many if many else _keeps,
             strided=True,
             workspace=_for_kept,
+            **shared,
             **how,
         ),
     ]
@@ -198,11 +229,19 @@ def _implementations(
 
 OPS: Final = [
     *_implementations(
-        _functions(_rounded),
-        "activations rounded, as those of products are; weights repacked",
+        Way.MATRIX,
+        "by AMX, activations and weights rounded to bf16; weights repacked",
+        variant="matrix",
+        priority=Priority.GENERIC + 20,
+        exact=False,
+        unusable=NO_MATRIX,
+    ),
+    *_implementations(
+        Way.TILES,
+        "activations rounded to 8 bits, to 16 where some stand out; weights repacked",
         variant="rounded",
         priority=Priority.GENERIC + 10,
         exact=False,
     ),
-    *_implementations(_functions(_exact), "activations as they are; weights repacked"),
+    *_implementations(Way.EXACT, "activations as they are; weights repacked"),
 ]

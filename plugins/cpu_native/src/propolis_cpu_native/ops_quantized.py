@@ -59,7 +59,7 @@ def _repacked(w: Tensor, memory: Callable[[int], np.ndarray]) -> np.ndarray:
     return tiles
 
 
-def _supports_matrix(x: Tensor, w: Tensor, /) -> str | None:
+def supports_matrix(x: Tensor, w: Tensor, /) -> str | None:
     """None, or why not."""
     del w
     rows = math.prod(x.shape[:-1])
@@ -108,6 +108,17 @@ def qmatmul_matrix(out: Tensor, x: Tensor, w: Tensor, /) -> None:
 
 _DTYPES: Final = {"x": FLOATS, "w": FORMATS}
 
+_FOUND: Final = matrix_instructions()
+
+NO_MATRIX: Final = (
+    ""
+    if _FOUND == "AMX"
+    else "products of bytes are faster than of bf16, but for AMX's"
+    if _FOUND
+    else "no instructions for bf16: neither AVX512_BF16 nor AMX"
+)
+"""Why tiles of matrices do not multiply blocks here; empty where they do."""
+
 
 def products(
     op: str,
@@ -137,13 +148,9 @@ OPS: Final = [
         qmatmul_matrix,
         dtypes=_DTYPES,
         prepare=prepare,
-        supports=_supports_matrix,
+        supports=supports_matrix,
         notes="activations and weights rounded to bf16; weights repacked",
-        **(
-            {"unusable": "products of bytes are faster than of bf16, but for AMX's"}
-            if matrix_instructions() == "AVX512_BF16"
-            else {}
-        ),
+        unusable=NO_MATRIX,
     ),
     *products("qmatmul", qmatmul_rounded, qmatmul, prepare),
 ]

@@ -48,9 +48,9 @@ class Block:
         self.ffn_norm = self.norm(weights, layer, "ffn_norm")
         self.feed_forward = feed_forward(config, weights, layer)
         self.ffn_post_norm = self.norm(weights, layer, "ffn_post_norm")
-        # A sum, its norm and the first product as one op, where the device has it.  For one row:
-        # of more the product takes so long that what goes before it does not count.  But on the
-        # CPU, where nothing is computed while the next op is looked up.
+        # A sum, its norm and the first product as one op, where the device has it: on the CPU of
+        # any rows, as nothing is computed while the next op is looked up; on others of one row,
+        # as of more the product takes so long that what goes before it does not count.
         self.joins_rows = weights.device.kind == "cpu"
         self.joined_attention = _joined(self.attention, self.attention_norm)
         self.joined_ffn = _joined(self.feed_forward, self.ffn_norm)
