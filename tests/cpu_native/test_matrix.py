@@ -17,6 +17,7 @@ from propolis import ops
 from propolis_cpu_native import ops_attention
 from propolis_cpu_native import ops_conv
 from propolis_cpu_native import ops_linear
+from propolis_cpu_native import ops_normed
 from propolis_cpu_native import ops_quantized
 from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._native import matrix_instructions
@@ -118,6 +119,34 @@ def test_many_rows_take_matrices(runtime):
     x = Tensor.from_numpy(np.ones((MANY - 1, 256), np.float32), device)
     w = ops.quantize(Tensor.from_numpy(np.ones((16, 256), np.float32), device), dtypes.q4_k)
     assert "do not pay" in ops_quantized.supports_matrix(x, w)
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["normal", "denormal"])
+@pytest.mark.parametrize("outputs", [64, 96, 1088, 62])
+@pytest.mark.parametrize("rows", [1, 45, 600])
+def test_gated_products_of_norms(runtime, rows, outputs, small):
+    """Gated where the tiles are, or after: what norm, product and gate by themselves give."""
+    device = runtime(threads=2).cpu
+    width = 768  # of more steps than are taken at a time
+    rng = np.random.default_rng(6)
+    x, y, scale = (
+        rng.normal(0, 1, size).astype(np.float32) for size in [(rows, width)] * 2 + [width]
+    )
+    scale[5] = 1e-39 if small else 1  # what tiles would take for 0 is left to vectors
+    values = rng.normal(0, 1, (outputs, width)).astype(np.float32)
+    given = [Tensor.from_numpy(a, device) for a in (x, y, scale)]
+    w = ops.quantize(Tensor.from_numpy(values, device), dtypes.q4_0)
+    total, out, both = (
+        Tensor.from_numpy(np.full((rows, n), np.nan, np.float32), device)
+        for n in (width, outputs // 2, outputs)
+    )
+    gated = next(impl.fn for impl in ops_normed.OPS if impl.variant == "matrix")
+    gated(total, out, *given, w, gated=True)
+    np.testing.assert_array_equal(total.numpy(), x + y)
+    _, normed = ops.add_rms_norm(*given)
+    ops_quantized.qmatmul_matrix(both, normed, w)
+    halves = (both.narrow(1, first, outputs // 2) for first in (0, outputs // 2))
+    np.testing.assert_array_equal(out.numpy(), ops.silu_mul(*halves).numpy())
 
 
 def test_a_packed_weight_of_another_size_is_refused():

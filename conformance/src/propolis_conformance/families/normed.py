@@ -61,6 +61,7 @@ _RECIPES: Final = (
     Recipe(_normed("m k", "n*2"), ({"gated": True},), deep={"k": 2048, "m": 1}),
     Recipe(_normed("1 1 k*8"), ({},)),
     Recipe(_normed("k*8", "n*2"), ({"gated": True},)),
+    Recipe(_normed("40 k", "n*32"), ({}, {"gated": True})),  # a prompt's rows
 )
 
 
@@ -170,7 +171,7 @@ _KEPT: Final = tuple(
         ("1 1 k*8", 16, 8, 0, 2),
     )
     for kept in ((), ("f16",), ("bf16",))
-)
+) + (Recipe(_keeping("1 40 k", 8, 4, 3, 2, "f16"), ({"heads": 3},), sizes={"p": 47}),)
 
 
 def _info(truth: Callable[..., Any], recipes: tuple[Recipe, ...]) -> OpInfo:
