@@ -159,19 +159,23 @@ def _keeping(
 
 # Queries and keys of three heads and one, of one and two, of none and one; kept in the dtype of x,
 # or in 16 bits of f32.
-_KEPT: Final = tuple(
-    Recipe(
-        _keeping(dims, head_dim, pairs, heads, both, *kept),
-        ({"heads": heads}, {"heads": heads, "interleaved": True}),
-        sizes={"p": 7, "t": 3},
-    )
-    for dims, head_dim, pairs, heads, both in (
-        ("b t k", 8, 4, 3, 2),
-        ("1 1 k*8", 8, 3, 1, 4),
-        ("1 1 k*8", 16, 8, 0, 2),
-    )
-    for kept in ((), ("f16",), ("bf16",))
-) + (Recipe(_keeping("1 40 k", 8, 4, 3, 2, "f16"), ({"heads": 3},), sizes={"p": 47}),)
+_KEPT: Final = (
+    *(
+        Recipe(
+            _keeping(dims, head_dim, pairs, heads, both, *kept),
+            ({"heads": heads}, {"heads": heads, "interleaved": True}),
+            sizes={"p": 7, "t": 3},
+        )
+        for dims, head_dim, pairs, heads, both in (
+            ("b t k", 8, 4, 3, 2),
+            ("1 1 k*8", 8, 3, 1, 4),
+            ("1 1 k*8", 16, 8, 0, 2),
+        )
+        for kept in ((), ("f16",), ("bf16",))
+    ),
+    # A prompt's rows.
+    Recipe(_keeping("1 40 k", 8, 4, 3, 2, "f16"), ({"heads": 3},), sizes={"p": 47}),
+)
 
 
 def _info(truth: Callable[..., Any], recipes: tuple[Recipe, ...]) -> OpInfo:
