@@ -88,6 +88,17 @@ def test_answers_in_a_batch_are_those_alone(runtime):
     assert answers([range(16)]) == answers([[key] for key in range(16)])
 
 
+def test_a_prompt_has_norms_and_products_as_one(runtime):
+    """Of more rows than one too: on the CPU every op that is looked up costs time."""
+    started = runtime()
+    model = LLM.load(find_model(started.config), runtime=started)
+    Engine(model.model, 64).prefill(list(model.tokenizer.encode(PROMPT)))
+    apart = {"add_rms_norm", "silu_mul"} & set(started.cpu.table.bound)
+    joined = {"add_rms_norm_qmatmul", "add_rms_norm_qmatmul_rope_kv_append"}
+    assert joined <= set(started.cpu.table.bound)
+    assert not apart - {"add_rms_norm"}  # that of the last sum, before the output
+
+
 def test_the_embedding_is_the_output(runtime):
     """It is there once, repacked, which is reckoned before it is read; the file's is not kept."""
     started = runtime()

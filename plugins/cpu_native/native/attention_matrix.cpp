@@ -33,6 +33,7 @@ struct Terms {
     static constexpr i64 left(i64 term) { return term > 0 && term < LEFT ? 1 : 0; }
     static constexpr i64 right(i64 term) { return term >= LEFT ? 1 : 0; }
 };
+
 // Where the packed keys and values of a head of a sequence lie, in elements.
 struct Packed {
     i64 steps, columns;  // tiles along a head of keys, and of values, of these an even number

@@ -137,69 +137,31 @@ def _for_normed(
     weight: Tensor,
     w: Tensor,
     /,
-    eps: float = 1e-5,
-    *,
+    *_: Any,
     gated: bool = False,
+    **__: Any,
 ) -> int:
-    del residual, weight, eps
+    del residual, weight
     return _workspace(x, w.shape[0] if gated else 0)
 
 
-def _for_kept(
-    cache: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    heads: int,
-    interleaved: bool = False,
-) -> int:
-    del cache, residual, weight, slots, positions, cos, sin, eps, heads, interleaved
+def _for_kept(cache: Tensor, x: Tensor, *others: Any, **_: Any) -> int:
+    del cache
+    w = others[2]
     return _workspace(x, w.shape[0])
 
 
 def _many(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    gated: bool = False,
+    x: Tensor, residual: Tensor, weight: Tensor, w: Tensor, /, *_: Any, **__: Any
 ) -> str | None:
     """None, or why tiles of matrices do not pay."""
-    del residual, weight, eps, gated
+    del residual, weight
     return supports_matrix(x, w)
 
 
-def _keeps_many(
-    cache: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    w: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    /,
-    eps: float = 1e-5,
-    *,
-    heads: int,
-    interleaved: bool = False,
-) -> str | None:
-    """Both."""
-    del eps, interleaved
-    tensors = cache, x, residual, weight, w, slots, positions, cos, sin
-    return supports_matrix(x, w) or _keeps(*tensors, heads=heads)
+def _keeps_many(cache: Tensor, *others: Any, **options: Any) -> str | None:
+    """None, or why not: both."""
+    return _many(*others) or _keeps(cache, *others, **options)
 
 
 def _implementations(way: Way, notes: str, **how: Any) -> list[OpImpl]:
