@@ -84,8 +84,8 @@ int main() {
         } else if (name == "convolve") {  // 3 x 3, the same size
             const i64 channels = n[1], height = n[2], width = n[3], outputs = n[4];
             out.resize(outputs * height * width * size);
-            convolve({kind, out.data(), in[0].data(), in[1].data(), in[2].data(), 1, channels, height, width, outputs,
-                      height, width, {3, 3}, {1, 1}, {1, 1}, {1, 1}, THREADS},
+            convolve({kind, out.data(), in[0].data(), in[1].data(), in[2].data(), nullptr, 1, channels, height, width,
+                      outputs, height, width, {3, 3}, {1, 1}, {1, 1}, {1, 1}, THREADS},
                      n[5] != 0);
         } else {
             return 3;

@@ -156,36 +156,83 @@ def test_a_packed_weight_of_another_size_is_refused():
         native().linear(out, x, None, np.zeros(64, np.uint8), None, 2, 20, 16, 32, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "kernel", "padding"),
-    [
-        ((1, 16, 16, 4, 4), (3, 3), (1, 1)),
-        ((2, 64, 33, 8, 8), (3, 3), (1, 1)),
-        ((1, 64, 40, 6, 32), (4, 4), (2, 1)),
-        ((2, 33, 17, 7, 9), (3, 3), (1, 1)),
-        ((1, 40, 70, 33, 18), (1, 1), (0, 0)),
-        ((2, 64, 40, 5, 100), (5, 2), (2, 0)),
-        ((1, 96, 130, 21, 22), (3, 3), (4, 4)),
-        ((1, 256, 16, 90, 120), (3, 3), (1, 1)),  # several strips
-    ],
-    ids=str,
-)
-def test_convolutions(runtime, sizes, kernel, padding):
-    """Windows of any size: to a rounding of bf16, with sums in f32."""
+# Sizes, kernel and attributes of convolutions.
+WINDOWS = [
+    ((1, 16, 16, 4, 4), (3, 3), {"padding": 1}),
+    ((2, 64, 33, 8, 8), (3, 3), {"padding": 1}),
+    ((1, 64, 40, 6, 32), (4, 4), {"padding": (2, 1)}),
+    ((2, 33, 17, 7, 9), (3, 3), {"padding": 1}),
+    ((1, 40, 70, 33, 18), (1, 1), {}),
+    ((2, 64, 40, 5, 100), (5, 2), {"padding": (2, 0)}),
+    ((1, 96, 130, 21, 22), (3, 3), {"padding": 4}),
+    ((5, 32, 16, 3, 48), (3, 3), {"padding": 1}),  # images together, of an odd number of tiles
+    ((5, 32, 16, 3, 5), (3, 3), {"padding": 1}),  # a tile has pixels of three
+    ((1, 256, 16, 90, 120), (3, 3), {"padding": 1}),  # several strips
+    ((3, 40, 24, 16, 32), (3, 3), {"padding": 1, "stride": 2}),
+    ((2, 33, 17, 19, 30), (5, 2), {"padding": (2, 1), "stride": (3, 2), "dilation": (1, 4)}),
+    ((1, 40, 24, 20, 20), (3, 3), {"dilation": 7, "padding": 9}),
+    ((1, 32, 24, 5, 5), (1, 1), {"stride": 7, "padding": 3}),
+    ((2, 256, 16, 150, 130), (3, 3), {"padding": 1, "stride": 2}),  # several strips
+]
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["as it is", "packed"])
+@pytest.mark.parametrize(("sizes", "kernel", "attributes"), WINDOWS, ids=str)
+def test_convolutions(runtime, sizes, kernel, attributes, prepared):
+    """Windows of any size, in steps, with gaps: to a rounding of bf16, with sums in f32."""
     device = runtime(threads=2).cpu
     batch, channels, outputs, height, width = sizes
     x = normal(batch, channels, height, width)
     w = normal(outputs, channels, *kernel, seed=1, scale=(channels * 9) ** -0.5)
     bias = normal(outputs, seed=2)
-    on = [Tensor.from_numpy(a, device) for a in (x, w, bias)]
+    given = {"padding": 0, "stride": 1, "dilation": 1, **attributes}
+    padding, stride, dilation = (
+        pair if isinstance(pair, tuple) else (pair, pair) for pair in given.values()
+    )
     around = ((0, 0), (0, 0), *((p, p) for p in padding))
     wide = [a.astype(np.float64) for a in (x, w, bias)]
-    seen = np.lib.stride_tricks.sliding_window_view(np.pad(wide[0], around), kernel, (2, 3))
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(wide[0], around), reach, (2, 3))
+    seen = seen[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
     expected = np.einsum("nchwij,kcij->nkhw", seen, wide[1], optimize=True)
     expected += wide[2][:, None, None]
+    weight = Tensor.from_numpy(w, device)
+    if prepared:
+        made = ops_conv.prepare(weight)
+        np.testing.assert_array_equal(made.restore().array, w)
+        weight = weight.with_prepared({ops_conv.prepare: made.payload})
     out = Tensor.from_numpy(np.full(expected.shape, np.nan, dtypes.bf16.numpy), device)
-    ops_conv.conv2d_matrix(out, *on, padding=padding)
+    inputs = (Tensor.from_numpy(x, device), weight, Tensor.from_numpy(bias, device))
+    ops_conv.conv2d_matrix(out, *inputs, **attributes)
     assert close(out.numpy(), expected, 16)
+
+
+def test_a_filter_that_lies_in_tiles_serves_every_call(runtime):
+    """Packed where that pays, and let go of; grouped calls, which no tiles take, get it back."""
+    device = runtime().cpu
+    key = ops.conv2d.key(dtypes.bf16)
+    w = normal(32, 32, 3, 3, seed=1, scale=0.05)
+    ready = device.table.prepare(ops.conv2d, key, Tensor.from_numpy(w, device))
+    assert bool(ready.prepared) is (matrix_instructions() == "AMX")
+    for groups in (1, 2):
+        x = normal(2, 32 * groups, 8, 8, seed=groups)
+        found = ops.conv2d(Tensor.from_numpy(x, device), ready, padding=1, groups=groups).numpy()
+        parts = zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True)
+        each = [ops.conv2d(*map(Tensor.from_numpy, part), padding=1).numpy() for part in parts]
+        expected = np.concatenate(each, 1).astype(np.float64)
+        assert np.abs(found.astype(np.float64) - expected).max() <= 2 * UNIT * 4
+    few = device.table.prepare(ops.conv2d, key, Tensor.from_numpy(normal(4, 32, 3, 3), device))
+    assert not any(form is not None for form in few.prepared.values())
+
+
+def test_a_packed_filter_must_fit(runtime):
+    """Tiles of another size are refused before anything is read of them."""
+    del runtime
+    out, x = np.zeros((1, 16, 4, 4), np.uint16), np.zeros((1, 16, 4, 4), np.uint16)
+    sizes = (2, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1, 2)
+    for w, tiles in ((None, np.zeros(64, np.uint8)), (np.zeros(64, np.uint8), None)):
+        with pytest.raises(TypeError, match="size does not fit"):
+            native().conv2d(out, x, w, tiles, None, *sizes)
 
 
 @pytest.mark.parametrize("dim", [8, 40, 64, 80, 160])

@@ -214,6 +214,7 @@ struct Convolution {
     Kind kind;
     void* out;
     const void *x, *w, *bias;  // the last may be null
+    const void* tiles;         // the weight packed, by which w may be null; or null
     i64 batch, channels, height, width, outputs, out_height, out_width;
     i64 kernel[2], stride[2], padding[2], dilation[2];
     int threads;
@@ -233,6 +234,10 @@ void unpack_weight(void* w, const void* tiles, i64 outputs, i64 depth, int threa
 void multiply_tiled(const Product&);
 void linear_tiled(const Linear&);
 void attention_tiled(const Attention&);
-void convolve_tiled(const Convolution&);  // stride and dilation 1
+// A weight of a convolution as tiles.
+i64 packed_filter_bytes(i64 outputs, i64 channels, i64 taps);
+void pack_filter(void* tiles, const void* w, i64 outputs, i64 channels, i64 taps, int threads);
+void unpack_filter(void* w, const void* tiles, i64 outputs, i64 channels, i64 taps, int threads);
+void convolve_tiled(const Convolution&);
 
 }  // namespace propolis

@@ -358,17 +358,20 @@ FUNCTION(upsample_nearest2d) {
 
 // -- convolutions ----------------------------------------------------------------------------------
 
-// conv2d(out, x, w, bias, kind, strides (2), padding (2), dilation (2), threads, way)
+// conv2d(out, x, w, tiles, bias, kind, outputs, kernel (2), strides (2), padding (2), dilation (2), threads, way)
 FUNCTION(conv2d) {
     Arguments a(args, count);
     Convolution c{};
-    const View out = a.view(true), x = a.view(), w = a.view();
+    const View out = a.view(true), x = a.view();
+    i64 size = 0, packed = 0;
     c.out = out.at;
     c.x = x.at;
-    c.w = w.at;
+    c.w = a.flat(false, &size);
+    c.tiles = a.flat(false, &packed);
     c.bias = a.flat();
     c.kind = a.kind();
-    for (i64* each : {c.stride, c.padding, c.dilation}) {
+    c.outputs = a.whole();
+    for (i64* each : {c.kernel, c.stride, c.padding, c.dilation}) {
         each[0] = a.whole();
         each[1] = a.whole();
     }
@@ -378,11 +381,13 @@ FUNCTION(conv2d) {
     c.channels = x.shape[1];
     c.height = x.shape[2];
     c.width = x.shape[3];
-    c.outputs = w.shape[0];
-    c.kernel[0] = w.shape[2];
-    c.kernel[1] = w.shape[3];
     c.out_height = out.shape[2];
     c.out_width = out.shape[3];
+    if (!a.ok()) return nullptr;
+    const i64 taps = c.kernel[0] * c.kernel[1];
+    const bool fits = c.tiles ? packed == packed_filter_bytes(c.outputs, c.channels, taps)
+                              : size == c.outputs * c.channels * taps * (i64)size_of(c.kind);
+    if (!fits) return a.fail("the weight's size does not fit"), nullptr;
     return a.call([=] {
         if (way == Way::MATRIX) convolve_tiled(c);
         else convolve(c, way == Way::EXACT);
@@ -472,8 +477,11 @@ PyMethodDef METHODS[] = {
     METHOD("conv2d", conv2d),
     METHOD("matrix_instructions", matrix_instructions_),
     METHOD("packed_bytes", packed_bytes_),
+    METHOD("packed_filter_bytes", packed_filter_bytes_),
     METHOD("pack_weight", move_weight<pack_weight>),
     METHOD("unpack_weight", move_weight<unpack_weight>),
+    METHOD("pack_filter", move_weight<pack_filter>),
+    METHOD("unpack_filter", move_weight<unpack_filter>),
     METHOD("linear", linear_),
     METHOD("moe_linear", mix_<false>),
     METHOD("moe_qmatmul", mix_<true>),

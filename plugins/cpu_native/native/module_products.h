@@ -1,6 +1,8 @@
 // The functions of the module that multiply with weights, and that rearrange these.
 #pragma once
 
+#include <type_traits>
+
 #include "arguments.h"
 
 namespace propolis {
@@ -94,16 +96,26 @@ FUNCTION(packed_bytes_) {
     return a.ok() ? PyLong_FromLongLong(packed_bytes(outputs, depth)) : nullptr;
 }
 
-// pack_weight(tiles, w, outputs, depth, threads), unpack_weight(w, tiles, outputs, depth, threads)
+// packed_filter_bytes(outputs, channels, taps)
+FUNCTION(packed_filter_bytes_) {
+    Arguments a(args, count);
+    const i64 outputs = a.whole(), channels = a.whole(), taps = a.whole();
+    return a.ok() ? PyLong_FromLongLong(packed_filter_bytes(outputs, channels, taps)) : nullptr;
+}
+
+// pack_weight(tiles, w, outputs, depth, threads), unpack_weight(w, tiles, outputs, depth, threads); the same of filters,
+// with how many taps before the threads.
 template <auto move>
 FUNCTION(move_weight) {
+    constexpr bool filters = std::is_invocable_v<decltype(move), void*, const void*, i64, i64, i64, int>;
     Arguments a(args, count);
     void* to = a.flat(true);
     const void* from = a.flat();
-    const i64 outputs = a.whole(), depth = a.whole();
+    const i64 outputs = a.whole(), depth = a.whole(), taps = filters ? a.whole() : 1;
     const int threads = (int)a.whole();
     return a.call([=] {
-        move(to, from, outputs, depth, threads);
+        if constexpr (filters) move(to, from, outputs, depth, taps, threads);
+        else move(to, from, outputs, depth, threads);
         return Error();
     });
 }

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Final
 
+import numpy as np
+
+from propolis import Prepared
 from propolis import Priority
+from propolis import Tensor
 from propolis.ops.conv import spatial
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
+from propolis_cpu_native._native import lasting
 from propolis_cpu_native._native import matrix_instructions
 from propolis_cpu_native._native import native
 
 
 if TYPE_CHECKING:
-    from propolis import Tensor
     from propolis.ops.conv import Sizes
 
 LEAST: Final = 16
 """Channels of input and output, from which on tiles cost less than they save."""
+
+_AMX: Final = matrix_instructions() == "AMX"
 
 
 def _supports(
@@ -70,11 +77,29 @@ def _supports_matrix(
     groups: int = 1,
 ) -> str | None:
     """None, or why not."""
-    if {*_pair(stride), *_pair(dilation)} != {1}:
-        return "only windows of stride and dilation 1 are computed by tiles of matrices"
+    if not _AMX and {*_pair(stride), *_pair(dilation)} != {1}:
+        return "windows of other strides and dilations than 1 are computed by tiles of AMX alone"
     if min(w.shape[:2]) < LEAST:
         return f"tiles of matrices do not pay below {LEAST} channels"
-    return _supports(x, w, bias, padding=padding, groups=groups)
+    return _supports(x, w, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def prepare(w: Tensor) -> Prepared:
+    """Pack a weight: the same elements, as tiles of 16 by 32 for each tap; small ones stay."""
+    outputs, channels, *kernel = w.shape
+    if min(outputs, channels) < LEAST:
+        return Prepared(None, 0, "as it is")
+    sizes = outputs, channels, math.prod(kernel)
+    device, shape, dtype = w.device, w.shape, w.dtype
+    tiles = lasting(native().packed_filter_bytes(*sizes))
+    native().pack_filter(tiles, np.ascontiguousarray(w.array), *sizes, device.threads)
+
+    def restore() -> Tensor:
+        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+        native().unpack_filter(raw, tiles, *sizes, device.threads)
+        return Tensor.from_blocks(raw, dtype, shape, device)
+
+    return Prepared(tiles, tiles.nbytes, "packed as tiles, as small as in the file", restore)
 
 
 def _convolve(
@@ -82,14 +107,18 @@ def _convolve(
     inputs: tuple[Tensor, Tensor, Tensor | None],
     attributes: tuple[Sizes, Sizes, Sizes],
     way: Way,
+    tiles: object = None,
 ) -> None:
     x, w, bias = inputs
     native().conv2d(
         out.array,
         x.array,
-        w.array,
+        None if tiles is not None else w.array,
+        tiles,
         None if bias is None else bias.array,
         KINDS[x.dtype],
+        w.shape[0],
+        *w.shape[2:],
         *(size for sizes in attributes for size in _pair(sizes)),
         out.device.threads,
         way,
@@ -148,7 +177,8 @@ def conv2d_matrix(
 ) -> None:
     """The same as a product with columns of pixels, by tiles of matrices."""
     del groups
-    _convolve(out, (x, w, bias), (stride, padding, dilation), Way.MATRIX)
+    tiles = w.prepared.get(prepare)
+    _convolve(out, (x, w, bias), (stride, padding, dilation), Way.MATRIX, tiles)
 
 
 OPS: Final = [
@@ -156,8 +186,9 @@ OPS: Final = [
         "conv2d",
         conv2d_matrix,
         # Dot products of pairs halve the multiplications; Winograd's tiles leave a quarter.
-        priority=Priority.GENERIC + (20 if matrix_instructions() == "AMX" else 5),
+        priority=Priority.GENERIC + (20 if _AMX else 5),
         supports=_supports_matrix,
+        prepare=prepare,
     ),
     implementation(
         "conv2d",
