@@ -54,6 +54,7 @@ def test_the_same_for_machines(worker):
     assert worker.table.placement.as_dict() == {
         "device": "fake:0",
         "ops": {"add": ["adder (dist-adder 1.0)"], "copy": ["fake (dist-fake 1.0)"]},
+        "taken_out": [],
         "decomposed": {},
         "cpu_instead": {"mul": why},
         "prepared_weights": [
@@ -91,14 +92,51 @@ def test_an_op_that_is_split_counts_as_on_the_cpu(fakes):
 
 
 def test_a_call_declined_at_run_time_has_its_line(fakes):
-    """The op stays the device's, and the line says how often it was not."""
-    device = fakes.device(fakes.impl(supports=lambda *_: "too small"))
+    """The op is the device's once it takes a call, and the line says how often it did not."""
+    small = fakes.impl(supports=lambda a, _: None if a.numel > 2 else "too small")
+    device = fakes.device(small)
     x = Tensor.from_numpy(np.zeros(2, np.float32), device)
     ops.add(x, x)
-    assert device.table.placement.lines() == [
-        "placement: 1 of 1 ops on fake:0 by fake (dist-fake 1.0)",
-        "fallback: add ran on the cpu 1 times, 0.0 MB copied (fake (dist-fake 1.0): too small)",
+    fell = "fallback: add ran on the cpu 1 times, 0.0 MB copied (fake (dist-fake 1.0): too small)"
+    nobody = "placement: 0 of 1 ops on fake:0 by nobody"
+    assert device.table.placement.lines() == [nobody, fell]
+    x = Tensor.from_numpy(np.zeros(3, np.float32), device)
+    ops.add(x, x)
+    one = "placement: 1 of 1 ops on fake:0 by fake (dist-fake 1.0)"
+    assert device.table.placement.lines() == [one, fell]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["bound", "asked"])
+def test_who_is_taken_out_serves_nothing(fakes, asked):
+    """Whoever raised is not among those that serve, and has a line with the reason."""
+
+    def boom(out, a, b, /):
+        msg = "boom"
+        raise ValueError(msg)
+
+    says = {"supports": lambda *_: None} if asked else {}
+    first = fakes.impl(fn=boom, plugin="hasty", priority=300, **says)
+    device = fakes.device(first, fakes.impl(plugin="sound"))
+    x = Tensor.from_numpy(np.zeros(2, np.float32), device)
+    ops.add(x, x)
+    placement = device.table.placement
+    assert placement.lines() == [
+        "placement: 1 of 1 ops on fake:0 by sound (dist-sound 1.0)",
+        "placement: taken out: add by hasty (dist-hasty 1.0): raised ValueError: boom",
     ]
+    said = placement.as_dict()
+    assert said["ops"] == {"add": ["sound (dist-sound 1.0)"]}
+    out = {"op": "add", "plugin": "hasty (dist-hasty 1.0)", "reason": "raised ValueError: boom"}
+    assert said["taken_out"] == [out]
+
+
+def test_who_declines_every_call_serves_none(fakes):
+    """A candidate that leads and takes no call is not said to serve the op; the next one is."""
+    shy = fakes.impl(plugin="shy", priority=300, supports=lambda *_: "never")
+    device = fakes.device(shy, fakes.impl(plugin="sound"))
+    x = Tensor.from_numpy(np.zeros(2, np.float32), device)
+    ops.add(x, x)
+    assert device.table.placement.servers == ["sound (dist-sound 1.0)"]
 
 
 def test_a_table_has_a_log_of_its_own_without_one(cpu):

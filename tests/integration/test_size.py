@@ -37,15 +37,15 @@ def lines_of_code(path: Path) -> int:
 
 
 def test_core_is_small() -> None:
-    """Without the catalogue of ops, which grows with what models need: at most 7350 lines."""
+    """Without the catalogue of ops, which grows with what models need: at most 7420 lines."""
     files = [path for path in CORE.rglob("*.py") if path.parent != CORE / "ops"]
-    assert sum(map(lines_of_code, files)) <= 7350
+    assert sum(map(lines_of_code, files)) <= 7420
 
 
 def test_the_reading_order_is_short() -> None:
-    """The files that docs/architecture.md names for it are there, under 3000 lines in all."""
+    """The files that docs/architecture.md names for it are there, under 3030 lines in all."""
     page = (ROOT / "docs/architecture.md").read_text()
     (order,) = re.findall(r"<!-- reading order -->\n(.*?)<!-- end -->", page, re.DOTALL)
     files = [CORE / name for name in re.findall(r"`([\w/]+\.py)`", order)]
     assert len(files) >= 10
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 3000
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 3030

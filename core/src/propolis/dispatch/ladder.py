@@ -34,6 +34,7 @@ from propolis.wording import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Iterable
     from collections.abc import Iterator
 
     from propolis.dispatch.resolve import Trace
@@ -96,11 +97,16 @@ class Ladder:
 
     def entry(self) -> Callable[..., None]:
         """What the table binds: the cheapest callable that does all that is needed."""
+        placement = self.table.placement
         if not self.chain:
-            return self.run if self.decomposition is None else self._decompose
+            if self.decomposition is not None:
+                return self._decompose
+            placement.lacking(self.spec.name, self._rejections)
+            return self.run
         first = self.chain[0]
         if self._orders or first.supports is not None or not first.strided:
             return self.run
+        placement.served(self.spec.name, self.key, first)
         lower = len(self.chain) > 1 or self.decomposition is not None or self.has_cpu
         if self.table.device is self.table.cpu and (not lower or is_reference(first)):
             return first.fn  # nobody to take over, and no hardware to lose
@@ -227,10 +233,11 @@ class Ladder:
 
     def _climb_down(self, call: Call, failed: list[tuple[OpImpl, BaseException]]) -> None:
         spec, table = self.spec, self.table
-        reasons = [f"{impl.provenance}: raised {describe(exc)}" for impl, exc in failed]
-        tried = [impl for impl, _ in failed]
+        reasons: list[str] = []
         for impl in self._ordered(call):
-            if impl in tried:
+            raised = [exc for other, exc in failed if other is impl] if failed else None
+            if raised:
+                reasons.append(f"{impl.provenance}: raised {describe(raised[0])}")
                 continue
             started = False
             try:
@@ -263,16 +270,18 @@ class Ladder:
     def let(self, impl: OpImpl, call: Call) -> None:
         """Let the implementation do the call."""
         args, kwargs = call.args, call.attributes
-        if not impl.strided:
+        if not (impl.strided or (are_contiguous(args) and are_contiguous(kwargs.values()))):
             read = (self._contiguous(i, v) for i, v in enumerate(args[len(call.written) :]))
             args = (*call.written, *read)
             kwargs = {name: self._contiguous(name, value) for name, value in kwargs.items()}
-        calls = self.named.get(id(impl))
-        if calls is None:
-            calls = self.named[id(impl)] = self._named(impl)
+        known = self.named.get(id(impl))
+        calls = known or self._named(impl)
         launch = calls.of(args, kwargs)
         self.table.device.launched = launch
         launch(args, kwargs)
+        if known is None:
+            self.named[id(impl)] = calls
+            self.table.placement.served(self.spec.name, self.key, impl)
 
     def _contiguous(self, place: int | str, value: Any) -> Any:
         """A contiguous copy of a strided tensor, counted; other values as they are."""
@@ -283,6 +292,7 @@ class Ladder:
 
     def _decompose(self, *args: Any, **kwargs: Any) -> None:
         assert self.decomposition is not None  # noqa: S101  (who calls has looked)
+        self.table.placement.decomposed(self.spec.name, str(self._parts))
         if self.keeper is None:
             self.decomposition(*args, **kwargs)
         else:
@@ -348,13 +358,21 @@ class Ladder:
         return error
 
 
+def are_contiguous(values: Iterable[Any]) -> bool:
+    """Whether the tensors among these values are."""
+    for value in values:
+        if isinstance(value, Tensor) and not value.layout.is_contiguous:
+            return False
+    return True
+
+
 def refusal(impl: OpImpl, call: Call) -> str | None:
     """Why the implementation declines this call; None when it takes it."""
     for target in () if impl.strided else call.written:
         if not target.is_contiguous:
             return f"it takes no strided destination, this one has strides {target.strides}"
     reason = call.refused_by(impl)
-    if reason is not None and not isinstance(reason, str):
+    if reason is not None and not (isinstance(reason, str) and reason):
         msg = f"{impl.op}: supports() of {impl.provenance} returned {reason!r}; say why, or None"
         raise PluginError(msg)
     return reason

@@ -2,7 +2,8 @@
 The placement summary: what runs where, in lines that every worker prints.
 
 Silent CPU execution is the complaint that users of every such system share, so
-the summary is not optional and costs nothing: it is made from what was bound.
+the summary is not optional and costs next to nothing: who runs calls is noted once, when it is
+bound or has run the first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 if TYPE_CHECKING:
     from propolis.dispatch.fallback import FallbackLog
     from propolis.dispatch.metrics import Metrics
-    from propolis.dispatch.resolve import Trace
+    from propolis.opspec.spec import Key
     from propolis.records import OpImpl
     from propolis.tensor import Device
     from propolis.tensor import Tensor
@@ -35,7 +36,7 @@ class PreparedWeights:
 
 class Placement:
     """
-    What one device's table bound to whom.
+    Who ran the calls of one device.
 
     Attributes:
         strided_copies: inputs copied because an implementation takes no strides.
@@ -50,19 +51,28 @@ class Placement:
         self.metrics = metrics
         self.strided_copies = 0
         self.in_place_copies = 0
-        self._on_device: dict[str, set[str]] = {}
+        self._on_device: dict[str, set[tuple[Key, str]]] = {}
+        self._taken_out: dict[tuple[str, str], str] = {}
         self._decomposed: dict[str, str] = {}
         self._on_cpu: dict[str, str] = {}
         self._weights: dict[tuple[str, str, str], PreparedWeights] = defaultdict(PreparedWeights)
 
-    def bound(self, trace: Trace) -> None:
-        """Note who serves an op from now on."""
-        if trace.winner is not None:
-            self._on_device.setdefault(trace.op, set()).add(str(trace.winner.provenance))
-        elif trace.is_decomposed:
-            self._decomposed[trace.op] = str(trace.parts)
-        else:
-            self._on_cpu[trace.op] = trace.rejections
+    def served(self, op: str, key: Key, impl: OpImpl) -> None:
+        """Note who ran a call, or runs whatever calls come."""
+        self._on_device.setdefault(op, set()).add((key, str(impl.provenance)))
+
+    def decomposed(self, op: str, parts: str) -> None:
+        """Note that an op was done with others."""
+        self._decomposed[op] = parts
+
+    def lacking(self, op: str, why: str) -> None:
+        """Note that nobody has an op here, and why."""
+        self._on_cpu[op] = why
+
+    def taken_out(self, op: str, key: Key, impl: OpImpl, reason: str) -> None:
+        """Note who serves an op no more."""
+        self._on_device.get(op, set()).discard((key, str(impl.provenance)))
+        self._taken_out[op, str(impl.provenance)] = reason
 
     def add_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
         """Note that an implementation prepared a weight: to so many bytes, and how."""
@@ -86,18 +96,20 @@ class Placement:
     def servers(self) -> list[str]:
         """Whose implementations serve ops on the device, in a fixed order."""
         here = self._on_device.keys() - self._on_cpu.keys()
-        return sorted({plugin for op in here for plugin in self._on_device[op]})
+        return sorted({plugin for op in here for _, plugin in self._on_device[op]})
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was bound, and no weight was prepared."""
-        return not (self._on_device or self._decomposed or self._on_cpu or self._weights)
+        known = self._on_device or self._decomposed or self._on_cpu or self.fallbacks.tallies
+        return not (known or self._weights)
 
     def lines(self) -> list[str]:
         """The summary for people."""
-        served = self._on_device.keys() | self._decomposed.keys()
+        served = {op for op, by in self._on_device.items() if by} | self._decomposed.keys()
         here = served - self._on_cpu.keys()
-        total = len(served | self._on_cpu.keys())
+        fell = {op for op, _ in self.fallbacks.tallies}
+        total = len(served | self._on_cpu.keys() | fell)
         who = ", ".join(self.servers) or "nobody"
         lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
         if self._decomposed:
@@ -106,6 +118,8 @@ class Placement:
         if self._on_cpu:
             ops = ", ".join(f"{op} ({why})" for op, why in sorted(self._on_cpu.items()))
             lines.append(f"placement: on the cpu instead: {ops}")
+        for (op, plugin), why in sorted(self._taken_out.items()):
+            lines.append(f"placement: taken out: {op} by {plugin}: {why}")
         for (op, plugin, what), entry in sorted(self._weights.items()):
             lines.append(
                 f"weights: {entry.count} for {op} {what} by {plugin}: "
@@ -135,7 +149,15 @@ class Placement:
         """The summary for machines."""
         return {
             "device": self.device.id,
-            "ops": {op: sorted(who) for op, who in sorted(self._on_device.items())},
+            "ops": {
+                op: sorted({plugin for _, plugin in by})
+                for op, by in sorted(self._on_device.items())
+                if by
+            },
+            "taken_out": [
+                {"op": op, "plugin": plugin, "reason": why}
+                for (op, plugin), why in sorted(self._taken_out.items())
+            ],
             "decomposed": dict(sorted(self._decomposed.items())),
             "cpu_instead": dict(sorted(self._on_cpu.items())),
             "prepared_weights": [

@@ -173,9 +173,13 @@ class Quarantine:
             return
         entry = _entry(source, impl, key, device, reason)
         self.entries[entry.what] = entry
-        _log(entry, device, repeated=False)
-        if lasting and self.keep is not None:
-            self.keep(entry)
+        try:
+            _log(entry, device, repeated=False)
+            if lasting and self.keep is not None:
+                self.keep(entry)
+        except RecursionError:  # of an op that calls itself: said by a call that has room for it
+            del self.entries[entry.what]
+            raise
 
     def serialises(self, device: Device) -> bool:
         """Whether each call on the device is waited for, as things stand."""

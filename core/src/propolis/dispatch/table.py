@@ -207,7 +207,6 @@ class DispatchTable(Table):
                 f"{trace.rejections}{cpu}; `propolis explain {spec.name}` shows all candidates"
             )
             raise NoImplementationError(msg)
-        self.placement.bound(trace)
         ladder = self._ladders[spec.name, key] = Ladder(self, spec, key, trace)
         self._live.add(ladder)
         return ladder
@@ -313,6 +312,7 @@ class DispatchTable(Table):
     def condemn(self, impl: OpImpl, key: Key, reason: str, *, lasting: bool = True) -> None:
         """Take an implementation out for these dtypes; ``lasting``: in later processes too."""
         self.quarantine.add(impl, key, self.device, reason, lasting=lasting)
+        self.placement.taken_out(impl.op, key, impl, reason)
         self.rebind()
         self.weights.replace(impl, key)
 
