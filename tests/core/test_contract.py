@@ -134,6 +134,7 @@ def test_supports_that_does_not_fit(op, supports):
         ({"priority": "high"}, "add: priority is 'high'; it must be a whole number"),
         ({"priority": 1.5}, r"add: priority is 1\.5"),
         ({"variant": 64}, "add: variant is 64; it must be a string"),
+        ({"dtypes": {"a": {dtypes.f32, dtypes.q4_0}}}, "add: a is never q4_0; the op has .*f32"),
         ({"archs": "gfx1100"}, r"add: archs is 'gfx1100'; .*frozenset\(\{'gfx1100'\}\)"),
     ],
 )
@@ -185,4 +186,5 @@ def test_all_wrong_implementations_are_told_at_once():
         check_impls(wrong, SOURCE)
     with pytest.raises(PluginError, match=r"^add: priority is 'high'; it must be a whole number$"):
         check_impls(wrong[1:], SOURCE)
-    assert [impl.provenance for impl in check_impls([made()] * 2, SOURCE)] == [SOURCE] * 2
+    right = [made(), made(variant="other")]
+    assert [impl.provenance for impl in check_impls(right, SOURCE)] == [SOURCE] * 2

@@ -61,6 +61,12 @@ def test_yes_and_no(ask):
     )
 
 
+def test_no_without_a_reason(ask):
+    """A plugin that does not say why is said not to."""
+    silent = ProbeResult(ok=False, reason="it gave no reason")
+    assert ask("def propolis_probe(): return ProbeResult(False)") == silent
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

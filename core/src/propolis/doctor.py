@@ -16,6 +16,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -218,7 +219,7 @@ def _phase_two(config: Config) -> Iterator[Finding]:
     yield Finding(2, "devices", CheckResult("ok", named))
     for i in (p.id for p in found if p.kind != "cpu"):  # the CPU is in use
         trial = DoctorCheck(f"device.{i}", partial(_use, runtime, i), patience=3)
-        yield from _run_all([trial], i, config.probe_timeout)
+        yield from _run_all([trial], trial.name, config.probe_timeout)
     # Last, because a hook that raises rejects its plugin.
     for report in runtime.plugins.reports:
         name = f"plugin.{report.candidate.name}"
@@ -281,9 +282,16 @@ def _run(check: object, plugin: str) -> Finding:
         result: object = check.run()
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's check raises)
         result = _broken(f"the check raised {describe(exc)}")
-    if not isinstance(result, CheckResult) or result.status not in get_args(CheckStatus):
+    allowed = get_args(CheckStatus)
+    if not isinstance(result, CheckResult):
         result = _broken(f"the check returned {result!r}, not a CheckResult")
-    return Finding(2, check.name, result, check.fields)
+    elif result.status not in allowed:
+        said = f"the check's status is {result.status!r}; supported: {', '.join(allowed)}"
+        result = _broken(f"{said}; it says: {result.summary}")
+    elif result.status in ("warning", "error") and not result.remedy:
+        result = replace(result, remedy="the check names none: ask the plugin's author")
+    own = check.name == plugin or check.name.startswith(f"{plugin}.")
+    return Finding(2, check.name if own else f"{plugin}.{check.name}", result, check.fields)
 
 
 def _broken(text: str) -> CheckResult:

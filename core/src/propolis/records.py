@@ -141,7 +141,8 @@ class OpImpl:
     Attributes:
         op: the op's name, as in :mod:`propolis.ops`.
         variant: which of them, where a plugin has several for one op, as a kernel for each
-            head size: quarantine takes out one, and one dtype of it, alone.
+            head size: quarantine takes out one, and one dtype of it, alone.  No two of one
+            device have op, dtypes and variant alike.
         fn: ``fn(out, *args)`` with the op's parameters by the same names and
             defaults; it writes every element of ``out`` and keeps no reference.
             An op that only mutates its first argument passes no ``out``; one that gives

@@ -42,7 +42,7 @@ def ask(value: str) -> dict[str, Any]:
         files = [_absolute(os.fsdecode(file)) for file in result.files]
         return {
             "ok": bool(result.ok),
-            "reason": str(result.reason),
+            "reason": str(result.reason) or ("" if result.ok else "it gave no reason"),
             "files": files,
             "answered": True,
         }

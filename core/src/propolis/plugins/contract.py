@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Collection
 from collections.abc import Mapping
+from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from typing import Any
@@ -50,7 +51,12 @@ def hook_problems(owner: str, plugin: Any, hooks: Sequence[str]) -> list[str]:
     if not hooks:
         act = "decorate functions with propolis.hookimpl; the hooks are"
         return [f"it implements no hook: {act} {', '.join(known)}"]
-    problems = []
+    problems = [
+        f"{name} would never be called: decorate it with propolis.hookimpl"
+        for name in known
+        # The probe is called by its name.
+        if name not in (*hooks, "propolis_probe") and callable(getattr(plugin, name, None))
+    ]
     for name in hooks:
         if name not in known:
             listed = f"the hooks are {', '.join(known)}"
@@ -82,7 +88,27 @@ def check_impls(impls: Iterable[Any], source: Provenance) -> list[OpImpl]:
             problems.append(exc)
     if problems:
         raise PluginError("; ".join(map(str, problems))) from problems[0]
+    _check_apart(checked)
     return checked
+
+
+def _check_apart(impls: Iterable[OpImpl]) -> None:
+    """Whatever is said of one of a plugin's kernels, by op, dtypes and variant, is said of one."""
+    known: set[tuple[str, str, str, object]] = set()
+    for impl in impls:
+        parameters = list(catalogue()[impl.op].dtypes)
+        given = impl.dtypes
+        kinds = given if isinstance(given, Mapping) else dict.fromkeys(parameters, given)
+        for key in product(*(kinds.get(name, ()) for name in parameters)):
+            same = impl.op, impl.device, impl.variant, key
+            if same in known:
+                names = ", ".join(kind.name for kind in key)
+                msg = (
+                    f"{impl.op}: two implementations for {names} on {impl.device} have the "
+                    f"variant {impl.variant!r}: give each a variant of its own"
+                )
+                raise PluginError(msg)
+            known.add(same)
 
 
 def check_impl(impl: Any, source: Provenance) -> OpImpl:
@@ -136,7 +162,7 @@ def _check_function(impl: OpImpl, spec: OpSpec) -> None:
         first = ("", "out, ", "out0, out1, ")[spec.outputs]
         msg = (
             f"{impl.op}: its function takes {signature}; "
-            f"the op needs ({first}{str(spec.signature)[1:]}"
+            f"the op needs ({first}{_parameters(spec)[1:]}, and writes its results there"
         )
         raise PluginError(msg)
 
@@ -155,9 +181,13 @@ def _check_takes_arguments(impl: OpImpl, spec: OpSpec, what: str, function: Any)
     except TypeError as exc:
         msg = (
             f"{impl.op}: its {what} takes {signature}; the op's arguments are "
-            f"{spec.signature}: {exc}"
+            f"{_parameters(spec)}: {exc}"
         )
         raise PluginError(msg) from exc
+
+
+def _parameters(spec: OpSpec) -> str:
+    return str(spec.signature.replace(return_annotation=inspect.Signature.empty))
 
 
 def _check_workspace(impl: OpImpl, spec: OpSpec) -> None:
@@ -179,6 +209,12 @@ def _check_dtypes(impl: OpImpl, spec: OpSpec) -> None:
             msg = f"{impl.op}: dtypes for {sorted(map(str, given))}; the op has {list(spec.dtypes)}"
             raise PluginError(msg)
         collections = list(given.values())
+        for name, kinds in given.items():
+            for kind in kinds if isinstance(kinds, Collection) else ():
+                if isinstance(kind, DType) and kind not in spec.dtypes[name]:
+                    has = ", ".join(sorted(d.name for d in spec.dtypes[name]))
+                    msg = f"{impl.op}: {name} is never {kind}; the op has {has}"
+                    raise PluginError(msg)
     else:
         collections = [given]
     for kinds in collections:
