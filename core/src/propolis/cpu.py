@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,12 +81,14 @@ class CpuDevice(Device):
     def empty(self, shape: Shape, dtype: DType) -> Tensor:
         """A contiguous tensor with undefined elements."""
         layout = Layout.contiguous(shape)
-        if (
-            dtype.__class__ is not DType  # refused there
-            or dtype.is_block
-            or layout.numel * dtype.block_bytes >= POOLED_FROM
-        ):
+        if dtype.__class__ is not DType or dtype.is_block:  # refused there, or rare
             return super().empty(shape, dtype)
+        if layout.numel * dtype.block_bytes >= POOLED_FROM:
+            storage = self.memory.allocate(layout.numel * dtype.block_bytes)
+            if self.steps and (step := self.steps.get(get_ident())):
+                step.made(storage)
+            array = np.ndarray(layout.shape, dtype.numpy, _bytes(storage))
+            return Tensor(storage, layout, dtype, self, array)
         # The array that numpy allocates is storage and view at once: an op call
         # on small tensors is allowed 5 us in all.
         try:

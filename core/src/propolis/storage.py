@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 POOL_LIMIT: Final = 512 * 1024 * 1024
+_BYTES: Final = np.dtype(np.uint8)
 
 
 class Storage(Protocol):
@@ -155,7 +156,10 @@ class CpuStorage:
     @property
     def bytes(self) -> np.ndarray:
         """The same memory as a 1-D uint8 array."""
-        return self.buffer.reshape(-1).view(np.uint8)
+        buffer = self.buffer
+        if buffer.ndim == 1 and buffer.dtype == _BYTES:
+            return buffer
+        return buffer.reshape(-1).view(np.uint8)
 
     def __del__(self) -> None:
         # Two references, this object's and the call's: no view outlives the storage.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from propolis.records import OpImpl
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # freezing would take most of what making one takes
 class Call:
     """
     A call, made where somebody has to look at it: a bound call never becomes one.

@@ -459,7 +459,8 @@ def _infer(
 
 
 def _is_cap(softcap: Any) -> bool:
-    return isinstance(softcap, Real) and float(softcap) >= 0
+    known = softcap.__class__ is float or isinstance(softcap, Real)
+    return known and float(softcap) >= 0
 
 
 def _is_window(window: Any) -> bool:

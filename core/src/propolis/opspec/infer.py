@@ -27,7 +27,7 @@ def same_dtype(op: str, **tensors: Tensor) -> None:
         DTypeError: they do not; names each.
     """
     kinds = [t.dtype for t in tensors.values()]
-    if len(set(kinds)) > 1:
+    if kinds.count(kinds[0]) < len(kinds):
         given = ", ".join(f"{name} is {t.dtype}" for name, t in tensors.items())
         msg = f"{op}: {given}; they must have the same dtype; {converts(*kinds)}"
         raise DTypeError(msg)

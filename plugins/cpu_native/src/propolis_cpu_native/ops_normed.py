@@ -120,8 +120,9 @@ def _keeps(
 ) -> str | None:
     """None, or why not: only the cache and the tables may be strided, between rows."""
     del eps, heads, interleaved
-    if not all(tensor.is_contiguous for tensor in (x, residual, weight, w, slots, positions)):
-        return "an input is strided"
+    for tensor in (x, residual, weight, w, slots, positions):
+        if not tensor.layout.is_contiguous:
+            return "an input is strided"
     return writes_rows(cache, x, slots, positions, cos, sin)
 
 

@@ -30,9 +30,10 @@ def _packed(
     interleaved: bool = False,
 ) -> str | None:
     """None, or why not: elements of a row lie apart."""
-    if all(tensor.strides[-1] == 1 or tensor.shape[-1] < 2 for tensor in (x, cos, sin)):
-        return None
-    return "elements of a head, or of a row of cos or sin, do not lie side by side"
+    for tensor in (x, cos, sin):
+        if tensor.layout.strides[-1] != 1 and tensor.shape[-1] > 1:
+            return "elements of a head, or of a row of cos or sin, do not lie side by side"
+    return None
 
 
 def rope(
