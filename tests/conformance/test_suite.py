@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from patience import patience
@@ -256,6 +257,26 @@ def test_nothing_judged(install, capsys):
     install(DECLINING)
     assert call("conformance", "wrong", "--quick") == 1
     assert "no case was judged, so nothing is known" in capsys.readouterr().err
+
+
+def test_what_no_call_comes_to_is_told(install, capsys):
+    """An implementation that is for elsewhere is left out with the reason, as `explain` has it."""
+    elsewhere = DECLINING.replace('supports=lambda a, b: "not today"', 'archs={"x86-64"}')
+    install(elsewhere)
+    assert call("conformance", "wrong", "--quick") == 1
+    said = capsys.readouterr()
+    assert "left out: add: built for x86-64; this device is " in said.out
+    assert "see what is left out" in said.err
+
+
+def test_the_time_that_is_left_bounds_an_op(install, capsys):
+    """A slow op takes about what all may take, not many times that; its report says it was cut."""
+    slow = DECLINING.replace('supports=lambda a, b: "not today"', "")
+    install(slow.replace("    out.array", "    import time; time.sleep(0.3)\n    out.array", 1))
+    started = time.monotonic()
+    assert call("conformance", "wrong", "--quick", "--seconds", "3") == 0
+    assert time.monotonic() - started < patience(30)  # all cases take more than that
+    assert "1 not to the end, for want of time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

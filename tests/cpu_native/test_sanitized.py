@@ -108,7 +108,7 @@ def test_the_kernels_are_clean(sanitized):
     """
     assert run(sys.executable, "-c", WHERE, **sanitized).startswith(sanitized["PYTHONPATH"])
     command = "from propolis.cli import main; main()"
-    suite = ("conformance", "cpu_native", "--quick", "--seconds", "600")
+    suite = ("conformance", "cpu_native", "--quick", "--seconds", "150")
     # The tests below hide plugins, and would miss one that is asked for by name.
     said = run(sys.executable, "-c", command, *suite, **sanitized, PROPOLIS_PLUGINS=PLUGINS)
     assert " passed" in said

@@ -217,7 +217,9 @@ class Bench:
         raised, self.subject.raised.reason_given = self.subject.raised.reason_given, None
         if raised is not None:
             self.log.tallies.clear()
-            raise CheckFailedError("runs", f"it {raised}")
+            raise CheckFailedError(
+                "runs", raised if raised.startswith("prepare") else f"it {raised}"
+            )
         fell = next((why for op, why in self.log.tallies if op == spec.name), None)
         if fell is not None:
             self.log.tallies.clear()

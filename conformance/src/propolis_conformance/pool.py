@@ -327,8 +327,9 @@ def run(
                         return
                     if child is None or not child.usable:
                         child = Child(request, children)
-                    share = (until - time.monotonic()) * count / (len(names) - len(found))
-                    judged = child.judge(name, max(_LEAST, _GENEROUS * share))
+                    left = until - time.monotonic()
+                    share = left * count / (len(names) - len(found))
+                    judged = child.judge(name, max(_LEAST, min(_GENEROUS * share, left)))
                     children.expect_more()
                     found[name] = judged
                     progress(judged)

@@ -119,7 +119,8 @@ class Subject:
         device: where it runs.
         oracle: a CPU with the reference's implementations and no others.
         meter: what the implementation in use does.
-        facts: plugin, distribution, version, device, for the report.
+        facts: plugin, distribution, version, device, for the report, and whose calls never come
+            here, with the reason.
     """
 
     meter: Meter
@@ -152,6 +153,7 @@ class Subject:
         self.oracle.table = DispatchTable(self.oracle, reference, self.oracle)
         self._cpu = runtime.cpu
         self._own = own
+        self._left_out: list[str] = []
         self.units = self._units(own, quick=quick)
         properties = self.device.properties
         self.facts: dict[str, Any] = {
@@ -163,6 +165,7 @@ class Subject:
             "arch": properties.arch,
             "device_extra": dict(properties.extra),
             "files": list(report.files),
+            "left_out": self._left_out,
         }
 
     def use(self, unit: Unit) -> FallbackLog:
@@ -199,10 +202,16 @@ class Subject:
         for impl in impls:
             spec = catalogue()[impl.op]
             _expect_some_call(spec, impl)
+            before, why = len(units), ""
             for key in keys(spec, every=not quick):
-                if static_refusal(spec, key, self.device, impl) is not None:
+                refused = static_refusal(spec, key, self.device, impl)
+                if refused is not None:
+                    why = refused
                     continue
                 label = label_of(spec, key)
                 seen[label] = count = seen.get(label, 0) + 1
                 units.append(Unit(label if count == 1 else f"{label}#{count}", spec, key, impl))
+            if len(units) == before:
+                variant = f" ({impl.variant})" if impl.variant else ""
+                self._left_out.append(f"{spec.name}{variant}: {why}")
         return units

@@ -136,6 +136,8 @@ def conformance(
     made = reports.build(results, facts, request, time.monotonic() - started, ops)
     for result in results:
         _print(result, made)
+    for line in () if ops else facts["left_out"]:
+        click.echo(f"left out: {line}")
     if report is not None:
         _make(report)
         as_json = as_json or report / f"{made.name}.json"
@@ -149,7 +151,8 @@ def conformance(
     click.echo("{plugin} ({distribution} {version}) on {device}".format(**facts))
     click.echo(made.summary)
     if not made.cases:
-        msg = "no case was judged, so nothing is known: see what is declined or has no recipe"
+        msg = "no case was judged, so nothing is known: see what is left out, declined, or has "
+        msg += "no recipe"
         click.echo(msg, err=True)
     if made.counts["failed"] or not made.cases or (strict and made.shortfall):
         ctx.exit(1)

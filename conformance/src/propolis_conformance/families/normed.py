@@ -59,9 +59,10 @@ def _normed(dims: str, rows: str = "n") -> dict[str, T]:
 _RECIPES: Final = (
     Recipe(_normed("m k"), ({}, {"eps": 1e-3}), deep={"k": 2048, "m": 1}),
     Recipe(_normed("m k", "n*2"), ({"gated": True},), deep={"k": 2048, "m": 1}),
-    Recipe(_normed("1 1 k*8"), ({},)),
-    Recipe(_normed("k*8", "n*2"), ({"gated": True},)),
-    Recipe(_normed("40 k", "n*32"), ({}, {"gated": True})),  # a prompt's rows
+    Recipe(_normed("1 1 k*8"), ({},), brief=True),
+    Recipe(_normed("k*8", "n*2"), ({"gated": True},), brief=True),
+    # A prompt's rows.  Few blocks: quantising these takes longer than the product.
+    Recipe(_normed("40 k", "n*32"), ({}, {"gated": True}), sizes={"n": 2, "k": 3}),
 )
 
 
@@ -164,7 +165,8 @@ _KEPT: Final = (
         Recipe(
             _keeping(dims, head_dim, pairs, heads, both, *kept),
             ({"heads": heads}, {"heads": heads, "interleaved": True}),
-            sizes={"p": 7, "t": 3},
+            sizes={"p": 7, "t": 3, "k": 3},
+            brief=dims != "b t k" or bool(kept),
         )
         for dims, head_dim, pairs, heads, both in (
             ("b t k", 8, 4, 3, 2),
@@ -174,7 +176,7 @@ _KEPT: Final = (
         for kept in ((), ("f16",), ("bf16",))
     ),
     # A prompt's rows.
-    Recipe(_keeping("1 40 k", 8, 4, 3, 2, "f16"), ({"heads": 3},), sizes={"p": 47}),
+    Recipe(_keeping("1 40 k", 8, 4, 3, 2, "f16"), ({"heads": 3},), sizes={"p": 47, "k": 3}),
 )
 
 
