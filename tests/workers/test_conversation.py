@@ -339,6 +339,8 @@ def test_bad_text(llm):
 
 def test_a_system_message_that_is_no_text(llm):
     """It is refused by its name, before the model's template meets it."""
+    with pytest.raises(ArgumentTypeError, match=r"llm is a str; supported: an LLM, as LLM\.load"):
+        Conversation("model.gguf")
     with pytest.raises(ArgumentTypeError, match="system is 5; supported: a text"):
         Conversation(llm, system=5)
 

@@ -289,7 +289,7 @@ def test_pickle(fails, tmp_path, name):
         (("hi", "--top-p", "0"), "top_p is 0.0; allowed: a finite number above 0 to 1"),
         (("hi", "--min-p", "2"), "min_p is 2.0"),
         (("hi", "--repetition-penalty", "0"), "repetition_penalty is 0.0"),
-        (("hi", "--seed", "-2"), "seed is -2"),
+        (("hi", "--seed", "-2"), "-2 is not in the range x>=-1"),
         (("hi", "--stop", ""), "a stop string is empty: every answer would end"),
         (("\udcff",), "PROMPT is not UTF-8: byte 0xff at 0"),
     ],

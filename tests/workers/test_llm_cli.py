@@ -200,7 +200,7 @@ def test_threads(propolis, llm):
     [
         (("--temperature", "-1"), "temperature is -1.0; allowed"),
         (("--top-p", "0"), "top_p is 0.0; allowed"),
-        (("--seed", "-2"), "seed is -2; allowed"),
+        (("--seed", "-2"), "'--seed': -2 is not in the range x>=-1"),
         (("--stop", ""), "a stop string is empty: every answer would end before"),
         (("--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1"),
         (("--context", "0"), "'--context': 0 is not in the range x>=1"),

@@ -138,7 +138,7 @@ class Layout:
 
     def unsqueeze(self, dim: int) -> Layout:
         """Insert a dimension of size 1 before ``dim`` (negative counts from the new end)."""
-        dim = normalize_dim("unsqueeze", dim, len(self.shape) + 1)
+        dim = normalize_dim("unsqueeze to", dim, len(self.shape) + 1)
         stride = self.shape[dim] * self.strides[dim] if dim < len(self.shape) else 1
         shape = (*self.shape[:dim], 1, *self.shape[dim:])
         return Layout(shape, (*self.strides[:dim], stride, *self.strides[dim:]), self.offset)

@@ -98,9 +98,13 @@ class Runtime:
             reprobe: ask every plugin's probe again; ``"unless hung"``: save those that hung.
 
         Raises:
+            ArgumentTypeError: the settings are something else.
             ConfigError: a setting is wrong.
             PluginError: ``config.strict`` is set and a plugin was rejected.
         """
+        if not isinstance(config, Config | None):
+            msg = f"config is a {type(config).__name__}; supported: a Config, as Config.load gives"
+            raise ArgumentTypeError(msg)
         config = config or Config.load()
         return cls(config, PluginHost.load(config, reprobe=reprobe))
 

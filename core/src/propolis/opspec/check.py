@@ -72,10 +72,9 @@ def check_tensors(spec: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         annotation = parameters[name].annotation if name in parameters else None
         wanted = annotation == "Tensor" or (annotation == "Tensor | None" and value is not None)
         if wanted and not isinstance(value, Tensor):
-            msg = (
-                f"{spec.name}: {name} is a {type(value).__name__}, not a Tensor: "
-                f"Tensor.from_numpy makes one"
-            )
+            shares = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+            how = "Tensor.from_dlpack" if shares else "Tensor.from_numpy"
+            msg = f"{spec.name}: {name} is a {type(value).__name__}, not a Tensor: {how} makes one"
             raise OpError(msg)
 
 
@@ -258,8 +257,11 @@ def expect_writable(spec: Checked, target: Tensor) -> bool:
 
 def may_share(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether another argument lies in the storage of the first, a destination."""
-    values = (*args[1:], *kwargs.values())
-    return any(isinstance(v, Tensor) and _may_share(v, args[0]) for v in values)
+    target = args[0]
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, Tensor) and _may_share(value, target):
+            return True
+    return False
 
 
 def _may_share(tensor: Tensor, target: Tensor) -> bool:

@@ -82,7 +82,9 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--min-p", type=float, default=0.0, show_default=True),
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
         click.option(
-            "--seed", type=int, help="Makes sampling repeatable; -1 for another each time."
+            "--seed",
+            type=click.IntRange(-1),
+            help="Makes sampling repeatable; -1 for another each time.",
         ),
         click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Ends the answer."),
         click.option("--system", metavar="TEXT", callback=utf8, help="The system message."),

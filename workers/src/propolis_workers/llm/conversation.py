@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import UsageError
 from propolis_workers.arguments import expect_text
 from propolis_workers.arguments import expect_whole
@@ -35,6 +36,9 @@ class Conversation:
     """
 
     def __init__(self, llm: LLM, *, system: str | None = None, context: int | None = None) -> None:
+        if not hasattr(llm, "engine"):
+            msg = f"llm is a {type(llm).__name__}; supported: an LLM, as LLM.load gives"
+            raise ArgumentTypeError(msg)
         if system is not None:
             expect_text("system", system)
         self._llm = llm

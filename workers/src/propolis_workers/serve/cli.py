@@ -47,6 +47,11 @@ _IMAGES_AT_ONCE = 4
 
 # What only a model that draws needs.
 _DRAWING = ("images", "loras", "images_at_once", "dtype", "use_f16")
+# And what only one that writes does.
+_WRITING = (
+    *("model", "model_ref", "context", "sequences", "cache_tokens", "kv_type", "llm_dtype"),
+    *("step_tokens", "speculate", "chat_template"),
+)
 
 
 @click.command()
@@ -315,7 +320,7 @@ def _application(
     own = {name: options[name] for name in ("model", "fallback", "threads")}
     config = settings(ctx, sd_model=options["images"], **own, device=_device(options))
     what = options["what"] or _named(config)
-    _expect_used(what, options)
+    _expect_used(ctx, what)
     service = _writer(ctx, config, options) if what in ("llm", "both") else None
     images = _painter(config, options) if what in ("sd", "both") else None
     served = [one for one in (service, images) if one is not None]
@@ -325,16 +330,17 @@ def _application(
     return app, [one.engine for one in served]
 
 
-def _expect_used(what: str, options: dict[str, Any]) -> None:
+def _expect_used(ctx: click.Context, what: str) -> None:
     """Refuse options of a model that is not served."""
-    given = [name for name in _DRAWING if options[name]]
+    usual = click.core.ParameterSource.DEFAULT
+    given = [name for name in _DRAWING if ctx.get_parameter_source(name) is not usual]
     if what == "llm" and given:
         name = given[0].replace("_", "-")
         msg = f"--{name} is for what draws, and nothing does: give --serve both or sd"
         if given[0] in ("dtype", "use_f16"):
             msg += "; --llm-dtype is for a language model"
         raise UsageError(msg)
-    given = [name for name in ("model", "chat_template", "cache_tokens") if options[name]]
+    given = [name for name in _WRITING if ctx.get_parameter_source(name) is not usual]
     if what == "sd" and given:
         name = given[0].replace("_", "-")
         msg = f"--{name} is for what writes, and nothing does: give --serve both or llm"
