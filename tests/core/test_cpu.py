@@ -172,6 +172,9 @@ def test_an_empty_tensor_with_a_size_no_array_has(cpu):
     """No elements, but a dimension beyond numpy's: a clear error."""
     with pytest.raises(ShapeError, match=r"cpu: shape \(0, 1180591620717411303424\) of f32"):
         cpu.empty((0, 2**70), dtypes.f32)
+    for length in (1, 100_000):
+        with pytest.raises(ShapeError, match=r"cpu: shape \(1, 1, .* of f32: maximum"):
+            cpu.empty((1,) * 65 + (length,), dtypes.f32)
 
 
 @pytest.mark.parametrize("dtype", ["f32", np.float32, None])

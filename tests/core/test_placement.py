@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 
 from propolis import Prepared
 from propolis import Tensor
+from propolis import capture
 from propolis import dtypes
 from propolis import ops
 from propolis.dispatch import DispatchTable
@@ -122,12 +126,64 @@ def test_who_is_taken_out_serves_nothing(fakes, asked):
     placement = device.table.placement
     assert placement.lines() == [
         "placement: 1 of 1 ops on fake:0 by sound (dist-sound 1.0)",
-        "placement: taken out: add by hasty (dist-hasty 1.0): raised ValueError: boom",
+        "placement: taken out: add (f32) by hasty (dist-hasty 1.0): raised ValueError: boom",
     ]
     said = placement.as_dict()
     assert said["ops"] == {"add": ["sound (dist-sound 1.0)"]}
-    out = {"op": "add", "plugin": "hasty (dist-hasty 1.0)", "reason": "raised ValueError: boom"}
-    assert said["taken_out"] == [out]
+    who, why = "hasty (dist-hasty 1.0)", "raised ValueError: boom"
+    assert said["taken_out"] == [{"implementation": "add (f32)", "plugin": who, "reason": why}]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_plugin_loses_one_of_its_kernels(fakes, captured):
+    """Its other one is named, in a captured step too; what was taken out has its variant."""
+
+    def boom(out, a, b, /):
+        msg = "boom"
+        raise ValueError(msg)
+
+    fast = fakes.impl(fn=boom, variant="fast", priority=300, capture_safe=True)
+    slow = fakes.impl(variant="slow", capture_safe=True)
+    device = fakes.device(fast, slow)
+    x = Tensor.from_numpy(np.zeros(2, np.float32), device)
+    if captured:
+        with capture(device) as graph:
+            ops.add(x, x)
+        graph.replay()
+    else:
+        ops.add(x, x)
+    assert device.table.placement.lines() == [
+        "placement: 1 of 1 ops on fake:0 by fake (dist-fake 1.0)",
+        "placement: taken out: add (f32) fast by fake (dist-fake 1.0): raised ValueError: boom",
+    ]
+
+
+def test_a_summary_beside_calls_of_other_threads(fakes):
+    """Whoever reads it while ops are bound gets one."""
+    placement = fakes.device().table.placement
+    many = [fakes.impl(plugin=f"p{i}") for i in range(50)]
+    ended = threading.Event()
+
+    def serve():
+        while not ended.is_set():
+            for i, impl in enumerate(many):
+                placement.served(f"op{i % 7}", dtypes.f32, impl)
+                placement.taken_out(dtypes.f32, impl, "gone")
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    every = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            placement.as_dict()
+            placement.lines()
+    finally:
+        sys.setswitchinterval(every)
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_who_declines_every_call_serves_none(fakes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
@@ -15,6 +17,7 @@ from propolis import dtypes
 from propolis import hookimpl
 from propolis import ops
 from propolis.doctor import _run
+from propolis.doctor import _run_all
 from propolis.errors import PluginError
 from propolis.plugins.contract import check_impls
 from propolis.plugins.contract import hook_problems
@@ -56,6 +59,21 @@ def test_two_implementations_that_nobody_can_tell_apart():
         check_impls(both, SOURCE)
     apart = [made(dtypes={dtypes.f16}), made(device="fake"), made(variant="other")]
     assert len(check_impls([made(), *apart], SOURCE)) == 4
+    for_cards = [made(archs=archs) for archs in (frozenset({"gfx942"}), ["gfx1100", "gfx1201"])]
+    assert len(check_impls(for_cards, SOURCE)) == 2
+    with pytest.raises(PluginError, match="two implementations for f32"):
+        check_impls([*for_cards, made(archs={"gfx1201", "gfx90a"})], SOURCE)
+
+
+def test_a_parameter_that_dtypes_leave_out():
+    """It means all of the op's, for which two implementations are alike too."""
+
+    def qmatmul(out, x, w, /):
+        """The shape of a product."""
+
+    both = [made(op="qmatmul", fn=qmatmul, dtypes={"w": {dtypes.q4_0}})] * 2
+    with pytest.raises(PluginError, match=r"qmatmul: two implementations for \w+, q4_0"):
+        check_impls(both, SOURCE)
 
 
 def test_a_signature_is_told_without_what_the_op_returns():
@@ -105,5 +123,9 @@ def test_what_doctor_says_of_checks_that_break_their_contract():
     found = _run(DoctorCheck("cache", lambda: CheckResult("error", "no remedy")), "mine")
     assert found.name == "mine.cache"
     assert "ask the plugin's author" in found.result.remedy
+    hung = threading.Event()
+    late = [DoctorCheck("cache", hung.wait), DoctorCheck("mine.other", hung.wait)]
+    assert [found.name for found in _run_all(late, "mine", 0.05)] == ["mine.cache", "mine.other"]
+    hung.set()
     found = _run(DoctorCheck("mine", lambda: CheckResult("ok", "well")), "mine")
     assert (found.name, found.result.remedy) == ("mine", "")

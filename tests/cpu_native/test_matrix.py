@@ -198,7 +198,7 @@ def test_convolutions(runtime, sizes, kernel, attributes, prepared):
     expected += wide[2][:, None, None]
     weight = Tensor.from_numpy(w, device)
     if prepared:
-        made = ops_conv.prepare(weight)
+        made = ops_conv.pack(weight)
         np.testing.assert_array_equal(made.restore().array, w)
         weight = weight.with_prepared({ops_conv.prepare: made.payload})
     out = Tensor.from_numpy(np.full(expected.shape, np.nan, dtypes.bf16.numpy), device)
@@ -223,6 +223,15 @@ def test_a_filter_that_lies_in_tiles_serves_every_call(runtime):
         assert np.abs(found.astype(np.float64) - expected).max() <= 2 * UNIT * 4
     few = device.table.prepare(ops.conv2d, key, Tensor.from_numpy(normal(4, 32, 3, 3), device))
     assert not any(form is not None for form in few.prepared.values())
+
+
+@pytest.mark.parametrize("shape", [(16, 17, 3, 3), (33, 33, 3, 3), (40, 40, 1, 1)], ids=str)
+def test_a_filter_whose_tiles_are_mostly_padding_stays(runtime, shape):
+    """Tiles hold multiples of 32 channels and outputs: of few they take several times more."""
+    w = Tensor.from_numpy(normal(*shape), runtime().cpu)
+    assert (ops_conv.prepare(w).payload, ops_conv.prepare(w).nbytes) == (None, 0)
+    wide = Tensor.from_numpy(normal(64, 320, 3, 3), runtime().cpu)
+    assert ops_conv.prepare(wide).nbytes == wide.nbytes
 
 
 def test_a_packed_filter_must_fit(runtime):

@@ -83,20 +83,22 @@ class CpuDevice(Device):
         layout = Layout.contiguous(shape)
         if dtype.__class__ is not DType or dtype.is_block:  # refused there, or rare
             return super().empty(shape, dtype)
-        if layout.numel * dtype.block_bytes >= POOLED_FROM:
-            storage = self.memory.allocate(layout.numel * dtype.block_bytes)
-            if self.steps and (step := self.steps.get(get_ident())):
-                step.made(storage)
-            array = np.ndarray(layout.shape, dtype.numpy, _bytes(storage))
-            return Tensor(storage, layout, dtype, self, array)
-        # The array that numpy allocates is storage and view at once: an op call
-        # on small tensors is allowed 5 us in all.
+        nbytes = layout.numel * dtype.block_bytes
         try:
-            array = np.empty(layout.shape, dtype.numpy)
-        except ValueError as exc:  # empty, but with a size that no array may have
+            if nbytes >= POOLED_FROM:
+                storage = self.memory.allocate(nbytes)
+                array = np.ndarray(layout.shape, dtype.numpy, _bytes(storage))
+                if self.steps and (step := self.steps.get(get_ident())):
+                    step.made(storage)
+            else:
+                # The array that numpy allocates is storage and view at once: an op call
+                # on small tensors is allowed 5 us in all.
+                array = np.empty(layout.shape, dtype.numpy)
+                storage = CpuStorage(array)
+        except ValueError as exc:  # a size or a rank that no array may have
             msg = f"cpu: shape {shape} of {dtype}: {exc}"
             raise ShapeError(msg) from exc
-        return Tensor(CpuStorage(array), layout, dtype, self, array)
+        return Tensor(storage, layout, dtype, self, array)
 
 
 def cpu_properties() -> DeviceProperties:

@@ -253,7 +253,7 @@ def _run_all(checks: Iterable[object], plugin: str, limit: float) -> Iterator[Fi
     hung = False
     for check in checks:
         known = check if isinstance(check, DoctorCheck) else None
-        name, patience = (known.name, known.patience) if known else (f"{plugin}.check", 1)
+        name, patience = _name(check, plugin), known.patience if known else 1
         found = None if hung else _run_in_time(check, plugin, limit * patience)
         if found is not None:
             yield found
@@ -274,10 +274,18 @@ def _run_in_time(check: object, plugin: str, limit: float) -> Finding | None:
     return done[0] if done else None
 
 
+def _name(check: object, plugin: str) -> str:
+    """What a finding is called: the plugin's name goes first, whatever the check says."""
+    name = check.name if isinstance(check, DoctorCheck) else "check"
+    own = name == plugin or name.startswith(f"{plugin}.")
+    return name if own else f"{plugin}.{name}"
+
+
 def _run(check: object, plugin: str) -> Finding:
+    name = _name(check, plugin)
     if not isinstance(check, DoctorCheck):
         text = f"the plugin gave a {type(check).__name__}, not a DoctorCheck"
-        return Finding(2, f"{plugin}.check", _broken(text))
+        return Finding(2, name, _broken(text))
     try:
         result: object = check.run()
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's check raises)
@@ -290,8 +298,7 @@ def _run(check: object, plugin: str) -> Finding:
         result = _broken(f"{said}; it says: {result.summary}")
     elif result.status in ("warning", "error") and not result.remedy:
         result = replace(result, remedy="the check names none: ask the plugin's author")
-    own = check.name == plugin or check.name.startswith(f"{plugin}.")
-    return Finding(2, check.name if own else f"{plugin}.{check.name}", result, check.fields)
+    return Finding(2, name, result, check.fields)
 
 
 def _broken(text: str) -> CheckResult:

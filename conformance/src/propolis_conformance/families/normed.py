@@ -165,8 +165,9 @@ _KEPT: Final = (
         Recipe(
             _keeping(dims, head_dim, pairs, heads, both, *kept),
             ({"heads": heads}, {"heads": heads, "interleaved": True}),
-            sizes={"p": 7, "t": 3, "k": 3},
-            brief=dims != "b t k" or bool(kept),
+            sizes={"p": 7, "t": 3, **({"k": 3} if dims == "b t k" else {})},
+            deep={"k": 256} if dims != "b t k" else {"k": 2048, "b": 1, "t": 1},
+            brief=(dims, *kept) not in (("b t k",), ("b t k", "bf16"), ("1 1 k*8",)),
         )
         for dims, head_dim, pairs, heads, both in (
             ("b t k", 8, 4, 3, 2),

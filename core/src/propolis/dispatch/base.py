@@ -44,7 +44,7 @@ class Table(ABC):
         rules: the user's decisions.
         quarantine: implementations that raised.
         tuned: who was measured to be the fastest.
-        placement: what was bound to whom, for the placement summary.
+        placement: who ran calls, for the placement summary.
         generation: how often the bound entries were thrown away.
     """
 

@@ -85,6 +85,8 @@ class Ladder:
         self.named: dict[int, Calls] = {}
         self.asks: dict[int, Callable[[OpImpl, Call], str | None]] = {}
         self._refused: set[int] = set()
+        self._split = False  # whether it is noted that the op was done with others
+        self._last: OpImpl | None = None  # ran the call before, and is noted
         self.retire: Callable[[], None] = _nothing
         """Makes what :meth:`entry` gave look at quarantine and device again: captured
         graphs hold it, while new calls get another from the table."""
@@ -245,6 +247,9 @@ class Ladder:
                 if reason is None:
                     started = True
                     self.let(impl, call)
+                    if self._last is not impl:
+                        self._last = impl
+                        table.placement.served(spec.name, self.key, impl)
                     return
             except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code; sorted out there)
                 error = self._repeated(impl, exc, call) if started else exc
@@ -274,14 +279,12 @@ class Ladder:
             read = (self._contiguous(i, v) for i, v in enumerate(args[len(call.written) :]))
             args = (*call.written, *read)
             kwargs = {name: self._contiguous(name, value) for name, value in kwargs.items()}
-        known = self.named.get(id(impl))
-        calls = known or self._named(impl)
+        calls = self.named.get(id(impl))
+        if calls is None:
+            calls = self.named[id(impl)] = self._named(impl)
         launch = calls.of(args, kwargs)
         self.table.device.launched = launch
         launch(args, kwargs)
-        if known is None:
-            self.named[id(impl)] = calls
-            self.table.placement.served(self.spec.name, self.key, impl)
 
     def _contiguous(self, place: int | str, value: Any) -> Any:
         """A contiguous copy of a strided tensor, counted; other values as they are."""
@@ -292,12 +295,14 @@ class Ladder:
 
     def _decompose(self, *args: Any, **kwargs: Any) -> None:
         assert self.decomposition is not None  # noqa: S101  (who calls has looked)
-        self.table.placement.decomposed(self.spec.name, str(self._parts))
         if self.keeper is None:
             self.decomposition(*args, **kwargs)
         else:
             call = Call.of(self.spec, self.key, args, kwargs)
             self.keeper.decompose(self.decomposition, call)
+        if not self._split:
+            self._split = True
+            self.table.placement.decomposed(self.spec.name, str(self._parts))
 
     def _repeated(self, impl: OpImpl, exc: BaseException, call: Call) -> BaseException | None:
         """What the call raises when a device that refused it is asked again; None: it ran."""

@@ -14,6 +14,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from propolis.dispatch.quarantine import label_of
+
 
 if TYPE_CHECKING:
     from propolis.dispatch.fallback import FallbackLog
@@ -51,7 +53,7 @@ class Placement:
         self.metrics = metrics
         self.strided_copies = 0
         self.in_place_copies = 0
-        self._on_device: dict[str, set[tuple[Key, str]]] = {}
+        self._on_device: dict[str, set[tuple[Key, str, str]]] = {}
         self._taken_out: dict[tuple[str, str], str] = {}
         self._decomposed: dict[str, str] = {}
         self._on_cpu: dict[str, str] = {}
@@ -59,7 +61,7 @@ class Placement:
 
     def served(self, op: str, key: Key, impl: OpImpl) -> None:
         """Note who ran a call, or runs whatever calls come."""
-        self._on_device.setdefault(op, set()).add((key, str(impl.provenance)))
+        self._on_device.setdefault(op, set()).add((key, str(impl.provenance), impl.variant))
 
     def decomposed(self, op: str, parts: str) -> None:
         """Note that an op was done with others."""
@@ -69,10 +71,12 @@ class Placement:
         """Note that nobody has an op here, and why."""
         self._on_cpu[op] = why
 
-    def taken_out(self, op: str, key: Key, impl: OpImpl, reason: str) -> None:
-        """Note who serves an op no more."""
-        self._on_device.get(op, set()).discard((key, str(impl.provenance)))
-        self._taken_out[op, str(impl.provenance)] = reason
+    def taken_out(self, key: Key, impl: OpImpl, reason: str) -> None:
+        """Note who serves an op no more, for these dtypes."""
+        who = str(impl.provenance)
+        self._on_device.get(impl.op, set()).discard((key, who, impl.variant))
+        kinds = key if isinstance(key, tuple) else (key,)
+        self._taken_out[label_of(impl, [kind.name for kind in kinds]), who] = reason
 
     def add_weight(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str) -> None:
         """Note that an implementation prepared a weight: to so many bytes, and how."""
@@ -83,6 +87,8 @@ class Placement:
         self._weigh(impl, weight, nbytes, what, -1)
 
     def _weigh(self, impl: OpImpl, weight: Tensor, nbytes: int, what: str, count: int) -> None:
+        if not nbytes:
+            return  # it stays as it is
         where = impl.op, impl.provenance.plugin if impl.provenance else "?", what
         entry = self._weights[where]
         entry.count += count
@@ -95,20 +101,25 @@ class Placement:
     @property
     def servers(self) -> list[str]:
         """Whose implementations serve ops on the device, in a fixed order."""
-        here = self._on_device.keys() - self._on_cpu.keys()
-        return sorted({plugin for op in here for _, plugin in self._on_device[op]})
+        served = self._servers()
+        return sorted({who for op in served.keys() - self._on_cpu.keys() for who in served[op]})
+
+    def _servers(self) -> dict[str, list[str]]:
+        """Who serves each op on the device; of copies, which another thread may add to."""
+        known = {op: {who for _, who, _ in tuple(by)} for op, by in list(self._on_device.items())}
+        return {op: sorted(by) for op, by in sorted(known.items()) if by}
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was bound, and no weight was prepared."""
+        """Whether there is nothing to tell."""
         known = self._on_device or self._decomposed or self._on_cpu or self.fallbacks.tallies
-        return not (known or self._weights)
+        return not (known or self._taken_out or self._weights)
 
     def lines(self) -> list[str]:
         """The summary for people."""
-        served = {op for op, by in self._on_device.items() if by} | self._decomposed.keys()
+        served = self._servers().keys() | self._decomposed.keys()
         here = served - self._on_cpu.keys()
-        fell = {op for op, _ in self.fallbacks.tallies}
+        fell = {op for op, _ in list(self.fallbacks.tallies)}
         total = len(served | self._on_cpu.keys() | fell)
         who = ", ".join(self.servers) or "nobody"
         lines = [f"placement: {len(here)} of {total} ops on {self.device.id} by {who}"]
@@ -118,8 +129,8 @@ class Placement:
         if self._on_cpu:
             ops = ", ".join(f"{op} ({why})" for op, why in sorted(self._on_cpu.items()))
             lines.append(f"placement: on the cpu instead: {ops}")
-        for (op, plugin), why in sorted(self._taken_out.items()):
-            lines.append(f"placement: taken out: {op} by {plugin}: {why}")
+        for (label, plugin), why in sorted(self._taken_out.items()):
+            lines.append(f"placement: taken out: {label} by {plugin}: {why}")
         for (op, plugin, what), entry in sorted(self._weights.items()):
             lines.append(
                 f"weights: {entry.count} for {op} {what} by {plugin}: "
@@ -149,14 +160,10 @@ class Placement:
         """The summary for machines."""
         return {
             "device": self.device.id,
-            "ops": {
-                op: sorted({plugin for _, plugin in by})
-                for op, by in sorted(self._on_device.items())
-                if by
-            },
+            "ops": self._servers(),
             "taken_out": [
-                {"op": op, "plugin": plugin, "reason": why}
-                for (op, plugin), why in sorted(self._taken_out.items())
+                {"implementation": label, "plugin": plugin, "reason": why}
+                for (label, plugin), why in sorted(self._taken_out.items())
             ],
             "decomposed": dict(sorted(self._decomposed.items())),
             "cpu_instead": dict(sorted(self._on_cpu.items())),

@@ -42,6 +42,7 @@ from propolis.wording import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence
 
     from propolis.opspec.spec import Key
     from propolis.records import OpImpl
@@ -89,8 +90,13 @@ class Entry:
     @property
     def label(self) -> str:
         """The implementation for people: ``attention (f16) hd64``."""
-        kinds = f"({', '.join(self.dtypes)})" if self.dtypes else ""
-        return " ".join(filter(None, (self.op, kinds, self.variant)))
+        return label_of(self, self.dtypes)
+
+
+def label_of(impl: Entry | OpImpl, kinds: Sequence[str]) -> str:
+    """An implementation for dtypes by these names, for people."""
+    shown = f"({', '.join(kinds)})" if kinds else ""
+    return " ".join(filter(None, (impl.op, shown, impl.variant)))
 
 
 @dataclass(slots=True)

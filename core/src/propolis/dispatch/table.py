@@ -68,7 +68,7 @@ class DispatchTable(Table):
         quarantine: implementations that raised.
         tuned: who was measured to be the fastest.
         generation: how often the bound entries were thrown away.
-        placement: what was bound to whom, for the placement summary.
+        placement: who ran calls, for the placement summary.
         weights: those that implementations prepared.
     """
 
@@ -312,7 +312,7 @@ class DispatchTable(Table):
     def condemn(self, impl: OpImpl, key: Key, reason: str, *, lasting: bool = True) -> None:
         """Take an implementation out for these dtypes; ``lasting``: in later processes too."""
         self.quarantine.add(impl, key, self.device, reason, lasting=lasting)
-        self.placement.taken_out(impl.op, key, impl, reason)
+        self.placement.taken_out(key, impl, reason)
         self.rebind()
         self.weights.replace(impl, key)
 

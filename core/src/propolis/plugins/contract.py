@@ -94,21 +94,25 @@ def check_impls(impls: Iterable[Any], source: Provenance) -> list[OpImpl]:
 
 def _check_apart(impls: Iterable[OpImpl]) -> None:
     """Whatever is said of one of a plugin's kernels, by op, dtypes and variant, is said of one."""
-    known: set[tuple[str, str, str, object]] = set()
+    known: dict[object, list[OpImpl]] = {}
     for impl in impls:
-        parameters = list(catalogue()[impl.op].dtypes)
-        given = impl.dtypes
-        kinds = given if isinstance(given, Mapping) else dict.fromkeys(parameters, given)
-        for key in product(*(kinds.get(name, ()) for name in parameters)):
-            same = impl.op, impl.device, impl.variant, key
-            if same in known:
+        allowed, given = catalogue()[impl.op].dtypes, impl.dtypes
+        kinds = given if isinstance(given, Mapping) else dict.fromkeys(allowed, given)
+        for key in product(*(kinds.get(name, allowed[name]) for name in allowed)):
+            others = known.setdefault((impl.op, impl.device, impl.variant, key), [])
+            if any(_may_meet(impl, other) for other in others):
                 names = ", ".join(kind.name for kind in key)
                 msg = (
                     f"{impl.op}: two implementations for {names} on {impl.device} have the "
                     f"variant {impl.variant!r}: give each a variant of its own"
                 )
                 raise PluginError(msg)
-            known.add(same)
+            others.append(impl)
+
+
+def _may_meet(one: OpImpl, other: OpImpl) -> bool:
+    """Whether there is an architecture for which both are."""
+    return one.archs is None or other.archs is None or not set(one.archs).isdisjoint(other.archs)
 
 
 def check_impl(impl: Any, source: Provenance) -> OpImpl:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LEAST: Final = 16
 """Channels of input and output, from which on tiles cost less than they save."""
 
+MOST: Final = 1.25
+"""Of a weight's bytes, what its tiles may take: they hold multiples of 32 channels and outputs."""
+
 _AMX: Final = matrix_instructions() == "AMX"
 
 
@@ -79,17 +82,28 @@ def _supports_matrix(
     """None, or why not."""
     if not _AMX and {*_pair(stride), *_pair(dilation)} != {1}:
         return "windows of other strides and dilations than 1 are computed by tiles of AMX alone"
-    if min(w.shape[:2]) < LEAST:
-        return f"tiles of matrices do not pay below {LEAST} channels"
+    least = LEAST if {*_pair(stride), *_pair(dilation)} == {1} else 2 * LEAST
+    if min(w.shape[:2]) < least:
+        return f"tiles of matrices do not pay below {least} channels"
     return _supports(x, w, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
 def prepare(w: Tensor) -> Prepared:
-    """Pack a weight: the same elements, as tiles of 16 by 32 for each tap; small ones stay."""
-    outputs, channels, *kernel = w.shape
-    if min(outputs, channels) < LEAST:
+    """Pack a weight, unless it is small."""
+    least = min(w.shape[:2])
+    if least < LEAST or native().packed_filter_bytes(*_sizes(w)) > MOST * w.nbytes:
         return Prepared(None, 0, "as it is")
-    sizes = outputs, channels, math.prod(kernel)
+    return pack(w)
+
+
+def _sizes(w: Tensor) -> tuple[int, int, int]:
+    outputs, channels, *kernel = w.shape
+    return outputs, channels, math.prod(kernel)
+
+
+def pack(w: Tensor) -> Prepared:
+    """The same elements as tiles of 16 by 32 for each tap."""
+    sizes = _sizes(w)
     device, shape, dtype = w.device, w.shape, w.dtype
     tiles = lasting(native().packed_filter_bytes(*sizes))
     native().pack_filter(tiles, np.ascontiguousarray(w.array), *sizes, device.threads)
@@ -99,7 +113,7 @@ def prepare(w: Tensor) -> Prepared:
         native().unpack_filter(raw, tiles, *sizes, device.threads)
         return Tensor.from_blocks(raw, dtype, shape, device)
 
-    return Prepared(tiles, tiles.nbytes, "packed as tiles, as small as in the file", restore)
+    return Prepared(tiles, tiles.nbytes, "packed as tiles", restore)
 
 
 def _convolve(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Seconds between two tellings of all: a step may take a thousandth of that.
 _PAUSE: Final = 1.0
-_PLACED: Final = ("device", "ops", "taken_out", "decomposed", "cpu_instead")
+_PLACED: Final = ("device", "ops", "decomposed", "cpu_instead")
 
 
 class Resources:

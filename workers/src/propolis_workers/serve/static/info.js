@@ -99,11 +99,14 @@ function server(part) {
 function placement({ placement: placed, fallbacks = [] }) {
   byId("placement").hidden = !placed;
   if (!placed) return;
-  const all = new Set([placed.ops, placed.decomposed, placed.cpu_instead].flatMap(Object.keys));
+  const known = [placed.ops, placed.decomposed, placed.cpu_instead].flatMap(Object.keys);
+  const all = new Set([...known, ...fallbacks.map((one) => one.op)]);
+  const nowhere = [...all].filter((op) => !known.includes(op)); // each call of theirs fell
   const away = Object.keys(placed.cpu_instead);
   const here = Object.keys(placed.ops).filter((op) => !away.includes(op));
   const by = [...new Set(here.flatMap((op) => placed.ops[op]))].sort().join(", ") || "nobody";
-  const text = `${all.size - away.length} of ${all.size} ops on ${placed.device} by ${by}`;
+  const count = all.size - away.length - nowhere.length;
+  const text = `${count} of ${all.size} ops on ${placed.device} by ${by}`;
   byId("placement-text").textContent = text;
   byId("elsewhere").replaceChildren(
     ...away.map((op) => made("li", `${op} on the CPU: ${placed.cpu_instead[op]}`)),
@@ -112,7 +115,7 @@ function placement({ placement: placed, fallbacks = [] }) {
     ),
   );
   const who = (op) => {
-    if (op in placed.cpu_instead) return "the CPU";
+    if (op in placed.cpu_instead || nowhere.includes(op)) return "the CPU";
     if (op in placed.ops) return placed.ops[op].join(", ");
     return `parts: ${placed.decomposed[op]}`;
   };
