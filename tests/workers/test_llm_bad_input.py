@@ -152,14 +152,13 @@ def test_truncated(fails, patched, tiny_gguf):
         ({"tokenizer.ggml.pre": "other"}, "pre-tokenizer 'other' is not supported"),
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "token 0 is there again as 1"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "'ab' is not two tokens"),
+        ({"llama.context_length": 0}, "context_length: 0"),
         ({"tokenizer.chat_template": None}, "m.gguf has no chat template: give it raw text"),
         ({"tokenizer.chat_template": ENDLESS}, "the chat template asks for too much"),
         ({"tokenizer.chat_template": CYCLIC}, "the chat template "),
         ({"tokenizer.chat_template": BOMB}, "the chat template asks for too much"),
-        (
-            {"tokenizer.chat_template": "{% for %}"},
-            "the chat template cannot be compiled in line 1",
-        ),
+        ({"tokenizer.chat_template": "{% for %}"}, "template cannot be compiled in line 1"),
         (
             {"tokenizer.chat_template": "{% include 'x' %}"},
             "'x' is refused: a chat template stands alone",
@@ -171,7 +170,9 @@ def test_truncated(fails, patched, tiny_gguf):
 def test_metadata(fails, tiny, tmp_path, changes, message):
     """What a file says of its text is checked too, and a template cannot run for ever."""
     path = tiny.gguf(tmp_path / "m.gguf", metadata=changes)
-    assert message in fails("generate", "hi", "-n", "2", "-m", str(path))
+    error = fails("generate", "hi", "-n", "2", "-m", str(path))
+    assert message in error
+    assert "tokenizer.chat_template" in changes or "m.gguf: " in error  # a short name chose it
 
 
 def test_architecture(fails, tiny, tmp_path):

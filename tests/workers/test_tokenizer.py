@@ -207,7 +207,7 @@ def test_added_tokens():
         ({"model": None}, ModelError, "no tokenizer"),
         ({"model": "bert"}, UnsupportedModelError, "'bert' is not supported; .*'gpt2'"),
         ({"model": 5}, FileFormatError, "type int, not str"),
-        ({"pre": "kimi-k2"}, UnsupportedModelError, "'kimi-k2' is not supported; .*smollm"),
+        ({"pre": "kimi-k2"}, UnsupportedModelError, "'kimi-k2' is not supported; .*command-r"),
         ({"tokens": None}, ModelError, "tokens is missing"),
         ({"tokens": []}, FileFormatError, "tokens is empty"),
         ({"tokens": ["a", 1]}, FileFormatError, "not a list of strings"),

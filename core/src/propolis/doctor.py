@@ -169,8 +169,8 @@ def _cache(config: Config) -> CheckResult:
     folder = config.cache_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))  # a full disk has room for a name
     except OSError as exc:
         return CheckResult(
             "warning",

@@ -11,12 +11,14 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
+from propolis.errors import ArgumentTypeError
 from propolis.errors import ConfigError
 from propolis.errors import ModelError
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers.sd import GenerateParams
+from propolis_workers.sd import LoRA
 from propolis_workers.sd import StableDiffusion
 
 
@@ -55,12 +57,12 @@ def changed(complete, tmp_path):
         ({"width": -8}, UsageError, "width -8 is less than 8, the least"),
         ({"steps": 0}, UsageError, "steps is 0; scheduler euler takes 1 to 1000"),
         ({"steps": 1001}, UsageError, "steps is 1001; scheduler euler takes 1 to 1000"),
-        ({"batch": 0}, UsageError, "batch is 0; at least 1"),
+        ({"batch": 0}, UsageError, "batch is 0; supported: 1 to 1024"),
         ({"guidance": -1.0}, UsageError, "guidance is -1.0; it must be finite, 0 or greater"),
         ({"guidance": float("nan")}, UsageError, "guidance is nan"),
         ({"guidance": 1.0, "negative": "x"}, UsageError, "negative prompt has no effect at guid"),
-        ({"seed": -2}, UsageError, r"seed -2 is not in \[0, 2\*\*64\)$"),
-        ({"seed": 2**64}, UsageError, r"is not in \[0, 2\*\*64\)$"),
+        ({"seed": -2}, UsageError, r"seed -2 is not in \[0, 2\*\*64\), nor -1 for"),
+        ({"seed": 2**64}, UsageError, r"is not in \[0, 2\*\*64\), nor -1"),
         ({"seed": 2**64 - 2, "batch": 3}, UsageError, "and those of the 2 images after"),
         (
             {"scheduler": "eular"},
@@ -278,3 +280,11 @@ def test_a_negative_prompt_of_a_model_that_is_told_the_guidance(pipelines):
     params = GenerateParams(prompt="a", negative="b", guidance=7.5, steps=1)
     with pytest.raises(UsageError, match="no effect with lcm, which is told the guidance: leave"):
         pipelines("lcm").generate(params)
+
+
+def test_what_is_no_lora(sd):
+    """A path, which the command line takes, and a strength that is no number are named."""
+    with pytest.raises(ArgumentTypeError, match=r"lora is 'x\.safetensors'; supported: a LoRA, as"):
+        sd.apply_lora("x.safetensors", 1.0)
+    with pytest.raises(ArgumentTypeError, match="strength is '1'; supported: a number"):
+        sd.apply_lora(LoRA("x", "", ()), "1")

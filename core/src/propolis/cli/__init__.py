@@ -52,6 +52,7 @@ from propolis.cli.lock import lock
 from propolis.cli.quarantine import quarantine
 from propolis.cli.tune import forget
 from propolis.cli.tune import show
+from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.wording import describe
@@ -255,6 +256,9 @@ def _end(exc: Exception, *, debug: bool, log_format: str | None, closed: bool) -
     if isinstance(exc, OSError) and exc.errno in full and exc.filename is None:
         _to_nowhere()
         fail(USAGE_ERROR, f"the output cannot be written: {exc.strerror}")
+    if isinstance(exc, MemoryError):
+        said = f"the host, or what this process may have of it, lacks memory: {exc}".rstrip(": ")
+        fail(OutOfMemoryError.exit_code, said)
     bug = f"{describe(exc)} (a bug in propolis: `propolis --debug ...` shows where)"
     fail(INTERNAL_ERROR, bug)
 

@@ -16,6 +16,7 @@ from propolis_workers.arguments import expect_text
 from propolis_workers.llm.chat_template import ChatTemplate
 from propolis_workers.llm.models import read_config
 from propolis_workers.llm.pooling import pooling
+from propolis_workers.llm.reading import about
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.tools.families import FAMILIES
 from propolis_workers.llm.tools.families import family_of
@@ -88,7 +89,8 @@ def open_tokenizer(path: Path, source: GGUFFile | SafetensorsFolder) -> Tokenize
         ModelError: it is missing, damaged, or of a kind that is not supported.
     """
     if isinstance(source, GGUFFile):
-        return Tokenizer.from_gguf(source.metadata)
+        with about(path):
+            return Tokenizer.from_gguf(source.metadata)
     return Tokenizer.from_folder(path if path.is_dir() else path.parent)
 
 

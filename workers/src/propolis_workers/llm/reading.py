@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 from typing import Any
@@ -26,6 +27,7 @@ from propolis_workers.settings import FileSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterable
+    from collections.abc import Iterator
     from collections.abc import Mapping
 
     from propolis_workers.weights import GGUFFile
@@ -35,6 +37,18 @@ if TYPE_CHECKING:
 _MODEL: Final = "language model"  # for messages
 _LAYER: Final = re.compile(r"(?:(?:model\.|language_model\.){1,2}layers|blk)\.(\d{1,6})\.")
 _KINDS: Final = ("full_attention", "sliding_attention")
+
+
+@contextmanager
+def about(source: object) -> Iterator[None]:
+    """Let what is wrong with a model's settings say whose they are, where it does not."""
+    try:
+        yield
+    except ModelError as exc:
+        if str(source) in str(exc):
+            raise
+        msg = f"{source}: {exc}"
+        raise type(exc)(msg) from exc
 
 
 class ModelSettings(FileSettings):

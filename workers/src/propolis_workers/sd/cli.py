@@ -74,7 +74,10 @@ def sd() -> None:
 @click.option("-s", "--steps", type=int, metavar="N", help="Steps; 25.")
 @click.option("-g", "--guidance", type=float, metavar="X", help="Weight of the prompt; 7.5.")
 @click.option(
-    "--seed", type=int, metavar="N", help="Makes the image repeatable; -1 for another each time."
+    "--seed",
+    type=click.IntRange(-1, 2**64 - 1),
+    metavar="N",
+    help="Makes the image repeatable; -1 for another each time.",
 )
 @click.option("-b", "--batch", type=int, metavar="N", help="Images, with seeds one apart.")
 @click.option("--scheduler", metavar="NAME", help="ddim, euler, ...; the model's own.")

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Final
@@ -21,9 +22,11 @@ import numpy as np
 from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
+from propolis.errors import ArgumentTypeError
 from propolis.errors import FileFormatError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import shown
 from propolis_workers.sd.images import digest
 from propolis_workers.sd.layers import prepared
 from propolis_workers.sd.lora_names import spellings
@@ -151,9 +154,16 @@ class Adapters:
             strength: what its changes are multiplied by; may be negative.
 
         Raises:
+            ArgumentTypeError: one of them is something else.
             UsageError: it is for another model: a layer is missing or has another shape. The
                 model is then as before.
         """
+        if not isinstance(lora, LoRA):
+            msg = f"lora is {shown(lora)}; supported: a LoRA, as LoRA.open gives one"
+            raise ArgumentTypeError(msg)
+        if not isinstance(strength, Real) or isinstance(strength, bool):
+            msg = f"strength is {shown(strength)}; supported: a number"
+            raise ArgumentTypeError(msg)
         if not np.isfinite(strength):
             msg = f"LoRA {lora.name}: strength is {strength}; give a number"
             raise UsageError(msg)

@@ -43,6 +43,8 @@ SPACINGS: Final = ("leading", "trailing", "linspace")
 _SIDES: Final = "width and height"
 _IMG2IMG_STRENGTH: Final = 0.8
 _SEEDS: Final = 1 << 64
+MOST_IMAGES: Final = 1024
+"""Of one call: a server's, and a page's, are far fewer."""
 _TYPES: Final[Mapping[str, tuple[str, tuple[type, ...], Callable[[Any], object] | None]]] = {
     "str": ("a text", (str,), None),
     "int": ("a whole number", (int, np.integer), _plain),
@@ -170,6 +172,18 @@ def alike(one: GenerateParams, other: GenerateParams) -> bool:
     return same and one.task == other.task == "txt2img"
 
 
+def expect_batch(batch: int) -> None:
+    """
+    Check how many images are drawn at once, before anything is made for each.
+
+    Raises:
+        UsageError: none, or more than any machine has room for.
+    """
+    if not 1 <= batch <= MOST_IMAGES:
+        msg = f"batch is {shown(batch)}; supported: 1 to {MOST_IMAGES} images of a prompt"
+        raise UsageError(msg)
+
+
 def resolved(
     params: GenerateParams,
     *,
@@ -193,9 +207,7 @@ def resolved(
     """
     expect_unicode("the prompt", params.prompt)
     expect_unicode("the negative prompt", params.negative or "")
-    if params.batch < 1:
-        msg = f"batch is {params.batch}; at least 1 image can be drawn"
-        raise UsageError(msg)
+    expect_batch(params.batch)
     if not (math.isfinite(params.guidance) and params.guidance >= 0):
         msg = f"guidance is {params.guidance}; it must be finite, 0 or greater (7.5 is usual)"
         raise UsageError(msg)
@@ -208,7 +220,7 @@ def resolved(
         seed = secrets.randbelow(1 << 32)
     if not 0 <= seed <= _SEEDS - params.batch:
         last = "" if params.batch == 1 else f", and those of the {params.batch - 1} images after"
-        msg = f"seed {seed} is not in [0, 2**64){last}"
+        msg = f"seed {shown(seed)} is not in [0, 2**64){last}, nor -1 for another each time"
         raise UsageError(msg)
     if params.strength is not None and params.image is None:
         msg = "strength is about the image to start from: give one, or leave strength out"
@@ -273,4 +285,12 @@ def _check_array(name: str, pixels: Pixels | None, shape: str) -> None:
         raise UsageError(msg)
 
 
-__all__ = ["SIGMAS", "SPACINGS", "GenerateParams", "alike", "expect_params", "resolved"]
+__all__ = [
+    "SIGMAS",
+    "SPACINGS",
+    "GenerateParams",
+    "alike",
+    "expect_batch",
+    "expect_params",
+    "resolved",
+]

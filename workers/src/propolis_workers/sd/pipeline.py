@@ -195,9 +195,10 @@ class StableDiffusion:
 
     def apply_lora(self, lora: LoRA, strength: float = 1.0) -> None:
         """
-        Change the weights as a LoRA says.
+        Change the weights as a LoRA says, on top of what is applied: twice is twice as much.
 
         Raises:
+            ArgumentTypeError: it is no LoRA, as :meth:`LoRA.open` gives one, or no number.
             UsageError: it is for another model; nothing has changed.
         """
         self.adapters.apply(lora, strength)
@@ -205,7 +206,7 @@ class StableDiffusion:
 
     def remove_lora(self, lora: LoRA) -> None:
         """
-        Take a LoRA off; without any, the weights are the same bits as before.
+        Take a LoRA off, once; without any, the weights are the same bits as before.
 
         Raises:
             UsageError: it is not on the model.

@@ -24,6 +24,7 @@ from propolis_workers.sd.images import write_png
 from propolis_workers.sd.lora import LoRA
 from propolis_workers.sd.models import PACKAGED
 from propolis_workers.sd.params import GenerateParams
+from propolis_workers.sd.params import expect_batch
 from propolis_workers.sd.result import numbered
 
 
@@ -198,9 +199,12 @@ class Recipe:
         Check that what is written replaces nothing that is read.
 
         Raises:
-            UsageError: the output is the image or the mask.
+            UsageError: the output is the image or the mask; or it is too many.
         """
-        outputs = {os.path.realpath(one) for one in numbered(path, self.values.get("batch") or 1)}
+        batch = self.values.get("batch")
+        if batch is not None:
+            expect_batch(batch)
+        outputs = {os.path.realpath(one) for one in numbered(path, batch or 1)}
         for name, file in (("image", self.image), ("mask", self.mask)):
             if file is not None and os.path.realpath(file.path) in outputs:
                 msg = f"{path} would replace the {name} {file.path}; give another file with -o"

@@ -8,6 +8,7 @@ while it is mapped ends the process with SIGBUS, which no reader can catch.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -231,7 +232,9 @@ class MappedFile:
             raise unusable(path, "no permission to read it", remedy) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise unusable(path, f"cannot be opened ({show(reason)})", "check the path") from error
+            short = getattr(error, "errno", None) == errno.ENOMEM
+            remedy = "give the process more memory" if short else "check the path"
+            raise unusable(path, f"cannot be opened ({show(reason)})", remedy) from error
 
     def view(self, offset: int, nbytes: int) -> Bytes:
         """A read-only view of ``nbytes`` bytes from ``offset`` on."""

@@ -17,6 +17,7 @@ from propolis.errors import UnsupportedModelError
 from propolis_workers.llm.layers import Layers
 from propolis_workers.llm.reading import FolderSettings
 from propolis_workers.llm.reading import GGUFSettings
+from propolis_workers.llm.reading import about
 from propolis_workers.llm.rearranged import Rearranged
 from propolis_workers.llm.sought import LayersSought
 from propolis_workers.weights import GGUFFile
@@ -55,9 +56,10 @@ def read_config(source: GGUFFile | SafetensorsFolder) -> ModelConfig:
     """
     settings = GGUFSettings(source) if isinstance(source, GGUFFile) else FolderSettings(source)
     try:
-        if isinstance(settings, GGUFSettings):
-            return _of_gguf(settings).from_gguf(settings)
-        return _of_folder(settings).from_folder(settings)
+        with about(settings.source):
+            if isinstance(settings, GGUFSettings):
+                return _of_gguf(settings).from_gguf(settings)
+            return _of_folder(settings).from_folder(settings)
     except (ArithmeticError, ValueError) as exc:
         msg = f"{settings.source}: numbers that no model has ({exc})"
         raise ModelError(msg) from exc

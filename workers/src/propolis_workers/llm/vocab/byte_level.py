@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from typing import Final
 
 from propolis.errors import UnsupportedModelError
+from propolis.wording import did_you_mean
 from propolis_workers.files import shielded
 from propolis_workers.llm.vocab.family import Family
 from propolis_workers.llm.vocab.fields import merges_of
@@ -42,8 +43,10 @@ def byte_level_bpe(
     if pre in RAW:
         return raw_bpe(metadata, tokens, types)
     if pre not in PRE_TOKENIZERS:
-        names = ", ".join(sorted({*PRE_TOKENIZERS, *RAW}))
-        msg = f"pre-tokenizer {pre!r} is not supported; supported: {names}"
+        known = sorted({*PRE_TOKENIZERS, *RAW})
+        some = f"supported: {len(known)} of them, such as {', '.join(known[:20])}"
+        hint = did_you_mean(str(pre), known, otherwise=some)
+        msg = f"pre-tokenizer {pre!r:.60} is not supported; {hint}"
         raise UnsupportedModelError(msg)
     pre_tokenizer = PRE_TOKENIZERS[pre]
     vocab = {text: index for index, text in enumerate(tokens)}
