@@ -1,9 +1,12 @@
-"""A cache folder whose disk is full."""
+"""A cache folder whose disk is full, and a host without memory."""
 
 from __future__ import annotations
 
 import tempfile
 
+import pytest
+
+from propolis import cli
 from propolis.config import Config
 from propolis.doctor import examine
 
@@ -33,3 +36,18 @@ def test_a_full_disk_is_told(monkeypatch, tmp_path):
     found = {f.name: f.result for f in examine(lambda: config, import_plugins=False)}
     assert found["cache"].status == "warning"
     assert "cannot be written (No space left on device)" in found["cache"].summary
+
+
+def test_little_memory_is_no_bug(monkeypatch, capsys):
+    """What Python or numpy cannot allocate is the machine's, as a device's memory is."""
+
+    def short(*_, **__):
+        raise MemoryError("Unable to allocate 28.7 MiB")
+
+    monkeypatch.setattr(cli.cli, "main", short)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["devices"])
+    said = capsys.readouterr().err
+    assert exit_info.value.code == 3
+    assert said.startswith("error: the host, or what this process may have of it, lacks memory: Un")
+    assert "bug" not in said
