@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+import numpy as np
+
 from propolis import OpImpl
+from propolis import Prepared
 from propolis import Priority
+from propolis import Tensor
 from propolis import dtypes
 from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import matrix_instructions
@@ -17,8 +22,6 @@ from propolis_cpu_native._native import native
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence
-
-    from propolis import Tensor
 
 MANY: Final = 32
 """Rows and queries from which tiles of matrices pay: for fewer nothing is packed."""
@@ -63,6 +66,20 @@ def row_step(x: Tensor) -> int | None:
             return None
         after = stride * size
     return step
+
+
+def packed(
+    w: Tensor, tiles: np.ndarray, unpack: Callable[[np.ndarray], None], what: str
+) -> Prepared:
+    """What ``prepare`` gives of a weight that lies in tiles alone; ``unpack`` writes its bytes."""
+    device, shape, dtype = w.device, w.shape, w.dtype  # not ``w``, which is let go of
+
+    def restore() -> Tensor:
+        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
+        unpack(raw)
+        return Tensor.from_blocks(raw, dtype, shape, device)
+
+    return Prepared(tiles, tiles.nbytes, what, restore)
 
 
 def matrix_implementation(op: str, fn: Callable[..., None], **more: Any) -> OpImpl:

@@ -10,10 +10,10 @@ import numpy as np
 
 from propolis import Prepared
 from propolis import Priority
-from propolis import Tensor
 from propolis.ops.conv import spatial
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
+from propolis_cpu_native._implementation import packed
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import lasting
@@ -22,6 +22,7 @@ from propolis_cpu_native._native import native
 
 
 if TYPE_CHECKING:
+    from propolis import Tensor
     from propolis.ops.conv import Sizes
 
 LEAST: Final = 16
@@ -103,17 +104,14 @@ def _sizes(w: Tensor) -> tuple[int, int, int]:
 
 def pack(w: Tensor) -> Prepared:
     """The same elements as tiles of 16 by 32 for each tap."""
-    sizes = _sizes(w)
-    device, shape, dtype = w.device, w.shape, w.dtype
+    sizes, threads = _sizes(w), w.device.threads
     tiles = lasting(native().packed_filter_bytes(*sizes))
-    native().pack_filter(tiles, np.ascontiguousarray(w.array), *sizes, device.threads)
+    native().pack_filter(tiles, np.ascontiguousarray(w.array), *sizes, threads)
 
-    def restore() -> Tensor:
-        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
-        native().unpack_filter(raw, tiles, *sizes, device.threads)
-        return Tensor.from_blocks(raw, dtype, shape, device)
+    def unpack(raw: np.ndarray) -> None:
+        native().unpack_filter(raw, tiles, *sizes, threads)
 
-    return Prepared(tiles, tiles.nbytes, "packed as tiles", restore)
+    return packed(w, tiles, unpack, "packed as tiles")
 
 
 def _convolve(

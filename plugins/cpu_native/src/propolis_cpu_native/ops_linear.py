@@ -12,6 +12,7 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
+from propolis_cpu_native._implementation import packed
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
 from propolis_cpu_native._native import lasting
@@ -42,16 +43,14 @@ def _mine(x: Tensor, w: Tensor, /, bias: Tensor | None = None) -> str | None:
 
 def prepare(w: Tensor) -> Prepared:
     """Pack a weight: the same elements, as tiles of 32 by 16."""
-    device, shape, dtype = w.device, w.shape, w.dtype
+    shape, threads = w.shape, w.device.threads
     tiles = lasting(native().packed_bytes(*shape))
-    native().pack_weight(tiles, np.ascontiguousarray(w.array), *shape, device.threads)
+    native().pack_weight(tiles, np.ascontiguousarray(w.array), *shape, threads)
 
-    def restore() -> Tensor:
-        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
-        native().unpack_weight(raw, tiles, *shape, device.threads)
-        return Tensor.from_blocks(raw, dtype, shape, device)
+    def unpack(raw: np.ndarray) -> None:
+        native().unpack_weight(raw, tiles, *shape, threads)
 
-    return Prepared(tiles, tiles.nbytes, "packed as tiles, as small as in the file", restore)
+    return packed(w, tiles, unpack, "packed as tiles, as small as in the file")
 
 
 def _multiply(

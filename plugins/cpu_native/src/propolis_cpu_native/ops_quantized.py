@@ -15,6 +15,7 @@ from propolis import dtypes
 from propolis_cpu_native._implementation import MANY
 from propolis_cpu_native._implementation import implementation
 from propolis_cpu_native._implementation import matrix_implementation
+from propolis_cpu_native._implementation import packed
 from propolis_cpu_native._native import FLOATS
 from propolis_cpu_native._native import KINDS
 from propolis_cpu_native._native import Way
@@ -40,14 +41,12 @@ TILE: Final = 16
 def prepare(w: Tensor) -> Prepared:
     """Repack a weight: the same bits, sixteen rows together."""
     tiles = _repacked(w, lasting)
-    device, shape, dtype = w.device, w.shape, w.dtype
+    shape, name, threads = w.shape, w.dtype.name, w.device.threads
 
-    def restore() -> Tensor:
-        raw = np.empty(dtype.nbytes(math.prod(shape)), np.uint8)
-        native().unpack(raw, tiles, dtype.name, *shape, device.threads)
-        return Tensor.from_blocks(raw, dtype, shape, device)
+    def unpack(raw: np.ndarray) -> None:
+        native().unpack(raw, tiles, name, *shape, threads)
 
-    return Prepared(tiles, tiles.nbytes, "repacked, as small as in the file", restore)
+    return packed(w, tiles, unpack, "repacked, as small as in the file")
 
 
 def _repacked(w: Tensor, memory: Callable[[int], np.ndarray]) -> np.ndarray:
