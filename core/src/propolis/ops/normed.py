@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from typing import Final
 
@@ -59,7 +60,10 @@ _KEPT: Final = {
 
 
 @pair_op(
-    {"x": {dtypes.f32}, "w": BLOCKS}, tolerance=ROUNDED, magnitude=product_terms, shared=_SUMMED
+    {"x": {dtypes.f32}, "w": BLOCKS},
+    tolerance=ROUNDED,
+    magnitude=partial(product_terms, in_blocks=True),
+    shared=_SUMMED,
 )
 def add_rms_norm_qmatmul(
     x: Tensor,
@@ -107,7 +111,10 @@ def _add_rms_norm_qmatmul(
 
 
 @pair_op(
-    {"x": {dtypes.f32}, "w": BLOCKS}, tolerance=ROUNDED, magnitude=turned_terms, shared=_SUMMED
+    {"x": {dtypes.f32}, "w": BLOCKS},
+    tolerance=ROUNDED,
+    magnitude=partial(turned_terms, in_blocks=True),
+    shared=_SUMMED,
 )
 def add_rms_norm_qmatmul_rope(
     x: Tensor,
@@ -290,7 +297,7 @@ def _add_rms_norm_linear_rope(
     {"x": {dtypes.f32}, "w": BLOCKS},
     mutates=True,
     tolerance=ROUNDED,
-    magnitude=kept_terms,
+    magnitude=partial(kept_terms, in_blocks=True),
     shared=_KEPT,
 )
 def add_rms_norm_qmatmul_rope_kv_append(

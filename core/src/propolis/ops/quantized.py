@@ -15,7 +15,7 @@ from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import ROUNDED
-from propolis.opspec.tolerance import of_absolutes
+from propolis.opspec.tolerance import of_blocks
 
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
     return x.shape, dtype
 
 
-@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes)
+@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_blocks)
 def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     """
     ``x @ dequantize(w).T``: a linear layer with weights in a GGUF block format.
