@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,17 +13,47 @@ from propolis_rocm_kernels import _code
 from propolis_rocm_kernels import _families
 
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(_families.modules()))
 def test_nvcc_compiles_what_is_shipped(module, tmp_path) -> None:
     """NVIDIA's compiler takes every module and warns of nothing."""
+    # What it warns of is known before it optimizes.
+    compiled(module, tmp_path / "code.ptx", "-ptx", "-arch=sm_90", "-Xcicc", "-O0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["matmul_matrix", "conv_matrix"])
+def test_groups_of_warps_multiply(module, tmp_path) -> None:
+    """For Hopper tiles 64 deep do, and nothing waits between their products, which is warned of."""
+    hopper = ["-Xptxas", "-v", "--keep", "--keep-dir", str(tmp_path)]
+    hopper.append("-gencode=arch=compute_90a,code=sm_90a")
+    said = compiled(module, tmp_path / "code.cubin", "-cubin", *hopper)
+    assert "serialized" not in said
+    [ptx] = tmp_path.glob("*.ptx")
+    kernels = re.findall(
+        r"^\.visible \.entry (\w+)\((.*?)^}", ptx.read_text(), re.DOTALL | re.MULTILINE
+    )
+    tiles = {name: body for name, body in kernels if re.search(r"\d+x\d+x\d+_b?f16$", name)}
+    assert len(tiles) >= 10
+    for name, body in tiles.items():
+        assert ("wgmma.mma_async" in body) is ("x64_" in name), name
+        assert ("mma.sync" in body) is ("x32_" in name), name
+
+
+def compiled(module: str, to: Path, *flags: str) -> str:
+    """What nvcc says, which is an error where it warns."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc: it comes with the CUDA toolkit")
-    flags = ["-x", "cu", "-ptx", "-arch=sm_90", "-std=c++17", "-Werror", "all-warnings"]
-    flags += ["-Xcicc", "-O0"]  # what it warns of is known before it optimizes
-    source = tmp_path / "source.cu"
+    source = to.with_name("source.cu")
     source.write_text(_code.source_files(_families.modules()[module])[f"{module}.hip"])
-    command = [nvcc, *flags, "-I.", str(source), "-o", str(tmp_path / "code.ptx")]
-    done = subprocess.run(command, cwd=_code.NATIVE, capture_output=True, text=True, check=False)
+    more = ["-x", "cu", "-std=c++17", "-Werror", "all-warnings", "-I.", str(source), "-o", str(to)]
+    done = subprocess.run(
+        [nvcc, *flags, *more], cwd=_code.NATIVE, capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -44,7 +44,7 @@ PROPOLIS_FN i64 place_of(i32 outs, i32 windows, i64 plane, i32 row, i32 column) 
 // The windows' part of a tile, which a thread copies eight channels at a time of (see Panel).
 template <class T, int SIDE, int K>
 struct WindowPanel {
-    static constexpr int APART = K + GAP;
+    static constexpr int APART = GROUPED<K> ? DEPTHS : K + GAP;
     static constexpr int WIDE = K / COPIED;
     static constexpr int BELOW = BLOCK / WIDE;
     static constexpr int PACKS = SIDE / BELOW;
@@ -61,7 +61,7 @@ struct WindowPanel {
     // From window `first` and depth k on.
     PROPOLIS_METHOD WindowPanel(const T* images, const ConvTiles& s, i32 first, i32 k) {
         const i32 below = (i32)thread_x() / WIDE, along = (i32)thread_x() % WIDE * COPIED;
-        place = below * APART + along;
+        place = GROUPED<K> ? place_of_pack(below, along / COPIED) : below * APART + along;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             i32 window = first + below + p * BELOW;
@@ -125,7 +125,8 @@ struct WindowPanel {
 template <int M, int N, int K, class T>
 PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* w, const T* bias,
                                        const ConvTiles& s, i64 first, int stages) {
-    PROPOLIS_DYNAMIC_SHARED(T, shared);
+    PROPOLIS_DYNAMIC_SHARED(T, bytes);
+    T* shared = operands_at<K>(bytes);
     const i32 down = (s.outs + M - 1) / M;
     const i32 along = (s.all + N - 1) / N;
     const i64 block = first + block_x();
@@ -137,7 +138,7 @@ PROPOLIS_FN void convolve_in_fragments(T* out, f32* parts, const T* x, const T* 
     const i32 rest = (depth - start + K - 1) / K;
     Panel<T, M, K, false> left(w + start, i0, s.outs, depth - start, depth);
     WindowPanel<T, N, K> right(x, s, j0, start);
-    WarpTile<M, N> own;
+    WarpTile<M, N, GROUPED<K>> own;
     multiply_panels<M, N, K, false>(own, left, right, shared, rest < s.steps ? rest : s.steps, stages, w, x);
     if (parts) {
         store_rows(own, shared, parts + (i64)part * s.outs * s.all, s.all, i0, j0, s.outs, s.all);

@@ -29,7 +29,8 @@ Words translate(const Words& options) {
       const std::string wanted = option.substr(option.find('=') + 1);
       if (!starts_with(wanted, "sm_"))
         throw std::invalid_argument("the CUDA simulator compiles for sm_*, not for " + wanted);
-      made.push_back("-arch=" + wanted);
+      // What Hopper's own instructions (wgmma) ask for.
+      made.push_back(wanted == "sm_90" ? "-gencode=arch=compute_90a,code=sm_90a" : "-arch=" + wanted);
       arch = true;
     } else if (starts_with(option, "-O") || starts_with(option, "-D") ||
                starts_with(option, "-U") || starts_with(option, "-I") ||

@@ -74,7 +74,7 @@ _WEIGHTS: Final = Structure(
     "ConvWeights",
     {"strides": "4q", **dict.fromkeys(("outs", "channels", "rows", "columns"), "i")},
 )
-_MORE: Final = (((128, 192, 64), 1.15),)
+_MORE: Final = (((128, 192, 64), 1.1),)
 """Tiles of devices with more shared memory than AMD's, beside those of plain products."""
 
 _SIZE: Final = 2  # bytes of an element

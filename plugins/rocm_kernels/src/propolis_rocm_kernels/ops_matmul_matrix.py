@@ -22,6 +22,8 @@ from propolis_rocm_kernels._product import tiles
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from propolis import OpImpl
     from propolis.dtypes import DType
     from propolis.layout import Shape
@@ -29,21 +31,51 @@ if TYPE_CHECKING:
 
 MODULE: Final = Module("matmul_matrix")
 
-_AMD: Final = {(64, 64, 64): 0.5, (128, 128, 32): 1.0}
-"""Tiles: m, n and how deep operands are read at a time; how well one uses a compute unit."""
+Tile = tuple[int, int, int]
+"""m, n and how deep operands are read at a time."""
 
-_LARGE: Final = {
-    (64, 64, 64): 0.5,
-    (128, 128, 32): 0.9,  # where there is no room for the others
-    (128, 128, 64): 1.0,
-    (128, 256, 64): 1.25,
-}
-"""Those of devices with more shared memory than AMD's; measured on an H200."""
 
-TILES: Final = tuple(_AMD | _LARGE)
+class Costs(NamedTuple):
+    """
+    What tiles cost on a kind of GPU, but for its speed.
+
+    Attributes:
+        rates: of each tile, how well one uses a compute unit.
+        filling: depth that a tile could have had in the time that it takes to begin and to end.
+        joining: time of a sum that is written and read again, where that of one 64 deep takes 1.
+        launching: time of a launch, in such sums.
+    """
+
+    rates: Mapping[Tile, float]
+    filling: int = 192
+    joining: float = 0.05
+    launching: int = 40_000
+
+
+_AMD: Final = Costs({(64, 64, 64): 0.5, (128, 128, 32): 1.0})
+
+_LARGE: Final = Costs(
+    {
+        (64, 64, 64): 0.5,
+        (128, 128, 32): 0.9,  # where there is no room for the others
+        (128, 128, 64): 1.0,
+        (128, 256, 64): 1.25,
+    }
+)
+"""Those of devices with more shared memory than AMD's; measured on an H200, by ``mma.sync``."""
+
+_GROUPS: Final = Costs(
+    {(64, 64, 64): 0.475, (128, 128, 64): 1.0, (128, 256, 64): 1.28},
+    filling=560,
+    joining=0.04,
+    launching=60_000,
+)
+"""Those of Hopper, where four warps multiply together; fitted to 28 shapes on an H200."""
+
+TILES: Final = tuple({**_AMD.rates, **_LARGE.rates})
 """All that there are kernels for."""
 
-Rated = tuple[tuple[tuple[int, int, int], float], ...]
+Rated = tuple[tuple[Tile, float], ...]
 """Tiles, and how well each uses a compute unit."""
 
 _SIZE: Final = 2  # bytes of an element
@@ -52,19 +84,11 @@ SUM_BYTES: Final = 4
 _PACK: Final = PACK_BYTES // _SIZE
 LDS: Final = 64 << 10
 """Shared memory of a block on AMD's GPUs before gfx950."""
+_HOPPER: Final = 227 << 10
+"""And on NVIDIA's with products by groups of warps."""
 
 MATRIX: Final = (dtypes.f16, dtypes.bf16)
 """What there are instructions for."""
-
-_FILLING: Final = 192
-"""Depth that a tile could have had in the time that it takes to begin and to end."""
-
-_JOINING: Final = 0.05
-"""
-Time of a sum that is written and read again, where that of a tile 64 deep takes 1; and of a launch,
-in such sums: measured on an H200.
-"""
-_LAUNCHING: Final = 40_000
 
 _ARGUMENTS: Final = "PPPPP" + 11 * "q" + "2"
 _WAYS: Final = {"along": MATRIX, "across": MATRIX, "wide": (dtypes.bf16,)}
@@ -108,14 +132,14 @@ def room(device: Any) -> int:
     return min(most, LDS) if device.properties.arch.startswith("gfx") else most
 
 
-SIDES: Final = tuple(tile[0] for tile in _AMD)
+SIDES: Final = tuple(tile[0] for tile in _AMD.rates)
 """Rows of a tile that there are kernels for."""
 
 
 class Split(NamedTuple):
     """Tiles of a product, and parts of its depth, of so many steps."""
 
-    tile: tuple[int, int, int]
+    tile: Tile
     stages: int
     parts: int
     steps: int
@@ -149,13 +173,13 @@ def split_for(
         more: tiles, beside those of plain products, where there is more memory than on AMD's GPUs.
 
     >>> split_for(1024, 1024, 1024, 132, 232448)[::2]
-    ((64, 64, 64), 1)
+    ((128, 128, 64), 1)
     >>> split_for(512, 4096, 14336, 132, 232448)[::2]
     ((128, 256, 64), 2)
     >>> split_for(2048, 2048, 2048, 60, 101376, side=128)[::2]
     ((128, 128, 32), 1)
     """
-    found: dict[Split, float] = {}
+    costs, found = costs_for(most), dict[Split, float]()
     for tile, rate in rates(most, more).items():
         if side not in (None, tile[0]):
             continue
@@ -165,14 +189,19 @@ def split_for(
             steps = math.ceil(deep / wanted)
             split = Split(tile, stages_for(tile, most), math.ceil(deep / steps), steps)
             rounds = math.ceil(blocks * split.parts / units)
-            time = rounds * tile[0] * tile[1] / rate * (steps * tile[2] + _FILLING) / 64
+            time = rounds * tile[0] * tile[1] / rate * (steps * tile[2] + costs.filling) / 64
             if split.parts > 1:
-                time += split.parts * m * n * _JOINING + _LAUNCHING
+                time += split.parts * m * n * costs.joining + costs.launching
             found[split] = time
     return min(found, key=found.__getitem__)
 
 
-def rates(most: int, more: Rated = ()) -> dict[tuple[int, int, int], float]:
+def costs_for(most: int) -> Costs:
+    """What tiles cost on a device with so much shared memory for a block, in bytes."""
+    return _AMD if most <= LDS else _LARGE if most < _HOPPER else _GROUPS
+
+
+def rates(most: int, more: Rated = ()) -> dict[Tile, float]:
     """
     The tiles that a block has shared memory for, and how well each uses a compute unit.
 
@@ -180,26 +209,28 @@ def rates(most: int, more: Rated = ()) -> dict[tuple[int, int, int], float]:
         most: shared memory of a block, in bytes.
         more: tiles, beside those of plain products, where there is more than on AMD's GPUs.
     """
-    known = {**_LARGE, **dict(more)} if most > LDS else _AMD
+    known = {**costs_for(most).rates, **(dict(more) if most > LDS else {})}
     return {t: rate for t, rate in known.items() if bytes_of(t) * stages_for(t, most) <= most}
 
 
-def bytes_of(tile: tuple[int, int, int]) -> int:
+def bytes_of(tile: Tile) -> int:
     """Of a stage of operands in shared memory."""
     return sum(tile[:2]) * (tile[2] + GAP) * _SIZE
 
 
-def stages_for(tile: tuple[int, int, int], most: int) -> int:
+def stages_for(tile: Tile, most: int) -> int:
     """
     How many there are: more than two where copies go on by themselves, which AMD's GPUs do not do.
 
-    >>> stages_for((128, 128, 32), 65536), stages_for((128, 128, 64), 232448)
+    >>> stages_for((128, 128, 32), 65536), stages_for((128, 128, 32), 101376)
     (2, 3)
-    >>> stages_for((128, 256, 64), 232448)
-    4
+    >>> stages_for((128, 128, 64), 232448), stages_for((128, 256, 64), 232448)
+    (5, 4)
     """
     if most <= LDS:
         return 2
+    if costs_for(most) is _GROUPS:
+        return 5 if tile[1] == 128 else 4  # so many of one block fit, and of three of the smallest
     return 4 if tile[1] > 128 else 3  # so many of one block fit, and of two smaller ones
 
 
