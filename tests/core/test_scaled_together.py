@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,74 +17,117 @@ from propolis import ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Mapping
 
     Array = np.ndarray[Any, Any]
 
 
-def _in_bits(x: Array, bits: int) -> Array:
-    """``x`` in blocks of 32 that share a scale."""
+class Case(NamedTuple):
+    """An op, its tensors, the op in numpy with activations rounded by ``of``, and which result."""
+
+    op: Any
+    given: list[Array]
+    f: Callable[..., Any]
+    result: Callable[[Any], Array]
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+def in_bits(x: Array, bits: int) -> Array:
+    """``x`` in blocks of 32 that share a scale; 0 bits are none at all."""
+    if not bits:
+        return x * 0
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     scale = np.abs(blocks).max(-1, keepdims=True) / (2 ** (bits - 1) - 1)
     return np.asarray((np.rint(blocks / scale) * scale).reshape(x.shape))
 
 
-def _qmatmul(rng: np.random.Generator, power: int) -> tuple[Any, list[Array], Callable[..., Any]]:
-    """The op, rows with elements larger than the others by such a power, and how it is done."""
-    x, w = rng.normal(size=(40, 64)) ** power, rng.uniform(-1, 1, (32, 64))
-    return ops.qmatmul, [x, w], lambda x, w, *, of=np.asarray: of(x) @ w.T
+def qmatmul(x: Array, w: Array) -> Case:
+    """A plain product."""
+    return Case(ops.qmatmul, [x, w], lambda x, w, *, of=np.asarray: of(x) @ w.T, np.asarray)
 
 
-def _moe(rng: np.random.Generator, power: int) -> tuple[Any, list[Array], Callable[..., Any]]:
-    _, (x, w), _ = _qmatmul(rng, power)
-    experts = rng.integers(0, 4, (40, 2))
-    given = [x[:, None], w.reshape(4, 8, 64), experts]
-    return (
-        ops.moe_qmatmul,
-        given,
-        lambda x, w, experts, *, of=np.asarray: np.einsum("tjk,tjok->tjo", of(x), w[experts]),
-    )
+def moe(x: Array, w: Array) -> Case:
+    """Each row by two of four experts' weights."""
+    experts = np.arange(2 * len(x)).reshape(-1, 2) % 4
+
+    def f(x: Array, w: Array, experts: Array, *, of: Any = np.asarray) -> Any:
+        return np.einsum("tjk,tjok->tjo", of(x), w[experts])
+
+    return Case(ops.moe_qmatmul, [x[:, None], w.reshape(4, -1, w.shape[1]), experts], f, np.asarray)
 
 
-def _normed(rng: np.random.Generator, power: int) -> tuple[Any, list[Array], Callable[..., Any]]:
-    _, (_, w), _ = _qmatmul(rng, power)
-    x, residual = rng.normal(size=(2, 40, 64))
+def _normed(
+    x: Array, residual: Array, weight: Array, w: Array, eps: float = 1e-5, *, of: Any = np.asarray
+) -> tuple[Array, Array]:
+    total = x + residual
+    return total, of(total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight) @ w.T
+
+
+def normed(x: Array, w: Array) -> Case:
+    """What is rounded is the norm of a sum."""
+    given = [x, x[::-1], np.ones(x.shape[1]), w]
+    return Case(ops.add_rms_norm_qmatmul, given, _normed, operator.itemgetter(1))
+
+
+def turned(x: Array, w: Array) -> Case:
+    """Nothing is rotated: of all positions the cosine is 1."""
+    _, [*rows, w], *_ = normed(x, w)
+    tables = [np.arange(len(x))[None], np.ones((len(x), 4)), np.zeros((len(x), 4))]
 
     def f(
         x: Array,
         residual: Array,
         weight: Array,
         w: Array,
-        eps: float = 1e-5,
-        *,
+        *tables: Any,
         of: Any = np.asarray,
+        **_: Any,
     ) -> Any:
-        total = x + residual
-        normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
-        return total, of(normed) @ w.T
+        eps = tables[3] if len(tables) > 3 else 1e-5
+        return _normed(x, residual, weight, w, eps, of=of)
 
-    return ops.add_rms_norm_qmatmul, [x, residual, rng.normal(size=64) ** power, w], f
+    rows = [rows[0][None], rows[1][None], rows[2]]
+    how = {"heads": 2, "head_dim": 8}
+    case = ops.add_rms_norm_qmatmul_rope
+    return Case(case, [*rows, w, *tables], f, operator.itemgetter(1), how)
 
 
-def _worst(op: Any, given: list[Array], f: Callable[..., Any], bits: int) -> float:
+CASES = [qmatmul, moe, normed, turned]
+
+
+def activations(kind: str, depth: int, rng: np.random.Generator) -> Array:
+    """Rows like normal numbers, with few far larger than the others, and with one large channel."""
+    x = rng.normal(size=(40, depth)) ** (3 if kind == "few" else 1)
+    x[:, 5] *= 200 if kind == "channel" else 1
+    return x
+
+
+def worst(case: Case, bits: int, *, exact: bool = False) -> float:
     """The largest error of so many bits, as a share of what is allowed."""
-    truth, terms = f(*given), op.magnitude(f, *given)
-    found = f(*given, of=lambda x: _in_bits(x, bits))
-    if isinstance(truth, tuple):
-        (_, truth), (_, terms), (_, found) = truth, terms, found
-    allowed = op.allowed(dtypes.f32, truth, terms, exact=False)
-    return float((np.abs(found - truth) / allowed).max())
+    op, given, f, result, more = case
+    terms = (op.magnitude if exact else op.rounded)(f, *given, **more)
+    truth, off = result(f(*given, **more)), result(f(*given, of=lambda x: in_bits(x, bits), **more))
+    allowed = op.allowed(dtypes.f32, truth, result(terms), exact=exact)
+    return float((np.abs(off - truth) / allowed).max())
 
 
-@pytest.mark.parametrize("case", [_qmatmul, _moe, _normed])
-def test_eight_bits_are_allowed(case):
-    """Also of rows that are mostly small beside their largest element, which sets the scale."""
+@pytest.mark.parametrize("depth", [32, 64, 2048])
+@pytest.mark.parametrize("kind", ["normal", "few", "channel"])
+@pytest.mark.parametrize("of", CASES)
+def test_eight_bits_are_allowed_and_three_are_not(of, kind, depth):
+    """However small beside what sets its scale; beside a large channel zeros are not."""
     rng = np.random.default_rng(0)
-    for power in (1, 3):
-        assert max(_worst(*case(rng, power), bits=8) for _ in range(100)) < 1
+    weights = rng.uniform(-1, 1, (32, depth))
+    cases = [of(activations(kind, depth, rng), weights) for _ in range(20 if depth < 100 else 4)]
+    assert max(worst(case, bits=8) for case in cases) < 1
+    if kind != "channel":
+        assert max(worst(case, bits=3) for case in cases) > 1
+    assert min(worst(case, bits=0) for case in cases) > 5
 
 
-@pytest.mark.parametrize("case", [_qmatmul, _moe, _normed])
-def test_five_bits_are_not(case):
-    """What is allowed for the scale hides no such error."""
+@pytest.mark.parametrize("of", CASES)
+def test_who_does_not_round_has_no_more(of):
+    """Fifteen bits are too few for who says that activations stay as they are."""
     rng = np.random.default_rng(0)
-    assert min(_worst(*case(rng, power=1), bits=5) for _ in range(100)) > 1
+    case = of(activations("few", 2048, rng), rng.uniform(-1, 1, (32, 2048)))
+    assert worst(case, bits=15, exact=True) > 1

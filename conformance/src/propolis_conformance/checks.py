@@ -141,7 +141,8 @@ class Bench:
     def expected(self, recipe: Recipe) -> Truth:
         """The truth for this case."""
         given = self.values, self.attributes, self.subject.oracle
-        return truth(self.unit.spec, *given, fixed=recipe.fixed)
+        exact = self.unit.impl.exact
+        return truth(self.unit.spec, *given, fixed=recipe.fixed, exact=exact)
 
     def differs(self, expected: Truth, i: int, result: Array, dtype: DType) -> None:
         """

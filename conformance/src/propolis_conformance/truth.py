@@ -64,6 +64,7 @@ def truth(
     oracle: Device,
     *,
     fixed: Collection[str] = (),
+    exact: bool = True,
 ) -> Truth:
     """
     The expected outputs of a call.
@@ -74,6 +75,7 @@ def truth(
         attributes: its other arguments.
         oracle: a CPU that runs the reference's implementations, for ops without a formula.
         fixed: tensors whose dtype is the same whatever the op computes in.
+        exact: whether who is judged computes with its inputs as they are.
 
     Raises:
         NoTruthError: nobody knows.
@@ -92,8 +94,9 @@ def truth(
         args, kwargs = arranged(spec, {**given, **_present(attributes)})
         outputs = _listed(formula(*args, **kwargs))
         magnitudes: list[Array | None] = [None] * len(outputs)
-        if spec.magnitude is not None and outputs[0].dtype.kind == "f":
-            magnitudes = _listed(spec.magnitude(formula, *args, **kwargs))
+        terms = spec.magnitude if exact else spec.rounded
+        if terms is not None and outputs[0].dtype.kind == "f":
+            magnitudes = _listed(terms(formula, *args, **kwargs))
     return Truth(outputs, source, magnitudes)
 
 

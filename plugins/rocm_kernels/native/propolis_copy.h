@@ -27,7 +27,7 @@ PROPOLIS_FN void copy_async(void* to, const void* from, int bytes) {
     copy_async(shared_address(to), from, bytes);
 }
 PROPOLIS_FN void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last `stages` - 2 groups of copies have ended.
+// Until all but the last `stages` - 2 groups of copies, or two, have ended.
 PROPOLIS_FN void wait_for_stage(int stages) {
     if (stages >= 4) {
         asm volatile("cp.async.wait_group 2;" ::: "memory");

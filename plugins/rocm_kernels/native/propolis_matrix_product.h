@@ -264,6 +264,7 @@ PROPOLIS_FN void multiply_panels(WarpTile<M, N, true>& own, LeftPanel& left, Rig
     constexpr int RIGHT = M * K, BYTES = STAGE<M, N, K> * (int)sizeof(T);
     static_assert(M % DEPTHS == 0 && BYTES % ALIGNED_TO == 0, "multiply_panels: operands begin anywhere");
     constexpr int BLOCK_OF_ROWS = DEPTHS * K;
+    if (stages < 3) __trap();  // nothing would be on its way
     int filled = 0, used = 0;  // stages that are next
     const auto after = [&](int s) { return s + 1 == stages ? 0 : s + 1; };
     const auto copy = [&] {

@@ -129,6 +129,7 @@ def expectation(call: SavedCall, oracle: Device) -> Truth:
         call.attributes,
         oracle,
         fixed={n for recipe in info_of(call.op).recipes for n in recipe.fixed},
+        exact=call.exact,
     )
 
 

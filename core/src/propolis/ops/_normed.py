@@ -162,12 +162,12 @@ def _normed_terms(
     weight: Array,
     w: Array,
     eps: float,
-    in_blocks: bool,
+    scaled: bool,
 ) -> tuple[Array, Array]:
     """The norm, and the terms of its product: magnitudes of both factors."""
     total, *_ = f(x, residual, weight, w, eps=eps)
     normed = total / np.sqrt((total * total).mean(-1, keepdims=True) + eps) * weight
-    sizes = scaled_together(normed) if in_blocks else np.abs(normed)
+    sizes = scaled_together(normed) if scaled else np.abs(normed)
     return normed, sizes @ np.abs(w).T
 
 
@@ -181,10 +181,10 @@ def product_terms(
     eps: float = 1e-5,
     *,
     gated: bool = False,
-    in_blocks: bool = False,
+    scaled: bool = False,
 ) -> tuple[None, Array]:
     """The product's; a gate, at most as steep as 1.1, passes on what both factors lost."""
-    normed, terms = _normed_terms(f, x, residual, weight, w, eps, in_blocks)
+    normed, terms = _normed_terms(f, x, residual, weight, w, eps, scaled)
     if not gated:
         return None, terms
     gate, up = np.split(normed @ w.T, 2, axis=-1)
@@ -207,7 +207,7 @@ def turned_terms(
     heads: int,
     head_dim: int,
     interleaved: bool = False,
-    in_blocks: bool = False,
+    scaled: bool = False,
 ) -> tuple[None, Array]:
     """The product's; of what is rotated, of both elements of a pair."""
 
@@ -215,7 +215,7 @@ def turned_terms(
         tables = positions, cos, sin
         return f(*given, *tables, eps, heads=heads, head_dim=head_dim, interleaved=interleaved)
 
-    _, terms = _normed_terms(without, x, residual, weight, w, eps, in_blocks)
+    _, terms = _normed_terms(without, x, residual, weight, w, eps, scaled)
     pairs = cos.shape[1]
     first = np.arange(pairs) * 2 if interleaved else np.arange(pairs)
     second = first + (1 if interleaved else pairs)
@@ -242,7 +242,7 @@ def kept_terms(
     *,
     heads: int,
     interleaved: bool = False,
-    in_blocks: bool = False,
+    scaled: bool = False,
 ) -> tuple[None, Array, Array]:
     """Those of what is rotated, of the queries, and of what is new in the cache."""
 
@@ -254,7 +254,7 @@ def kept_terms(
     kv_heads, head_dim = cache.shape[2] // 2, cache.shape[3]
     rows, tables = (x, residual, weight, w), (positions, cos, sin)
     how: Any = {"heads": heads + kv_heads, "head_dim": head_dim, "interleaved": interleaved}
-    _, terms = turned_terms(without, *rows, *tables, eps, **how, in_blocks=in_blocks)
+    _, terms = turned_terms(without, *rows, *tables, eps, **how, scaled=scaled)
     each = terms.reshape(*terms.shape[:-1], heads + 2 * kv_heads, head_dim)
     kept = np.zeros(cache.shape)  # what was there before is what it was
     for b, t in np.ndindex(slots.shape):

@@ -18,7 +18,7 @@ from propolis.opspec.spec import pair_op
 from propolis.opspec.tolerance import RELATIVE
 from propolis.opspec.tolerance import ROUNDED
 from propolis.opspec.tolerance import of_absolutes
-from propolis.opspec.tolerance import of_blocks
+from propolis.opspec.tolerance import of_scaled
 
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def moe_linear(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     return _moe_linear("moe_linear", x, w, experts)
 
 
-@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_blocks)
+@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes, rounded=of_scaled)
 def moe_qmatmul(x: Tensor, w: Tensor, experts: Tensor, /) -> Meta:
     """
     ``moe_linear`` with weights in a GGUF block format; infinities are as in ``qmatmul``.

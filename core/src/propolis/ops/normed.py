@@ -62,7 +62,8 @@ _KEPT: Final = {
 @pair_op(
     {"x": {dtypes.f32}, "w": BLOCKS},
     tolerance=ROUNDED,
-    magnitude=partial(product_terms, in_blocks=True),
+    magnitude=product_terms,
+    rounded=partial(product_terms, scaled=True),
     shared=_SUMMED,
 )
 def add_rms_norm_qmatmul(
@@ -113,7 +114,8 @@ def _add_rms_norm_qmatmul(
 @pair_op(
     {"x": {dtypes.f32}, "w": BLOCKS},
     tolerance=ROUNDED,
-    magnitude=partial(turned_terms, in_blocks=True),
+    magnitude=turned_terms,
+    rounded=partial(turned_terms, scaled=True),
     shared=_SUMMED,
 )
 def add_rms_norm_qmatmul_rope(
@@ -297,7 +299,8 @@ def _add_rms_norm_linear_rope(
     {"x": {dtypes.f32}, "w": BLOCKS},
     mutates=True,
     tolerance=ROUNDED,
-    magnitude=partial(kept_terms, in_blocks=True),
+    magnitude=kept_terms,
+    rounded=partial(kept_terms, scaled=True),
     shared=_KEPT,
 )
 def add_rms_norm_qmatmul_rope_kv_append(

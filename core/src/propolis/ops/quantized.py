@@ -15,7 +15,8 @@ from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import ROUNDED
-from propolis.opspec.tolerance import of_blocks
+from propolis.opspec.tolerance import of_absolutes
+from propolis.opspec.tolerance import of_scaled
 
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
     return x.shape, dtype
 
 
-@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_blocks)
+@op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes, rounded=of_scaled)
 def qmatmul(x: Tensor, w: Tensor, /) -> Meta:
     """
     ``x @ dequantize(w).T``: a linear layer with weights in a GGUF block format.

@@ -94,6 +94,7 @@ class OpSpec:
         tolerance: per output dtype; exact where a dtype is missing.
         magnitude: how large the terms of a result were, for ops whose terms may cancel;
             None for others (see :data:`Magnitude`).
+        rounded: the same where an implementation rounds its inputs further, if it is other.
         loss: per output dtype, how much of that a result may lose; where a dtype is missing,
             64 half units of the dtype that terms are summed in.
         signature: the op's parameters, which implementations repeat.
@@ -113,6 +114,7 @@ class OpSpec:
         mutates: bool = False,
         tolerance: Mapping[DType, Tolerance],
         magnitude: Magnitude | None = None,
+        rounded: Magnitude | None = None,
         loss: Mapping[DType, float] | None = None,
         elementwise: bool = False,
         shared: Mapping[str, str] | None = None,
@@ -126,6 +128,7 @@ class OpSpec:
         self.mutates: Final = mutates
         self.tolerance: Final = tolerance
         self.magnitude: Final = magnitude
+        self.rounded: Final = rounded or magnitude
         self.loss: Final = loss or {}
         returned = "tuple[Tensor, Tensor]" if outputs == 2 else "Tensor"
         self.signature: Final = inspect.signature(infer).replace(return_annotation=returned)
@@ -162,7 +165,7 @@ class OpSpec:
         Args:
             dtype: the result's.
             truth: in f64.
-            magnitude: what ``self.magnitude`` gave for it.
+            magnitude: what ``self.magnitude``, or ``self.rounded``, gave for it.
             exact: whether the implementation computes with its inputs as they are.
         """
         tolerance = self.tolerance.get(dtype, EXACT)
@@ -354,6 +357,7 @@ def op(
     elementwise: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
     magnitude: Magnitude | None = None,
+    rounded: Magnitude | None = None,
     loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
@@ -367,6 +371,7 @@ def op(
         elementwise: see :class:`OpSpec`.
         tolerance: how far results may be from the truth, per output dtype.
         magnitude: see :attr:`OpSpec.magnitude`.
+        rounded: see :attr:`OpSpec.rounded`.
         loss: see :attr:`OpSpec.loss`.
         shared: what the docstring's ``Args`` says of parameters that it leaves out: the
             text of all ops of a family.
@@ -380,6 +385,7 @@ def op(
             mutates=mutates,
             tolerance=tolerance,
             magnitude=magnitude,
+            rounded=rounded,
             loss=loss,
             elementwise=elementwise,
             shared=shared,
@@ -396,11 +402,13 @@ def pair_op(
     mutates: bool = False,
     tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
     magnitude: Magnitude | None = None,
+    rounded: Magnitude | None = None,
     loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs, beside a first parameter that it mutates; as :func:`op`."""
-    how: Any = {"tolerance": tolerance, "magnitude": magnitude, "loss": loss, "shared": shared}
+    how: Any = {"tolerance": tolerance, "magnitude": magnitude, "rounded": rounded}
+    how |= {"loss": loss, "shared": shared}
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
         spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, mutates=mutates, **how)

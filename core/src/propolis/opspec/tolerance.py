@@ -92,18 +92,20 @@ def of_absolutes(f: Callable[..., Any], *arrays: Array, **attributes: Any) -> An
     return f(*(abs(a) if _is_floats(a) else a for a in arrays), **given)
 
 
-def of_blocks(f: Callable[..., Any], x: Array, w: Array, /, *indices: Array) -> Any:
-    """The same, of products with weights in blocks: of :func:`scaled_together`, and ``|w|``."""
+def of_scaled(f: Callable[..., Any], x: Array, w: Array, /, *indices: Array) -> Any:
+    """The same, of products whose ``x`` is rounded to 8 bits: of :func:`scaled_together`."""
     return f(scaled_together(x), abs(w), *indices)
 
 
 def scaled_together(x: Array) -> Array:
     """
-    Magnitudes of rows that may be rounded to 8 bits: small ones count a third of the largest.
+    Magnitudes of elements, 32 of which share a scale: as if none were below a third of the largest.
 
-    They share its scale, and are rounded by up to a 254th of it, however small they are.
+    All are rounded by up to a 254th of that, however small they are.
     """
-    return np.asarray(np.maximum(abs(x), abs(x).max(-1, keepdims=True, initial=0) / 3))
+    size = abs(x)
+    blocks = size.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    return np.asarray(np.maximum(blocks, blocks.max(-1, keepdims=True) / 3).reshape(x.shape))
 
 
 def _is_floats(value: Any) -> bool:

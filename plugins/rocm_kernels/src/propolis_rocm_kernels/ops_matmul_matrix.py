@@ -85,7 +85,7 @@ _PACK: Final = PACK_BYTES // _SIZE
 LDS: Final = 64 << 10
 """Shared memory of a block on AMD's GPUs before gfx950."""
 _HOPPER: Final = 227 << 10
-"""And on NVIDIA's with products by groups of warps."""
+"""And on NVIDIA's of ``sm_90``, which alone have products by groups of warps."""
 
 MATRIX: Final = (dtypes.f16, dtypes.bf16)
 """What there are instructions for."""
@@ -126,10 +126,14 @@ def room(device: Any) -> int:
     Shared memory of a block that tiles are chosen by, in bytes.
 
     That of gfx950 is larger, but what tiles do with more than 64 KiB is for copies that go on by
-    themselves, and was measured on NVIDIA's GPUs.
+    themselves, and was measured on NVIDIA's GPUs.  Who has Hopper's without its products by groups
+    of warps counts as having less, lest tiles be chosen for these.
     """
     most: int = device.hardware.shared_bytes
-    return min(most, LDS) if device.properties.arch.startswith("gfx") else most
+    arch = device.properties.arch
+    if arch.startswith("gfx"):
+        return min(most, LDS)
+    return most if arch == "sm_90" else min(most, _HOPPER - 1)
 
 
 SIDES: Final = tuple(tile[0] for tile in _AMD.rates)
