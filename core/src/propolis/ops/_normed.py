@@ -13,13 +13,13 @@ from propolis.errors import DTypeError
 from propolis.errors import OpError
 from propolis.ops.fill import assign
 from propolis.ops.norm import add_rms_norm
+from propolis.ops.quantized import scaled_together
 from propolis.ops.rope import expect_tables
 from propolis.ops.rope import rope
 from propolis.ops.rope import rope_kv_append
 from propolis.ops.unary import silu_mul
 from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
-from propolis.opspec.tolerance import scaled_together
 
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from propolis.opspec.infer import same_dtype
 from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import Op
-from propolis.opspec.spec import Tolerance
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import RELATIVE
+from propolis.opspec.tolerance import Tolerance
 
 
 if TYPE_CHECKING:

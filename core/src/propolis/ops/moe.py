@@ -10,6 +10,7 @@ from propolis.dtypes import BLOCKS
 from propolis.dtypes import FLOATS
 from propolis.errors import DTypeError
 from propolis.errors import OpError
+from propolis.ops.quantized import of_scaled
 from propolis.opspec.infer import expect
 from propolis.opspec.infer import same_dtype
 from propolis.opspec.spec import Meta
@@ -18,7 +19,6 @@ from propolis.opspec.spec import pair_op
 from propolis.opspec.tolerance import RELATIVE
 from propolis.opspec.tolerance import ROUNDED
 from propolis.opspec.tolerance import of_absolutes
-from propolis.opspec.tolerance import of_scaled
 
 
 if TYPE_CHECKING:

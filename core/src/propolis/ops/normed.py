@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
+from typing import Any
 from typing import Final
 
 from propolis import dtypes
@@ -29,14 +30,23 @@ from propolis.opspec.infer import same_dtype
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import pair_op
 from propolis.opspec.tolerance import ROUNDED
+from propolis.opspec.tolerance import Judged
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propolis.tensor import Tensor
 
 # Of 16 bits the norm is rounded before it is multiplied, and the product before it is gated or
 # rotated: two half ulps of each term, and as much for what was next to a tie.
 _LOSS: Final = {dtypes.f16: 2.0**-9, dtypes.bf16: 2.0**-6}
+
+
+def _of_blocks(terms: Callable[..., Any]) -> Judged:
+    """How products with weights in blocks are judged, whose activations may be rounded."""
+    return {"tolerance": ROUNDED, "magnitude": terms, "rounded": partial(terms, scaled=True)}
+
 
 _SUMMED: Final = {
     "residual": "same shape and dtype.",
@@ -59,13 +69,7 @@ _KEPT: Final = {
 }
 
 
-@pair_op(
-    {"x": {dtypes.f32}, "w": BLOCKS},
-    tolerance=ROUNDED,
-    magnitude=product_terms,
-    rounded=partial(product_terms, scaled=True),
-    shared=_SUMMED,
-)
+@pair_op({"x": {dtypes.f32}, "w": BLOCKS}, shared=_SUMMED, **_of_blocks(product_terms))
 def add_rms_norm_qmatmul(
     x: Tensor,
     residual: Tensor,
@@ -111,13 +115,7 @@ def _add_rms_norm_qmatmul(
     of_product(qmatmul, (total, out), (x, residual, weight, w), eps, gated)
 
 
-@pair_op(
-    {"x": {dtypes.f32}, "w": BLOCKS},
-    tolerance=ROUNDED,
-    magnitude=turned_terms,
-    rounded=partial(turned_terms, scaled=True),
-    shared=_SUMMED,
-)
+@pair_op({"x": {dtypes.f32}, "w": BLOCKS}, shared=_SUMMED, **_of_blocks(turned_terms))
 def add_rms_norm_qmatmul_rope(
     x: Tensor,
     residual: Tensor,
@@ -295,14 +293,7 @@ def _add_rms_norm_linear_rope(
     turn(out, (positions, cos, sin), heads, head_dim, interleaved)
 
 
-@pair_op(
-    {"x": {dtypes.f32}, "w": BLOCKS},
-    mutates=True,
-    tolerance=ROUNDED,
-    magnitude=kept_terms,
-    rounded=partial(kept_terms, scaled=True),
-    shared=_KEPT,
-)
+@pair_op({"x": {dtypes.f32}, "w": BLOCKS}, mutates=True, shared=_KEPT, **_of_blocks(kept_terms))
 def add_rms_norm_qmatmul_rope_kv_append(
     cache: Tensor,
     x: Tensor,

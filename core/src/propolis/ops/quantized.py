@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from propolis import dtypes
 from propolis.dtypes import BLOCKS
@@ -16,10 +19,12 @@ from propolis.opspec.spec import Meta
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import ROUNDED
 from propolis.opspec.tolerance import of_absolutes
-from propolis.opspec.tolerance import of_scaled
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from propolis.opspec.tolerance import Array
     from propolis.tensor import Tensor
 
 
@@ -75,6 +80,22 @@ def quantize(x: Tensor, dtype: DType, /) -> Meta:
         raise DTypeError(msg)
     dtype.nbytes(x.shape[-1] if x.shape else 1)
     return x.shape, dtype
+
+
+def of_scaled(f: Callable[..., Any], x: Array, w: Array, /, *indices: Array) -> Any:
+    """Terms of a product with weights in blocks whose ``x`` may be rounded to 8 bits."""
+    return f(scaled_together(x), abs(w), *indices)
+
+
+def scaled_together(x: Array) -> Array:
+    """
+    Magnitudes of elements, 32 of which share a scale: as if none were below a third of the largest.
+
+    All are rounded by up to a 254th of that, however small they are.
+    """
+    size = abs(x)
+    blocks = size.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    return np.asarray(np.maximum(blocks, blocks.max(-1, keepdims=True) / 3).reshape(x.shape))
 
 
 @op({"x": FLOATS, "w": BLOCKS}, tolerance=ROUNDED, magnitude=of_absolutes, rounded=of_scaled)

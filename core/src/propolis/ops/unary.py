@@ -24,11 +24,11 @@ from propolis.opspec.spec import DEFAULT_TOLERANCE
 from propolis.opspec.spec import EXACT
 from propolis.opspec.spec import Meta
 from propolis.opspec.spec import Op
-from propolis.opspec.spec import Tolerance
 from propolis.opspec.spec import op
 from propolis.opspec.tolerance import RELATIVE
 from propolis.opspec.tolerance import ROUNDED
 from propolis.opspec.tolerance import Magnitude
+from propolis.opspec.tolerance import Tolerance
 
 
 if TYPE_CHECKING:

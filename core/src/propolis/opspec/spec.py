@@ -18,6 +18,7 @@ from typing import Generic
 from typing import NamedTuple
 from typing import ParamSpec
 from typing import TypeVar
+from typing import Unpack
 
 from propolis import dtypes
 from propolis.dtypes import DType
@@ -38,8 +39,7 @@ from propolis.opspec.docstrings import completed
 from propolis.opspec.infer import converts
 from propolis.opspec.tolerance import DEFAULT_TOLERANCE
 from propolis.opspec.tolerance import EXACT
-from propolis.opspec.tolerance import Magnitude
-from propolis.opspec.tolerance import Tolerance
+from propolis.opspec.tolerance import Judged
 from propolis.opspec.tolerance import allowed_error
 from propolis.tensor import Tensor
 
@@ -112,12 +112,9 @@ class OpSpec:
         allowed: Mapping[str, Collection[DType]],
         outputs: int,
         mutates: bool = False,
-        tolerance: Mapping[DType, Tolerance],
-        magnitude: Magnitude | None = None,
-        rounded: Magnitude | None = None,
-        loss: Mapping[DType, float] | None = None,
         elementwise: bool = False,
         shared: Mapping[str, str] | None = None,
+        **judged: Unpack[Judged],
     ) -> None:
         self.name: Final = infer.__name__
         self.family: Final = infer.__module__.rpartition(".")[2]
@@ -126,10 +123,10 @@ class OpSpec:
         self.elementwise: Final = elementwise
         self.outputs: Final = outputs
         self.mutates: Final = mutates
-        self.tolerance: Final = tolerance
-        self.magnitude: Final = magnitude
-        self.rounded: Final = rounded or magnitude
-        self.loss: Final = loss or {}
+        self.tolerance: Final = judged.get("tolerance", DEFAULT_TOLERANCE)
+        self.magnitude: Final = judged.get("magnitude")
+        self.rounded: Final = judged.get("rounded", self.magnitude)
+        self.loss: Final = judged.get("loss", {})
         returned = "tuple[Tensor, Tensor]" if outputs == 2 else "Tensor"
         self.signature: Final = inspect.signature(infer).replace(return_annotation=returned)
         self.__signature__ = self.signature  # which inspect asks for, and so do editors
@@ -355,11 +352,8 @@ def op(
     *,
     mutates: bool = False,
     elementwise: bool = False,
-    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
-    magnitude: Magnitude | None = None,
-    rounded: Magnitude | None = None,
-    loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
+    **judged: Unpack[Judged],
 ) -> Callable[[Callable[P, Meta | None]], Op[P]]:
     """
     Declare an op by its inference function.
@@ -369,12 +363,9 @@ def op(
             dtypes it may have.
         mutates: the first parameter is the destination.
         elementwise: see :class:`OpSpec`.
-        tolerance: how far results may be from the truth, per output dtype.
-        magnitude: see :attr:`OpSpec.magnitude`.
-        rounded: see :attr:`OpSpec.rounded`.
-        loss: see :attr:`OpSpec.loss`.
         shared: what the docstring's ``Args`` says of parameters that it leaves out: the
             text of all ops of a family.
+        judged: how far results may be from the truth: see :class:`OpSpec`.
     """
 
     def declare(infer: Callable[P, Meta | None]) -> Op[P]:
@@ -383,12 +374,9 @@ def op(
             allowed=allowed,
             outputs=0 if mutates else 1,
             mutates=mutates,
-            tolerance=tolerance,
-            magnitude=magnitude,
-            rounded=rounded,
-            loss=loss,
             elementwise=elementwise,
             shared=shared,
+            **judged,
         )
         _registry[spec.name] = spec
         return spec
@@ -400,18 +388,15 @@ def pair_op(
     allowed: Mapping[str, Collection[DType]],
     *,
     mutates: bool = False,
-    tolerance: Mapping[DType, Tolerance] = DEFAULT_TOLERANCE,
-    magnitude: Magnitude | None = None,
-    rounded: Magnitude | None = None,
-    loss: Mapping[DType, float] | None = None,
     shared: Mapping[str, str] | None = None,
+    **judged: Unpack[Judged],
 ) -> Callable[[Callable[P, tuple[Meta, Meta]]], PairOp[P]]:
     """Declare an op with two outputs, beside a first parameter that it mutates; as :func:`op`."""
-    how: Any = {"tolerance": tolerance, "magnitude": magnitude, "rounded": rounded}
-    how |= {"loss": loss, "shared": shared}
 
     def declare(infer: Callable[P, tuple[Meta, Meta]]) -> PairOp[P]:
-        spec: PairOp[P] = PairOp(infer, allowed=allowed, outputs=2, mutates=mutates, **how)
+        spec: PairOp[P] = PairOp(
+            infer, allowed=allowed, outputs=2, mutates=mutates, shared=shared, **judged
+        )
         _registry[spec.name] = spec
         return spec
 
@@ -445,7 +430,6 @@ __all__ = [
     "Op",
     "OpSpec",
     "PairOp",
-    "Tolerance",
     "beside_ops",
     "catalogue",
     "functions",

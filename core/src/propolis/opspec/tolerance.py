@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 from typing import NamedTuple
+from typing import TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -46,6 +47,15 @@ class Tolerance(NamedTuple):
 
     rtol: float
     atol: float
+
+
+class Judged(TypedDict, total=False):
+    """How results are judged: what :class:`OpSpec` has under these names."""
+
+    tolerance: Mapping[DType, Tolerance]
+    magnitude: Magnitude | None
+    rounded: Magnitude | None
+    loss: Mapping[DType, float]
 
 
 EXACT: Final = Tolerance(0.0, 0.0)
@@ -90,22 +100,6 @@ def of_absolutes(f: Callable[..., Any], *arrays: Array, **attributes: Any) -> An
     """The magnitude of sums of products: the op itself, of absolute values."""
     given = {k: abs(v) if _is_floats(v) else v for k, v in attributes.items()}
     return f(*(abs(a) if _is_floats(a) else a for a in arrays), **given)
-
-
-def of_scaled(f: Callable[..., Any], x: Array, w: Array, /, *indices: Array) -> Any:
-    """The same, of products whose ``x`` is rounded to 8 bits: of :func:`scaled_together`."""
-    return f(scaled_together(x), abs(w), *indices)
-
-
-def scaled_together(x: Array) -> Array:
-    """
-    Magnitudes of elements, 32 of which share a scale: as if none were below a third of the largest.
-
-    All are rounded by up to a 254th of that, however small they are.
-    """
-    size = abs(x)
-    blocks = size.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
-    return np.asarray(np.maximum(blocks, blocks.max(-1, keepdims=True) / 3).reshape(x.shape))
 
 
 def _is_floats(value: Any) -> bool:
