@@ -13,9 +13,11 @@ import pytest
 from propolis import ops
 from propolis.cli import main
 from propolis.errors import UsageError
+from propolis_conformance import report as report_module
 from propolis_conformance.facts import without_places
 from propolis_conformance.keys import keys
 from propolis_conformance.keys import label_of
+from propolis_conformance.pool import Request
 from propolis_conformance.report import load
 from propolis_conformance.report_page import markdown
 
@@ -123,6 +125,13 @@ def test_failure_is_repeated_by_its_command(report, capsys):
     out = capsys.readouterr().out
     assert "failed: add[f32]: runs" in out
     assert "1 op x dtype: 1 failed" in out
+
+
+def test_the_command_has_the_patience_of_the_run():
+    """What hung after three seconds is not waited for a minute the next time."""
+    asked = Request("wrong", timeout=3)
+    assert "--timeout 3" in report_module._command(asked)
+    assert "--timeout" not in report_module._command(Request("wrong"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from queue import Empty
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis.errors import PluginError
 from propolis.errors import UsageError
@@ -42,6 +43,10 @@ _GENEROUS, _LEAST = 32.0, 0.5
 _LEAVING = 1.0
 
 
+TIMEOUT: Final = 60.0
+"""Seconds without a sign of life, where nobody says how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """
@@ -66,7 +71,7 @@ class Request:
     device: str | None = None
     seed: int = 0
     quick: bool = False
-    timeout: float = 60.0
+    timeout: float = TIMEOUT
     save: str | None = None
     scale: float | None = None
     seconds: float | None = None

@@ -27,6 +27,7 @@ from propolis_conformance.facts import libraries
 from propolis_conformance.facts import without_places
 from propolis_conformance.judge import RANDOM
 from propolis_conformance.judge import Result
+from propolis_conformance.pool import TIMEOUT
 from propolis_conformance.pool import scale_of
 
 
@@ -262,6 +263,8 @@ def _command(request: Request) -> str:
         words += ["--scale", f"{request.scale:g}"]
     if request.seconds is not None:
         words += ["--seconds", f"{request.seconds:g}"]
+    if request.timeout != TIMEOUT:
+        words += ["--timeout", f"{request.timeout:g}"]
     if shard := _shard(request):
         words += ["--shard", shard]
     return shlex.join([*words, "--seed", str(request.seed)])

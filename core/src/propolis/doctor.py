@@ -30,6 +30,7 @@ from propolis.errors import PropolisError
 from propolis.host import usable_cores
 from propolis.plugins import discovery
 from propolis.plugins.quarantine_file import QuarantineFile
+from propolis.plugins.tuned_file import TunedFile
 from propolis.records import ESSENTIAL
 from propolis.records import CheckResult
 from propolis.records import CheckStatus
@@ -178,6 +179,9 @@ def _cache(config: Config) -> CheckResult:
             f"none knows what raised or crashed before",
             "set PROPOLIS_CACHE_DIR to a folder that can",
         )
+    for fault in (QuarantineFile(folder).fault(), TunedFile(folder).fault()):
+        if fault:
+            return CheckResult("warning", *fault.split(": ", 1))
     return CheckResult("ok", f"{folder} can be written")
 
 

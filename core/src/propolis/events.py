@@ -148,6 +148,12 @@ QUARANTINE_CLEARED: Final = Event(
     "`propolis quarantine clear` lets an implementation back",
     ("op", "dtypes", "variant", *_PLUGIN, "kind", "arch"),
 )
+CACHE_PASSED_OVER: Final = Event(
+    "cache.passed_over",
+    "warning",
+    "a file of the cache is damaged or cannot be read: what it said is not known",
+    ("reason",),
+)
 CALL_SAVED: Final = Event(
     "call.saved",
     "info",

@@ -36,7 +36,7 @@ def near_matches(
 
 def describe(exc: BaseException) -> str:
     """An exception in one line: its type and its text."""
-    text = str(exc)
+    text = " ".join(str(exc).splitlines())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import gguf
 import numpy as np
@@ -263,3 +266,17 @@ def test_what_is_converted_already(models, source, tmp_path):
     done = models("convert", str(source), str(tmp_path / "out.gguf"))
     assert done.code == 2
     assert "is a GGUF file already: `propolis models quantize` makes it smaller" in done.err
+
+
+def test_a_signal_leaves_no_part(source, tmp_path):
+    """SIGTERM, as of `timeout` or a container that stops, ends it as Ctrl-C does, and by itself."""
+    script = """if True:
+        import os, pathlib, signal, sys
+        from propolis.cli import main
+        pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        main(["models", "quantize", *sys.argv[1:], "--type", "q4_0"])
+    """
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "out.gguf")]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert -signal.SIGTERM == done.returncode, done.stderr
+    assert [] == list(tmp_path.iterdir())

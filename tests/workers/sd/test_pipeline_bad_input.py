@@ -11,10 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
+from propolis import dtypes
 from propolis.errors import ArgumentTypeError
 from propolis.errors import ConfigError
 from propolis.errors import ModelError
 from propolis.errors import OutOfMemoryError
+from propolis.errors import PropolisError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers.sd import GenerateParams
@@ -288,3 +290,28 @@ def test_what_is_no_lora(sd):
         sd.apply_lora("x.safetensors", 1.0)
     with pytest.raises(ArgumentTypeError, match="strength is '1'; supported: a number"):
         sd.apply_lora(LoRA("x", "", ()), "1")
+
+
+def test_dtypes_of_models(complete):
+    """By name too, as language models take them; others are refused before weights are read."""
+    folder = complete("sd15")
+    assert StableDiffusion.load(folder, dtype="f16").dtype is dtypes.f16
+    for wrong, why in ((dtypes.i8, "a model in i8; supported: f32, f16, bf16"), ("f17", "f16")):
+        with pytest.raises(PropolisError, match=why):
+            StableDiffusion.load(folder, dtype=wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("unet/config.json", "{}", "config.json: it has no settings; get the whole model again"),
+        ("scheduler/scheduler_config.json", None, "there is no such file; get the whole model"),
+    ],
+)
+def test_settings_that_are_not_there(complete, tmp_path, file, content, message):
+    """Told once, with what to do."""
+    folder = shutil.copytree(complete("sd15"), tmp_path / "m")
+    path = folder / file
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ModelError, match=message):
+        StableDiffusion.load(folder)

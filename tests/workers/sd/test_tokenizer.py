@@ -126,7 +126,9 @@ def test_bad_text(folder):
         ("vocab.json", '{"a": "b"}', FileFormatError, r"the id of 'a' is 'b'"),
         ("vocab.json", '{"a": 0}', FileFormatError, "cannot be used|not in the vocabulary"),
         ("merges.txt", "a b c\n", FileFormatError, r"merges.txt: line 1 is 'a b c', not a pair"),
-        ("merges.txt", "x yz\n", FileFormatError, r"tokenizer cannot be used: .*"),
+        ("merges.txt", "x yz\n", FileFormatError, r"merges.txt: no merge \(of 1\) makes"),
+        ("merges.txt", "", FileFormatError, r"merges.txt: no merge \(of 0\) .* it is cut; get"),
+        ("merges.txt", "cut", FileFormatError, r"merges.txt: no merge \(of \d+\) .* it is cut"),
         ("tokenizer_config.json", '{"bos_token": "<s>"}', FileFormatError, "bos_token '<s>' is"),
         ("tokenizer_config.json", '{"pad_token": 3}', FileFormatError, "pad_token is 3, not a te"),
         ("merges.txt", None, ModelError, "tokenizer has no tokenizer: vocab.json and merges.txt"),
@@ -136,6 +138,9 @@ def test_damaged(folder, name, content, error, message):
     """A damaged file is named, with what is wrong in it."""
     if content is None:
         (folder / name).unlink()
+    elif content == "cut":
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[: len(lines) * 2 // 3]))
     else:
         (folder / name).write_text(content)
     with pytest.raises(error, match=message):

@@ -26,6 +26,9 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        msg = f"{path}: there is no such file; get the whole model again"
+        raise FileFormatError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path} cannot be read as text: {error}"
         raise FileFormatError(msg) from None

@@ -10,6 +10,7 @@ from propolis.cli._common import json_option
 from propolis.cli._common import print_json
 from propolis.cli._common import print_table
 from propolis.cli._common import settings
+from propolis.errors import ConfigError
 
 
 @click.group()
@@ -25,6 +26,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     from propolis.plugins.quarantine_file import QuarantineFile  # noqa: PLC0415  (not for --help)
 
     file = QuarantineFile(settings(ctx).cache_dir)
+    if fault := file.fault():
+        raise ConfigError(fault)
     file.collect()
     entries = file.entries()
     if as_json:
@@ -58,8 +61,12 @@ def clear(ctx: click.Context, plugin: str | None, op: str | None) -> None:
 
     wanted = plugin_name(plugin) if plugin is not None else None
     file = QuarantineFile(settings(ctx).cache_dir)
+    fault = file.fault()
     file.collect()
     gone = file.clear(wanted, op)
+    if fault:
+        click.echo(f"{file.path} starts anew: who was kept out is not known")
+        return
     for entry in gone:
         events.QUARANTINE_CLEARED.emit(
             op=entry.op,

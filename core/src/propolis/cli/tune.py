@@ -10,6 +10,7 @@ from propolis.cli._common import json_option
 from propolis.cli._common import print_json
 from propolis.cli._common import print_table
 from propolis.cli._common import settings
+from propolis.errors import ConfigError
 
 
 @click.command()
@@ -20,13 +21,15 @@ def show(ctx: click.Context, as_json: bool) -> None:
     List who is taken, for calls of which sizes, instead of who goes first else.
 
     What was measured with other plugins, versions, drivers or hardware does not count, and is
-    not listed.  A file that cannot be read is an error here; elsewhere it counts for nothing.
+    not listed.  A file that cannot be read is an error here; elsewhere it counts for nothing, with
+    a warning.
     """
     from propolis.plugins.tuned_file import TunedFile  # noqa: PLC0415  (not for --help)
     from propolis.runtime import Runtime  # noqa: PLC0415
 
     config = settings(ctx)
-    TunedFile(config.cache_dir).expect_whole()
+    if fault := TunedFile(config.cache_dir).fault():
+        raise ConfigError(fault)
     rows = list(Runtime.start(config).tuned.rows())
     if as_json:
         names = ("device", "op", "dtypes", "calls")

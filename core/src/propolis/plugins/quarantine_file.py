@@ -21,6 +21,7 @@ from propolis.dispatch.quarantine import Quarantine
 from propolis.errors import ConfigError
 from propolis.plugins import crash_file
 from propolis.plugins.serial_file import SerialFile
+from propolis.plugins.vetting import fault_of
 from propolis.plugins.vetting import fingerprint
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
@@ -104,6 +105,8 @@ class QuarantineFile:
         by_name = {r.candidate.name: r for r in reports if r.status == "loaded"}
         keys = cache(lambda plugin: _key(by_name[plugin]))
         found = {}
+        if fault := self.fault():
+            events.CACHE_PASSED_OVER.emit(reason=fault)
         crashed = self.collect()  # the file may be one that cannot be written
         for entry, key in [*self._read(), *crashed]:
             if entry.source.plugin in by_name and key == keys(entry.source.plugin):
@@ -146,15 +149,22 @@ class QuarantineFile:
             if plugin in (None, entry.source.plugin) and op in (None, entry.op)
         ]
         kept = [_as_dict(e, k) for e, k in self._read() if e not in gone]
-        if plugin is None and op is None:
-            self.serial.path.unlink(missing_ok=True)
+        path = self.serial.path
         try:
-            if gone:
-                replace_json(self.path, kept)
+            if plugin is None and op is None:
+                path.unlink(missing_ok=True)
+            path = self.path
+            if gone or self.fault():
+                replace_json(path, kept)
         except OSError as exc:
-            msg = f"{self.path} cannot be written: {exc}; remove it to let back all"
+            msg = f"{path} cannot be written: {exc}; remove it to let back all"
             raise ConfigError(msg) from exc
         return gone
+
+    def fault(self) -> str:
+        """Why nobody is kept out, and what to do; none where the file says who is."""
+        fault = fault_of(self.path, list)
+        return fault and f"{fault}, so nobody is kept out: `propolis quarantine clear` starts anew"
 
     def _add(self, new: tuple[Entry, str]) -> None:
         """Add an entry; one made under older files is replaced."""
@@ -163,18 +173,20 @@ class QuarantineFile:
             replace_json(self.path, [_as_dict(e, k) for e, k in (*others, new)])
 
     def _read(self) -> list[tuple[Entry, str]]:
-        found = read_json(self.path)
-        try:
-            return [
-                (_entry(item), item["key"]) for item in (found if isinstance(found, list) else [])
-            ]
-        except (KeyError, TypeError):
-            return []
+        found, read = read_json(self.path), []
+        for item in found if isinstance(found, list) else ():
+            with contextlib.suppress(AttributeError, KeyError, TypeError):  # another version's
+                read.append((_entry(item), item["key"]))
+        return read
 
 
 def _entry(item: dict[str, Any]) -> Entry:
+    """Raises as a dictionary does, or TypeError, where it is none."""
     source, dtypes = Provenance(**item["source"]), tuple(item["dtypes"])
     texts = {name: item[name] for name in ("op", "variant", "kind", "arch", "reason")}
+    told = *texts.values(), item.get("key", ""), *dtypes, *dataclasses.astuple(source)
+    if isinstance(item["dtypes"], str) or not all(isinstance(text, str) for text in told):
+        raise TypeError
     return Entry(source=source, dtypes=dtypes, **texts)
 
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
+from propolis import events
 from propolis.dispatch.tuned import Choice
 from propolis.dispatch.tuned import Tuned
 from propolis.errors import ConfigError
+from propolis.plugins.vetting import fault_of
 from propolis.plugins.vetting import fingerprint
 from propolis.plugins.vetting import read_json
 from propolis.plugins.vetting import replace_json
@@ -49,6 +51,8 @@ class TunedFile:
     def tuned(self, reports: Sequence[PluginReport]) -> Tuned:
         """The choices that hold for the plugins of this process."""
         found, sets = Tuned(), self._read()
+        if not sets and (fault := self.fault()):
+            events.CACHE_PASSED_OVER.emit(reason=fault)
         # Where there are none nobody looks at the plugins' files: each process starts here.
         for row in sets.get(_plugins(reports), []) if sets else ():
             with contextlib.suppress(
@@ -106,16 +110,10 @@ class TunedFile:
         sets.pop(own, None)
         replace_json(self.path, dict([*sets.items(), (own, rows)][-_SETS:]))
 
-    def expect_whole(self) -> None:
-        """
-        Check that choices are not passed over because the file is damaged.
-
-        Raises:
-            ConfigError: it is.
-        """
-        if self.path.exists() and not isinstance(read_json(self.path), dict):
-            msg = f"{self.path} is damaged and counts for nothing: `propolis tune forget` ends it"
-            raise ConfigError(msg)
+    def fault(self) -> str:
+        """Why choices are passed over, and what to do; none where they are not."""
+        fault = fault_of(self.path, dict)
+        return fault and f"{fault} and counts for nothing: `propolis tune forget` removes it"
 
     def clear(self) -> bool:
         """
@@ -124,9 +122,9 @@ class TunedFile:
         Raises:
             ConfigError: it cannot be removed.
         """
-        if not self.path.exists():  # nor need there be a folder that can be written
-            return False
         try:
+            if not self.path.exists():  # nor need there be a folder that can be written
+                return False
             with self._turn():
                 self.path.unlink(missing_ok=True)
         except OSError as exc:

@@ -321,7 +321,7 @@ def stamp(file: str) -> str:
     """What changes when a file does."""
     try:
         stat = os.stat(file)  # noqa: PTH116  (thousands of calls: no Path objects)
-    except OSError:
+    except (OSError, ValueError):  # no name of a file
         return f"{file} absent"
     return f"{file} {stat.st_mtime_ns} {stat.st_size}"
 
@@ -372,6 +372,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def fault_of(path: Path, kind: type) -> str:
+    """Why a cache file counts for nothing: it is there, and no such value can be read; or none."""
+    try:
+        with path.open("rb"):
+            pass
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as exc:
+        return f"{path} cannot be read ({exc.strerror})"
+    return "" if isinstance(read_json(path), kind) else f"{path} is damaged"
 
 
 def replace_json(path: Path, value: Any) -> None:

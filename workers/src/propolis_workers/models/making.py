@@ -15,6 +15,7 @@ from propolis.cli import settings
 from propolis.errors import ModelError
 from propolis.errors import UsageError
 from propolis.wording import size_of
+from propolis_workers.terminal import ended_by_signals
 from propolis_workers.terminal import loading_bar
 
 
@@ -54,7 +55,7 @@ def quantize(
     if target.exists() and _is_of(path, target):
         msg = f"{target} is the model itself, which would be gone: give another file"
         raise UsageError(msg)
-    with loading_bar(quiet=as_json) as progress:
+    with ended_by_signals(), loading_bar(quiet=as_json) as progress:
         done = make(path, target, kind, Runtime.start(config).cpu, progress)
     if as_json:
         before, after = done.before, done.after
@@ -102,7 +103,7 @@ def convert(
         msg = f"{path} is a GGUF file already: `propolis models quantize` makes it smaller"
         raise ModelError(msg)
     expect_new(target, overwrite=overwrite)
-    with loading_bar(quiet=as_json) as progress:
+    with ended_by_signals(), loading_bar(quiet=as_json) as progress:
         size = make(path, target, kind, Runtime.start(config).cpu, progress)
     if as_json:
         print_json({"path": str(target), "bytes": size})

@@ -193,7 +193,9 @@ def _open(folder: Path, *, diffusers: bool) -> SafetensorsFolder:
         raise ModelError(msg)
     source = SafetensorsFolder.open(folder, diffusers=diffusers)
     if not source.config:
-        msg = f"{folder / 'config.json'}: there is no such file; get the whole model again"
+        config = folder / "config.json"
+        what = "it has no settings" if config.exists() else "there is no such file"
+        msg = f"{config}: {what}; get the whole model again"
         raise ModelError(msg)
     return source
 

@@ -25,6 +25,7 @@ from propolis import Tensor
 from propolis import default_runtime
 from propolis import dtypes
 from propolis import ops
+from propolis.dtypes import parse_dtype
 from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
@@ -144,7 +145,7 @@ class StableDiffusion:
         *,
         runtime: Runtime | None = None,
         device: Device | str | None = None,
-        dtype: DType = dtypes.f32,
+        dtype: str | DType = dtypes.f32,
         progress: Callable[[int, int], None] | None = None,
         rehearsal: Rehearsal | None = None,
     ) -> StableDiffusion:
@@ -156,7 +157,7 @@ class StableDiffusion:
             runtime: whose plugins serve it; the process's own when None.
             device: where it runs, open or by its id (``"cpu"``, ``"rocm:0"``); the configured one
                 when None.
-            dtype: of weights and activations; steps are in f32 always.
+            dtype: of weights and activations: f32, f16 or bf16; steps are in f32 always.
             progress: called with (bytes loaded, bytes in all) after each tensor.
             rehearsal: the model's, where there is one already.
 
@@ -164,10 +165,15 @@ class StableDiffusion:
             ModelError: the model cannot be used; the message says why and what to do.
             DeviceNotFoundError: there is no such device; lists those there are.
             OutOfMemoryError: its weights take more memory than is free.
+            DTypeError: there is no such dtype.
+            UsageError: models are in no such dtype.
         """
         start = time.perf_counter()
         runtime = runtime or default_runtime()
-        device = runtime.device(device)
+        device, dtype = runtime.device(device), parse_dtype(dtype)
+        if dtype not in (dtypes.f32, dtypes.f16, dtypes.bf16):
+            msg = f"a model in {dtype}; supported: f32, f16, bf16"
+            raise UsageError(msg)
         path = Path(path) if path else find_model(runtime.config)
         rehearsal = rehearsal or cls.rehearsed(path, dtype)
         rehearsal.expect_loadable(device)

@@ -231,6 +231,24 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return names | {"pad": names["pad"] or names["eos"]}
 
 
+def _expect_whole(path: Path, vocab: Mapping[str, int], merges: list[tuple[str, str]]) -> None:
+    """
+    Check that merges make the vocabulary, of which added tokens, as ``<cat>``, may be a few.
+
+    Raises:
+        FileFormatError: they do not: the file is cut, and prompts would be other tokens.
+    """
+    made = {first + second for first, second in merges}
+    longer = [text for text in vocab if len(text.removesuffix("</w>")) > 1]
+    absent = [text for text in longer if text not in made and not text.startswith("<")]
+    if len(absent) > len(longer) // 100:
+        msg = (
+            f"{path}: no merge (of {len(merges)}) makes {absent[0]!r} and {len(absent) - 1} other "
+        )
+        msg += "tokens of vocab.json: it is cut; get the model again, whole"
+        raise FileFormatError(msg)
+
+
 def _from_vocab(folder: Path, names: dict[str, str]) -> Library:
     # Not at the top: the library takes 0.2 s to import, and images alone need none.
     from tokenizers import Regex  # noqa: PLC0415
@@ -254,6 +272,7 @@ def _from_vocab(folder: Path, names: dict[str, str]) -> Library:
             msg = f"{path}: line {number} is {line[:40]!r}, not a pair of tokens"
             raise FileFormatError(msg)
         merges.append((pair[0], pair[1]))
+    _expect_whole(path, vocab, merges)
 
     def build() -> Library:
         library = Library(
