@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 
@@ -289,3 +291,24 @@ def test_a_folder_that_cannot_be_made(capsys, tmp_path, tiny_gguf):
     said = capsys.readouterr()
     assert (exit_.value.code, said.out) == (2, "")
     assert "it cannot be made: Not a directory; give another folder" in said.err
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ("1", "no op is wrong, so weights are: get the model again"),
+        ("0", "no op that was judged is wrong; --sample 1 judges all"),
+    ],
+)
+def test_weights_that_are_nan(propolis, tiny_gguf, tmp_path, sample, said):
+    """No token is drawn of them: the command fails, and says that the weights are left."""
+    model = tmp_path / "nan.gguf"
+    shutil.copy(tiny_gguf, model)
+    reader = gguf.GGUFReader(model, "r+")
+    named = {tensor.name: tensor for tensor in reader.tensors}
+    named["blk.1.attn_norm.weight"].data[0] = np.nan
+    reader.data.flush()
+    done = propolis("drift", "-m", str(model), "--sample", sample)
+    assert done.code == 1
+    assert f"the logits after 0 tokens are NaN: {said}" in done.out
+    assert json.loads(propolis("drift", "-m", str(model), "--json").out)["nan"] is True

@@ -50,6 +50,18 @@ def quick_mul(monkeypatch):
     monkeypatch.setattr(Runtime, "_impls", impls)
 
 
+def test_what_has_no_room_is_not_measured(tiny_gguf, monkeypatch, capsys):
+    """Before prompts are measured, and by the option that asks for too much."""
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "llm", "-m", str(tiny_gguf), "--sequences", "200000000"))
+    said = capsys.readouterr()
+    assert done.value.code == 3
+    assert "for 200000000 sequences needs " in said.err
+    assert "--sequences" in said.err
+    assert "of sizes up to" not in said.err
+
+
 def test_what_cannot_be_kept_is_not_measured(tiny_gguf, tmp_path, monkeypatch, capsys):
     """A cache that cannot be written is found out before anything is measured."""
     (tmp_path / "file").touch()

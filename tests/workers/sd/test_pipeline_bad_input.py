@@ -315,3 +315,14 @@ def test_settings_that_are_not_there(complete, tmp_path, file, content, message)
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ModelError, match=message):
         StableDiffusion.load(folder)
+
+
+@pytest.mark.parametrize("wrong", [5, "", b"a"], ids=str)
+def test_what_is_no_path(sd, wrong):
+    """Is named, with what is supported: a model's, a LoRA's and a picture's."""
+    images = sd.generate(params())
+    for call in (StableDiffusion.load, LoRA.open, images.save):
+        with pytest.raises(ArgumentTypeError, match=r"path is .*; supported: a path, as str or"):
+            call(wrong)
+    with pytest.raises(ArgumentTypeError, match="supported: a LoRA, as"):
+        sd.remove_lora(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Final
 from typing import SupportsIndex
@@ -39,6 +40,23 @@ def expect_text(name: str, value: object) -> None:
         msg = f"{name} is {shown(value)}; supported: a text: give one, and each of several to a "
         msg += "call of its own"
         raise ArgumentTypeError(msg)
+
+
+def expect_path(name: str, value: object) -> Path:
+    """
+    Check that a file or folder is named by a path.
+
+    Args:
+        name: what the caller calls it.
+        value: what was given.
+
+    Raises:
+        ArgumentTypeError: it is something else, or empty.
+    """
+    if not isinstance(value, str | Path) or not str(value):
+        msg = f"{name} is {shown(value)}; supported: a path, as str or Path"
+        raise ArgumentTypeError(msg)
+    return Path(value)
 
 
 def expect_whole(name: str, value: object, *, least: int) -> int:

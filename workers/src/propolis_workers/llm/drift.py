@@ -34,7 +34,8 @@ def run(llm: LLM, ids: Sequence[int], drift: Drift, *, tokens: int) -> list[int]
         tokens: how many to draw at most; each after the first is a step of decoding.
 
     Returns:
-        The tokens drawn; the last ends the text, or is the last that was asked for.
+        The tokens drawn; the last ends the text, or is the last that was asked for, or logits
+        after it were NaN, of which nothing can be drawn.
 
     Raises:
         ModelError: prompt and tokens do not fit into the model's context.
@@ -43,11 +44,12 @@ def run(llm: LLM, ids: Sequence[int], drift: Drift, *, tokens: int) -> list[int]
     drawn: list[int] = []
     with labelled(llm.model, drift), drift.watching():
         logits = engine.prefill(ids)
-        while True:
+        while not np.isnan(logits).any():
             drawn.append(int(np.argmax(logits[: llm.tokenizer.vocab_size])))
             if len(drawn) >= tokens or drawn[-1] in llm.tokenizer.eos_ids:
-                return drawn
+                break
             logits = engine.prefill(drawn[-1:])
+    return drawn
 
 
 @contextmanager

@@ -78,6 +78,8 @@ def drift(
     """
     Run a model on PROMPT and judge a sample of its calls; exit code 1 if one is off.
 
+    Or if the logits are NaN, which is told with whom that leaves: an op or the weights.
+
     Each call judged is computed again in float64 on the CPU, from the inputs that it was
     given: errors do not add up from layer to layer.  One that is off gets the right result
     before the model goes on, so that what comes after it is not blamed.  The worst of each
@@ -105,6 +107,7 @@ def drift(
     started = time.perf_counter()
     drawn = run(model, ids, watch, tokens=tokens)
     seconds = time.perf_counter() - started
+    nan = len(drawn) < tokens and not model.tokenizer.eos_ids.intersection(drawn[-1:])
     saved = _save(watch, save) if save is not None else {}
     if as_json:
         print_json(
@@ -118,6 +121,7 @@ def drift(
                 "sample": sample,
                 "seed": seed,
                 "failed": watch.failed,
+                "nan": nan,
                 "ops": {op: cell.as_dict() for op, cell in watch.by_op().items()},
                 "layers": {
                     layer: {op: cell.as_dict() for op, cell in cells.items()}
@@ -130,8 +134,18 @@ def drift(
         _print(watch, len(ids), len(drawn), seconds)
         for op, path in saved.items():
             click.echo(f"saved: the worst {op}: {path}")
-    if watch.failed:
+        if nan:
+            click.echo(f"the logits after {len(drawn)} tokens are NaN: {_suspect(watch, sample)}")
+    if watch.failed or nan:
         ctx.exit(1)
+
+
+def _suspect(watch: Drift, sample: float) -> str:
+    if watch.failed:
+        return "so is what an op above gave"
+    if sample < 1:
+        return "no op that was judged is wrong; --sample 1 judges all, and if none is, weights are"
+    return "no op is wrong, so weights are: get the model again"
 
 
 def _print(watch: Drift, prompt: int, drawn: int, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from typing import Final
 
 import click
 
@@ -12,8 +13,11 @@ from propolis_workers.llm.cli import load
 from propolis_workers.terminal import model_option
 
 
-_AFTER = 4
+_AFTER: Final = 4
 """Tokens after a prompt."""
+
+_CONTEXT: Final = 64
+"""Tokens that each of several sequences may have."""
 
 
 @click.command("llm")
@@ -68,6 +72,7 @@ def tune(
         msg += f"{most + _AFTER} tokens; give at most {most}"
         raise UsageError(msg)
     prompts = tuple(dict.fromkeys(min(length, most) for length in prompts))
+    BatchEngine(model, context=_CONTEXT, most=max(sequences))  # or all is measured in vain
     first = model.tokenizer.vocab_size // 3
     with measuring(runtime, model.model.device):
         for length in prompts:
@@ -76,7 +81,7 @@ def tune(
             for _ in range(2):
                 engine.decode(first)
         for count in sequences:
-            batch = BatchEngine(model, context=64, most=count)
+            batch = BatchEngine(model, context=_CONTEXT, most=count)
             for number in range(count):
                 prompt = [first + number, first]
                 batch.add(

@@ -26,6 +26,7 @@ from propolis.errors import ArgumentTypeError
 from propolis.errors import FileFormatError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
+from propolis_workers.arguments import expect_path
 from propolis_workers.arguments import shown
 from propolis_workers.sd.images import digest
 from propolis_workers.sd.layers import prepared
@@ -109,11 +110,12 @@ class LoRA:
         Read a safetensors file in kohya's or diffusers' layout.
 
         Raises:
+            ArgumentTypeError: it is no path.
             ModelError: there is no such file, or it may not be read.
             FileFormatError: it is damaged, or a layer has one matrix of two.
             UnsupportedModelError: it is a pickle, or no LoRA but one of its relatives.
         """
-        path = Path(path)
+        path = expect_path("path", path)
         with SafetensorsFolder.open(path) as source:
             found: dict[str, dict[str, str]] = {}
             for key in source.tensors:
@@ -125,6 +127,12 @@ class LoRA:
                 raise UnsupportedModelError(msg)
             updates = tuple(_update(path, source, *entry) for entry in sorted(found.items()))
         return cls(str(path), digest(path), updates)
+
+
+def _expect_lora(lora: object) -> None:
+    if not isinstance(lora, LoRA):
+        msg = f"lora is {shown(lora)}; supported: a LoRA, as LoRA.open gives one"
+        raise ArgumentTypeError(msg)
 
 
 class Adapters:
@@ -158,9 +166,7 @@ class Adapters:
             UsageError: it is for another model: a layer is missing or has another shape. The
                 model is then as before.
         """
-        if not isinstance(lora, LoRA):
-            msg = f"lora is {shown(lora)}; supported: a LoRA, as LoRA.open gives one"
-            raise ArgumentTypeError(msg)
+        _expect_lora(lora)
         if not isinstance(strength, Real) or isinstance(strength, bool):
             msg = f"strength is {shown(strength)}; supported: a number"
             raise ArgumentTypeError(msg)
@@ -176,8 +182,10 @@ class Adapters:
         Take a LoRA off again: once it was the last on a layer, its weight is the same bits.
 
         Raises:
+            ArgumentTypeError: it is no LoRA.
             UsageError: it is not on the model.
         """
+        _expect_lora(lora)
         for index, (active, _) in enumerate(self.active):
             if active is lora:
                 del self.active[index]

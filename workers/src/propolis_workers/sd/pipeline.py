@@ -30,6 +30,7 @@ from propolis.errors import OutOfMemoryError
 from propolis.errors import UnsupportedModelError
 from propolis.errors import UsageError
 from propolis_workers import events
+from propolis_workers.arguments import expect_path
 from propolis_workers.arguments import shown
 from propolis_workers.rehearsal import RehearsalDevice
 from propolis_workers.sd.denoising import Known
@@ -165,6 +166,7 @@ class StableDiffusion:
             ModelError: the model cannot be used; the message says why and what to do.
             DeviceNotFoundError: there is no such device; lists those there are.
             OutOfMemoryError: its weights take more memory than is free.
+            ArgumentTypeError: the path is none.
             DTypeError: there is no such dtype.
             UsageError: models are in no such dtype.
         """
@@ -174,7 +176,7 @@ class StableDiffusion:
         if dtype not in (dtypes.f32, dtypes.f16, dtypes.bf16):
             msg = f"a model in {dtype}; supported: f32, f16, bf16"
             raise UsageError(msg)
-        path = Path(path) if path else find_model(runtime.config)
+        path = find_model(runtime.config) if path is None else expect_path("path", path)
         rehearsal = rehearsal or cls.rehearsed(path, dtype)
         rehearsal.expect_loadable(device)
         components = load_components(path, device, dtype, progress=progress)
@@ -215,6 +217,7 @@ class StableDiffusion:
         Take a LoRA off, once; without any, the weights are the same bits as before.
 
         Raises:
+            ArgumentTypeError: it is no LoRA.
             UsageError: it is not on the model.
         """
         self.adapters.remove(lora)

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import overload
 
 from propolis import __version__
+from propolis_workers.arguments import expect_path
 from propolis_workers.sd.images import check_png
 from propolis_workers.sd.images import write_png
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from propolis_workers.sd.images import Pixels
@@ -79,10 +81,12 @@ class Images(Sequence["Pixels"]):
             the files.
 
         Raises:
+            ArgumentTypeError: it is no path.
             UsageError: one cannot be written, or the name is not that of a PNG.
         """
+        path = expect_path("path", path)
         check_png(path)
-        paths = numbered(Path(path), len(self))
+        paths = numbered(path, len(self))
         for index, one in enumerate(paths):
             write_png(one, self[index], self.metadata(index))
         return paths

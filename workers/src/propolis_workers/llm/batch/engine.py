@@ -185,8 +185,8 @@ class BatchEngine:
         )
         model.device.expect_room(
             needed,
-            f"a cache of {count * BLOCK} tokens",
-            "give a smaller --context or --cache-tokens",
+            f"a cache of {count * BLOCK} tokens for {most} sequences",
+            "give a smaller --context, --sequences or --cache-tokens",
         )
         # Of a step that delays nobody's next token, beside those of the budget.
         pieces = pieces_of(model.config, model.device, context, needed, budget, sequences=most)
