@@ -194,8 +194,12 @@ def test_what_is_nonsense_is_named(tiny):
     """The numbers that are wrong are said, and no others."""
     with pytest.raises(ModelError, match=r"transformer: heads: -4$"):
         from_folder(tiny, num_attention_heads=-4, num_key_value_heads=1, head_dim=8)
-    with pytest.raises(ModelError, match=r"transformer: heads, that kv_heads share: 4$"):
+    with pytest.raises(ModelError, match=r"transformer: heads: 4 \(supported: a multiple of 3, "):
         from_folder(tiny, num_attention_heads=4, num_key_value_heads=3)
+    with pytest.raises(ModelError, match=r"ropes: 8 elements with a base of 0 \(supported: an ev"):
+        from_folder(tiny, rope_theta=0)
+    with pytest.raises(ModelError, match=r"context_length: 10{12} \(supported: 1 to \d+\)$"):
+        from_folder(tiny, max_position_embeddings=10**12)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ class Rope:
     interleaved: bool = False
     scaling: Mapping[str, Any] = field(default_factory=lambda: PLAIN, hash=False, repr=False)
 
+    def __str__(self) -> str:
+        return f"{self.dim} elements with a base of {self.base:g}"
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -193,8 +196,8 @@ class ModelConfig:
             **{name: 0 <= size[name] < math.inf for name in (*scales, "norm_eps")},
             **{name: 0 < size[name] < math.inf for name in factors},
             "value_dim": 0 <= self.value_dim <= 1 << 24,
-            "layers, of which there are too many": self.layers <= MOST_LAYERS,
-            "heads, that kv_heads share": self.kv_heads and self.heads % self.kv_heads == 0,
+            "layers": self.layers <= MOST_LAYERS,
+            "heads": self.heads % self.kv_heads == 0,
             "ropes": all(0 < r.dim <= self.head_dim and r.dim % 2 == 0 for r in ropes)
             and all(0 < rope.base < math.inf for rope in ropes),
             "context_length": 0 < self.context_length <= LONGEST,
@@ -218,13 +221,27 @@ class ModelConfig:
             raise ModelError(msg) from exc
 
     def _expect(self, fits: Mapping[str, object]) -> None:
-        """Refuse what does not fit, by name; what is behind a comma says why."""
+        """Refuse what does not fit, by name."""
         wrong = [name for name, right in fits.items() if not right]
         if wrong:
-            found = ((name, getattr(self, name.partition(",")[0])) for name in wrong)
-            said = "; ".join(f"{name}: {value!s:.100}" for name, value in found)
+            said = "; ".join(f"{name}: {self._told(name)}" for name in wrong)
             msg = f"the model's settings do not describe a transformer: {said}"
             raise ModelError(msg)
+
+    def _told(self, name: str) -> str:
+        """A number that does not fit, and what would where that is not plain."""
+        value, rules = (
+            getattr(self, name),
+            {
+                "layers": f"1 to {MOST_LAYERS}",
+                "heads": f"a multiple of {self.kv_heads}, the heads of keys and values",
+                "ropes": f"an even number up to {self.head_dim}, a head's size, and a base above 0",
+                "context_length": f"1 to {LONGEST}",
+            },
+        )
+        text = ", ".join(map(str, value)) if name == "ropes" else str(value)
+        rule = rules.get(name, "") if name == "ropes" or text.isdigit() else ""
+        return f"{text:.100}" + (f" (supported: {rule})" if rule else "")
 
     @property
     def values_dim(self) -> int:
