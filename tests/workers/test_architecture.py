@@ -134,7 +134,7 @@ def test_folder_defaults(tiny):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "32"}, "hidden_size is '32', of the wrong type"),
+        ({"hidden_size": "32"}, "is '32', of the wrong type; supported: a whole number"),
         ({"hidden_size": 32.0}, "hidden_size is '32.0', of the wrong type"),
         ({"num_hidden_layers": True}, "num_hidden_layers is 'True', of the wrong type"),
         ({"rms_norm_eps": []}, "rms_norm_eps is .*, of the wrong type"),

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Final
 
 from propolis.errors import ModelError
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_KINDS: Final[dict[object, str]] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    (int, float): "a number",
+}
 
 
 class FileSettings:
@@ -81,7 +90,7 @@ class FileSettings:
             msg += "get it again"
             raise ModelError(msg)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.wrong(key, "of the wrong type")
+            raise self.wrong(key, f"of the wrong type; supported: {_KINDS[kind]}")
         return value
 
 
