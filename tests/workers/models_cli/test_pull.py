@@ -295,6 +295,14 @@ def test_settings_of_the_network(repository, models, monkeypatch, name, value, s
     assert done.err.count("\n") == 1
 
 
+def test_a_hub_that_is_no_address(models, monkeypatch):
+    """It is the setting that is wrong, not the network."""
+    monkeypatch.setenv("HF_ENDPOINT", "garbage")
+    done = models("pull", REPO)
+    assert done.code == 2
+    assert "HF_ENDPOINT is 'garbage', no address of a hub" in done.err
+
+
 def test_password_of_the_hub(repository, models, monkeypatch):
     """Who may ask a hub behind a password does, and no line shows it."""
     address = repository.url.replace("//", "//user:secret@")

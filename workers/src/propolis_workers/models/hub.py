@@ -38,6 +38,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from propolis.errors import FileFormatError
 from propolis.errors import ModelError
+from propolis.errors import UsageError
 from propolis.wording import size_of
 from propolis_workers.models.problems import PullError
 
@@ -278,6 +279,11 @@ def _explained(what: str) -> Iterator[None]:
             msg += _with_token("a token that may read it").removeprefix("and ")
         raise PullError(msg) from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
+        if not hub.startswith(("http://", "https://")):
+            msg = (
+                f"HF_ENDPOINT is {hub!r}, no address of a hub: give one with https://, or unset it"
+            )
+            raise UsageError(msg) from None
         cut = isinstance(exc, httpx2.RemoteProtocolError | httpx2.ReadError)
         how = "the connection was cut" if cut else "it cannot be reached"
         msg = f"{what} was asked for at {hub}, and {how} ({type(exc).__name__}): check the network "
