@@ -181,7 +181,7 @@ def _cache(config: Config) -> CheckResult:
         )
     for fault in (QuarantineFile(folder).fault(), TunedFile(folder).fault()):
         if fault:
-            return CheckResult("warning", *fault.split(": ", 1))
+            return CheckResult("warning", *fault.rsplit(": ", 1))
     return CheckResult("ok", f"{folder} can be written")
 
 
