@@ -26,7 +26,7 @@ empty :=
 comma := ,
 PLUGINS := $(subst $(empty) ,$(comma),$(notdir $(PLUGIN_FOLDERS)))
 # Tests that run on whatever GPU there is.
-ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py convolutions.py draws.py few_plain_rows.py few_rows.py images.py kept.py matrix.py norm_of_one_row.py one_plain_row.py one_row.py products.py quantized.py walks.py)
+ON_DEVICE := $(addprefix tests/rocm_kernels/test_,attention.py block_tiles.py convolutions.py draws.py few_plain_rows.py few_rows.py images.py kept.py matrix.py norm_of_one_row.py one_plain_row.py one_row.py products.py quantized.py walks.py)
 OP_MATRIX := $(BIN)/propolis --plugins $(PLUGINS) op-matrix --reports docs/reports
 REPORT := docs/reports/cpu_ref-*-$(shell uname -m)
 

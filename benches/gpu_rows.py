@@ -3,8 +3,8 @@ From how many rows on it pays to dequantise weights before a product.
 
 Times ``qmatmul`` in turn, over numbers of rows: of rocm_kernels under exact numerics, which
 dequantises on the way; of rocm_kernels under fast ones, which multiplies one row in integers, and
-rounds the weight's values to 16 bits for matrix instructions, on the way up to 64 rows, or 128, and
-before where they are more; and of rocm_blas, which has a vendor's library multiply values.
+rounds the weight's values to 16 bits for matrix instructions, on the way up to 64 rows, 128 or 256,
+and before where they are more; and of rocm_blas, which has a vendor's library multiply values.
 What ``MANY_ROWS`` of both plugins' ``ops_quantized`` says.
 
     python benches/gpu_rows.py [--device rocm:0] [--json FILE]

@@ -276,109 +276,6 @@ def test_products_of_few_rows_with_blocks(rocm, blocks, rows, columns):
     judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtypes.f32)
 
 
-def judge_tiles(x, w, out):
-    """The products of both in bf16."""
-    a, b = (rounded(values, dtypes.bf16) for values in (x, ops.dequantize(w.contiguous()).numpy()))
-    tiles.qmatmul_tiles(out, Tensor.from_numpy(x, out.device), w)
-    judge_sums(out.numpy(), a @ b.T, np.abs(a) @ np.abs(b).T, dtypes.f32)
-
-
-@pytest.mark.parametrize("blocks", sorted(dtypes.BLOCKS, key=str), ids=str)
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize(
-    ("rows", "columns"), [((9,), 5), ((3, 8), 129), ((64,), 70), ((100,), 129), ((128,), 70)]
-)
-def test_products_in_tiles(rocm, monkeypatch, taken_tiles, blocks, parts, rows, columns):
-    """Products of both in bf16, whatever of a tile there is, by one part of the depth or more."""
-    depth, m = 768 if blocks.block_size == 256 else 800, math.prod(rows)  # or ends within a chunk
-    room = rocm.hardware.shared_bytes
-    if m > 64 and (room < tiles._shared(128, blocks, room) or "gfx" in rocm.properties.arch):
-        pytest.skip(f"there is no kernel, or shared memory, for {m} rows of {blocks}")
-    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, columns, depth, seed=1), rocm), blocks)
-    out = rocm.empty((*rows, columns), dtypes.f32)
-    chunks = -(-tiles._chunks(depth) // parts)
-    own = tiles._tiling(m, w, rocm)
-    own = own._replace(parts=-(-tiles._chunks(depth) // chunks), chunks=chunks)
-    monkeypatch.setattr(tiles, "_tiling", lambda *_: own)
-    judge_tiles(normal(dtypes.f32, *rows, depth), w, out)
-    name = f"rows{min(r for r in (16, 32, 64, 128) if r >= m)}_{blocks.name}"
-    joined = f"join{1 if out.numel % 4 else 4}"
-    assert taken_tiles == ([name] if parts == 1 else [name, joined])
-
-
-SMALL = [d for d in sorted(dtypes.BLOCKS, key=str) if d.block_size == 32]
-
-
-@pytest.mark.parametrize("blocks", SMALL, ids=str)
-@pytest.mark.parametrize("depth", [32, 96, 160, 288])
-def test_tiles_of_short_rows(rocm, blocks, depth):
-    """
-    Rows may be shorter than what is copied of them at a time, in the last tile and before.
-
-    An allocation of its own ends near memory that cannot be read: nothing behind it is touched.
-    """
-    rocm = Runtime.start(Config(plugins=KERNELS, direct_allocations=True)).device(rocm.id)
-    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 140, depth), rocm), blocks)
-    judge_tiles(normal(dtypes.f32, 11, depth, seed=1), w, rocm.empty((11, 140), dtypes.f32))
-
-
-def test_tiles_of_one_row_for_all(rocm):
-    """Weights that are broadcast are read where they lie, and not beyond."""
-    w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 1, 288), rocm), dtypes.q4_0)
-    x, w = normal(dtypes.f32, 11, 288, seed=1), w.broadcast_to(140, 288)
-    assert 0 == w.strides[0]
-    judge_tiles(x, w, rocm.empty((11, 140), dtypes.f32))
-
-
-@pytest.fixture
-def taken_tiles(monkeypatch):
-    """The tiles' kernels that are launched."""
-    names = []
-    launch = Kernel.__call__
-
-    def noted(kernel, *values, **more):
-        if kernel.module is tiles.MODULE:
-            names.append(kernel.name.removeprefix("quantized_matmul_tiles_"))
-        return launch(kernel, *values, **more)
-
-    monkeypatch.setattr(Kernel, "__call__", noted)
-    return names
-
-
-@pytest.mark.parametrize(
-    ("blocks", "depth", "first"), [(dtypes.q6_k, 768, 256), (dtypes.q8_0, 800, 32)], ids=str
-)
-def test_tiles_of_a_larger_tensor(rocm, blocks, depth, first):
-    """Weights begin anywhere, and what lies around them, numbers that are none, takes no part."""
-    whole = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 90, depth), rocm), blocks)
-    data = whole.numpy()
-    begin, end = blocks.nbytes(first), blocks.nbytes(first + 256 + first % 256)
-    data[:7] = data[60:] = data[:, :begin] = data[:, end:] = 0xFF
-    w = Tensor.from_blocks(data.reshape(-1), blocks, (90, depth), rocm)
-    w = w.narrow(0, 7, 53).narrow(1, first, 256 + first % 256)
-    x = normal(dtypes.f32, 15, w.shape[1], seed=1)
-    judge_tiles(x, w, rocm.empty((15, 53), dtypes.f32))
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "why"),
-    [
-        (8, (4096, 256), "8 rows"),
-        (129, (4096, 256), "it takes 9 to"),
-        (17, (64, 256), "makes 1 blocks"),
-        (17, (4096, 256), None),
-    ],
-)
-def test_what_tiles_take(rocm, monkeypatch, taken_tiles, rows, shape, why):
-    """Numbers of rows that they are faster for, of weights that fill the card; else a reason."""
-    monkeypatch.setattr(rocm, "compute_units", 8)
-    x, w = rocm.empty((rows, shape[1]), dtypes.f32), rocm.empty(shape, dtypes.q4_k)
-    said = tiles._takes(x, w)
-    assert said is None if why is None else why in said
-    ops.qmatmul(x, w)
-    assert bool(taken_tiles) == (why is None)
-
-
 def test_weights_of_a_larger_tensor(rocm):
     """Rows of weights are taken where they lie, and rows of activations."""
     x = normal(dtypes.f32, 3, 24, 256)
@@ -392,10 +289,10 @@ def test_weights_of_a_larger_tensor(rocm):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 64, 129])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 64, 257])
 def test_who_multiplies_with_blocks(rocm, monkeypatch, exact, rows):
     """One row, few and many have kernels of their own, which exact numerics do without."""
-    modules = {1: {"quantized_matmul_one"}, 129: {"quantized", "cast", "matmul_matrix"}}
+    modules = {1: {"quantized_matmul_one"}, 257: {"quantized", "cast", "matmul_matrix"}}
     modules |= {n: {"quantized_matmul_bytes"} for n in (2, 5, 16)}
     expected = modules.get(rows, {"quantized_matmul_few", "cast"})
     monkeypatch.setattr(rocm, "compute_units", 8)  # more than the weight has tiles

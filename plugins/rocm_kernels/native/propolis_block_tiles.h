@@ -180,6 +180,46 @@ struct ActivationPanel {
 #endif
 };
 
+// A thread's next runs of a fragment of rows of weights, as they are stored.
+struct Group {
+    Stored runs[RUNS_HELD][GROUP_RUNS];
+
+    // Those of a chunk from its weight k and `begin` on, of which rows have `depth` more.
+    template <class Format>
+    PROPOLIS_METHOD void load(const BlockPanel<Format>& weights, const u8* slot, int f, int i, i32 chunk, u32 k,
+                              u32 begin, i32 depth) {
+        const u32 at = k + begin;
+        [[maybe_unused]] const bool there = (i32)begin < depth;  // behind the last weight lies anything
+        const u8* block = weights.block_at(slot, f, i, chunk, at);
+#pragma unroll
+        for (int r = 0; r < GROUP_RUNS; ++r) {
+            Stored& own = runs[i][r];
+            Format::load(block, (int)(at % Format::SIZE / (GROUP_RUNS * RUN) * GROUP_RUNS) + r, own);
+            // So that it is computed once.
+            const Stored& same = runs[i][r / SCALED_RUNS<Format> * SCALED_RUNS<Format>];
+            own.scale = same.scale;
+            if constexpr (Format::shifted) own.shift = same.shift;
+            if constexpr (Format::SIZE < CHUNK) {
+                own.scale = there ? own.scale : 0.0f;
+                if constexpr (Format::shifted) own.shift = there ? own.shift : 0.0f;
+            }
+        }
+    }
+    template <class Format, class T>
+    PROPOLIS_METHOD void unpack(Held<T>& to, int r) const {
+#pragma unroll
+        for (int i = 0; i < RUNS_HELD; ++i) {
+            const Stored& own = runs[i][r];
+            Weights<f32> one;
+            set_quants(own.low, own.high, own.less, one);
+            one.scale = own.scale, one.shift = own.shift;
+            f32 values[RUN];
+            dequantized<Format>(one, values);
+            to.runs[i] = rounded_run<T>(values);
+        }
+    }
+};
+
 // Adds the products of a stage, of the chunk's weights from k on, of which rows have `depth` more.
 template <class Format, int M, class T>
 PROPOLIS_FN void multiply_stage(Sums (&sums)[TALL][M / FRAGMENT], const BlockPanel<Format>& weights,
@@ -190,46 +230,18 @@ PROPOLIS_FN void multiply_stage(Sums (&sums)[TALL][M / FRAGMENT], const BlockPan
 #pragma unroll 1  // all at once take more registers than RDNA has
 #endif
     for (u32 v = 0; v < STRETCH / RUN; v += GROUP_RUNS) {
-        Stored stored[TALL][RUNS_HELD][GROUP_RUNS];
+        Group stored[TALL];
 #pragma unroll
         for (int i = 0; i < RUNS_HELD; ++i) {
             const u32 begin = (u32)Held<T>::depth(i) / RUN * STRETCH + v * RUN;
-            const u32 at = k + begin;
-            [[maybe_unused]] const bool there = (i32)begin < depth;  // behind the last weight lies anything
 #pragma unroll
-            for (int f = 0; f < TALL; ++f) {
-                const u8* block = weights.block_at(slot, f, i, chunk, at);
-#pragma unroll
-                for (int r = 0; r < GROUP_RUNS; ++r) {
-                    Stored& own = stored[f][i][r];
-                    Format::load(block, (int)(at % Format::SIZE / (GROUP_RUNS * RUN) * GROUP_RUNS) + r, own);
-                    // So that it is computed once.
-                    const Stored& same = stored[f][i][r / SCALED_RUNS<Format> * SCALED_RUNS<Format>];
-                    own.scale = same.scale;
-                    if constexpr (Format::shifted) own.shift = same.shift;
-                    if constexpr (Format::SIZE < CHUNK) {
-                        own.scale = there ? own.scale : 0.0f;
-                        if constexpr (Format::shifted) own.shift = there ? own.shift : 0.0f;
-                    }
-                }
-            }
+            for (int f = 0; f < TALL; ++f) stored[f].load(weights, slot, f, i, chunk, k, begin, depth);
         }
 #pragma unroll
         for (int r = 0; r < GROUP_RUNS; ++r) {
             Held<T> left[TALL];
 #pragma unroll
-            for (int f = 0; f < TALL; ++f) {
-#pragma unroll
-                for (int i = 0; i < RUNS_HELD; ++i) {
-                    const Stored& own = stored[f][i][r];
-                    Weights<f32> one;
-                    set_quants(own.low, own.high, own.less, one);
-                    one.scale = own.scale, one.shift = own.shift;
-                    f32 values[RUN];
-                    dequantized<Format>(one, values);
-                    left[f].runs[i] = rounded_run<T>(values);
-                }
-            }
+            for (int f = 0; f < TALL; ++f) stored[f].template unpack<Format>(left[f], r);
 #pragma unroll
             for (int c = 0; c < M / FRAGMENT; ++c) {
                 Held<T> right;
@@ -246,11 +258,28 @@ PROPOLIS_FN void multiply_stage(Sums (&sums)[TALL][M / FRAGMENT], const BlockPan
     }
 }
 
+// The sums of a tile of (m, n), which begins at row i0 and column j0.
+template <int M>
+PROPOLIS_FN void store_sums(f32* to, const Sums (&sums)[TALL][M / FRAGMENT], i64 i0, i64 j0, i64 m, i64 n) {
+#pragma unroll
+    for (int f = 0; f < TALL; ++f) {
+#pragma unroll
+        for (int c = 0; c < M / FRAGMENT; ++c) {
+#pragma unroll
+            for (int e = 0; e < Sums::COUNT; ++e) {
+                const i64 row = i0 + c * FRAGMENT + Sums::column(e);
+                const i64 column = j0 + (warp_of_block() * TALL + f) * FRAGMENT + Sums::row(e);
+                if (row < m && column < n) to[row * n + column] = sums[f][c].at[e];
+            }
+        }
+    }
+}
+
 // Rows of `x` begin at multiples of 16 bytes.  `out` is (part, m, n), where several share the depth, each of so
 // many chunks.
 template <class Format, int M, class T>
-PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64 n, i64 depth,
-                                   i64 x_row, i64 row_bytes, i64 chunks, i64 first) {
+PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64 n, i64 depth, i64 x_row,
+                                   i64 row_bytes, i64 chunks, i64 first) {
     typedef ActivationPanel<T, M> Activations;
     typedef BlockPanel<Format> Blocks;
     PROPOLIS_DYNAMIC_SHARED(T, shared);
@@ -306,19 +335,7 @@ PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64
                            rest - (t + h) * DEEP);
         }
     }
-    f32* to = out + part * m * n;
-#pragma unroll
-    for (int f = 0; f < TALL; ++f) {
-#pragma unroll
-        for (int c = 0; c < M / FRAGMENT; ++c) {
-#pragma unroll
-            for (int e = 0; e < Sums::COUNT; ++e) {
-                const i64 row = i0 + c * FRAGMENT + Sums::column(e);
-                const i64 column = j0 + (warp_of_block() * TALL + f) * FRAGMENT + Sums::row(e);
-                if (row < m && column < n) to[row * n + column] = sums[f][c].at[e];
-            }
-        }
-    }
+    store_sums<M>(out + part * m * n, sums, i0, j0, m, n);
 }
 
 #endif

@@ -46,8 +46,8 @@ PROPOLIS_FN u64 operand_at(const void* first) {
     return (shared_address(first) & 0x3ffff) >> 4 | to_next_block << 16 | to_next_rows << 32 | swizzled << 62;
 }
 
-#define PROPOLIS_SUMS_16 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define PROPOLIS_SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define PROPOLIS_SUMS_16 PROPOLIS_SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define PROPOLIS_SUMS_32 PROPOLIS_SUMS_16 ", " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define PROPOLIS_SUMS_64 PROPOLIS_SUMS_32 ", " \
@@ -62,7 +62,8 @@ PROPOLIS_FN u64 operand_at(const void* first) {
 #define PROPOLIS_SUM(j)                                                                             \
     "+f"(to[j].at[0]), "+f"(to[j].at[1]), "+f"(to[j].at[2]), "+f"(to[j].at[3]), "+f"(to[j].at[4]),  \
         "+f"(to[j].at[5]), "+f"(to[j].at[6]), "+f"(to[j].at[7])
-#define PROPOLIS_TO_2 PROPOLIS_SUM(0), PROPOLIS_SUM(1)
+#define PROPOLIS_TO_1 PROPOLIS_SUM(0)
+#define PROPOLIS_TO_2 PROPOLIS_TO_1, PROPOLIS_SUM(1)
 #define PROPOLIS_TO_4 PROPOLIS_TO_2, PROPOLIS_SUM(2), PROPOLIS_SUM(3)
 #define PROPOLIS_TO_8 PROPOLIS_TO_4, PROPOLIS_SUM(4), PROPOLIS_SUM(5), PROPOLIS_SUM(6), PROPOLIS_SUM(7)
 #define PROPOLIS_TO_12 PROPOLIS_TO_8, PROPOLIS_SUM(8), PROPOLIS_SUM(9), PROPOLIS_SUM(10), PROPOLIS_SUM(11)
@@ -82,4 +83,25 @@ PROPOLIS_BOTH(2, "32", PROPOLIS_SUMS_16, "16", "17", "18")
 PROPOLIS_BOTH(8, "128", PROPOLIS_SUMS_64, "64", "65", "66")
 PROPOLIS_BOTH(12, "192", PROPOLIS_SUMS_96, "96", "97", "98")
 PROPOLIS_BOTH(16, "256", PROPOLIS_SUMS_128, "128", "129", "130")
+
+// The same with 16 depths of the left operand in registers, the k-th half of a warp's 16 rows that are held.
+#define PROPOLIS_MULTIPLY_HELD(columns, n, sums, a, b)                                                       \
+    PROPOLIS_FN void multiply_held(Sums (&to)[columns], const Held<bf16>& left, int k, u64 right) {          \
+        const auto top = bits_as<Pack<u32, 4>>(left.runs[0]), below = bits_as<Pack<u32, 4>>(left.runs[1]);   \
+        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" n          \
+                     "k16.f32.bf16.bf16 {" sums "}, {" a "}, %" b ", add, 1, 1, 0; }"                        \
+                     : PROPOLIS_TO_##columns                                                                 \
+                     : "r"(top.at[2 * k]), "r"(below.at[2 * k]), "r"(top.at[2 * k + 1]),                     \
+                       "r"(below.at[2 * k + 1]), "l"(right));                                                \
+    }
+PROPOLIS_MULTIPLY_HELD(1, "16", PROPOLIS_SUMS_8, "%8, %9, %10, %11", "12")
+PROPOLIS_MULTIPLY_HELD(2, "32", PROPOLIS_SUMS_16, "%16, %17, %18, %19", "20")
+PROPOLIS_MULTIPLY_HELD(4, "64", PROPOLIS_SUMS_32, "%32, %33, %34, %35", "36")
+PROPOLIS_MULTIPLY_HELD(8, "128", PROPOLIS_SUMS_64, "%64, %65, %66, %67", "68")
+
+// The first of these numbers where operands may begin.
+template <class T>
+PROPOLIS_FN T* aligned_operands(T* from) {
+    return from + (ALIGNED_TO - shared_address(from) % ALIGNED_TO) % ALIGNED_TO / sizeof(T);
+}
 #endif

@@ -330,7 +330,7 @@ template <int K, class T>
 PROPOLIS_FN T* operands_at(T* shared) {
     if constexpr (GROUPED<K>) {
 #if PROPOLIS_WGMMA
-        shared += (ALIGNED_TO - shared_address(shared) % ALIGNED_TO) % ALIGNED_TO / sizeof(T);
+        return aligned_operands(shared);
 #endif
     }
     return shared;

@@ -1,14 +1,19 @@
 // Products of up to 128 rows of activations, rounded to bf16, with weights in any block format, and the
 // sums of their parts.
-#include "propolis_block_tiles.h"
+#include "propolis_block_groups.h"
 
+#if PROPOLIS_WGMMA
+#define PRODUCT product_of_groups  // of rows as quantized_matmul_tiles_arrange has them
+#else
+#define PRODUCT product_of_blocks
+#endif
 #define KERNEL(KIND, rows, name)                                                                  \
     KIND quantized_matmul_tiles_rows##rows##_##name(f32* out, const bf16* x, const u8* w, i64 m,  \
                                                     i64 n, i64 depth, i64 x_row, i64 row,         \
                                                     i64 chunks, i64 first)
 #define FRAGMENTS(KIND, rows, name, Format)                                                       \
     KERNEL(KIND, rows, name) {                                                                    \
-        product_of_blocks<Format, rows>(out, x, w, m, n, depth, x_row, row, chunks, first);       \
+        PRODUCT<Format, rows>(out, x, w, m, n, depth, x_row, row, chunks, first);       \
     }
 #define ABSENT(KIND, rows, name, Format)                                                          \
     KERNEL(KIND, rows, name) {                                                                    \
@@ -40,3 +45,12 @@ PROPOLIS_EACH_FORMAT(EACH)
     }
 JOIN(1)
 JOIN(4)
+
+PROPOLIS_KERNEL quantized_matmul_tiles_arrange(bf16* to, const f32* x, i64 m, i64 depth, i64 rows) {
+#if !defined(PROPOLIS_AMD)
+    arrange_rows(to, x, m, depth, rows);
+#else
+    (void)to, (void)x, (void)m, (void)depth, (void)rows;
+    __builtin_trap();
+#endif
+}

@@ -202,7 +202,12 @@ def split_for(
 
 def costs_for(most: int) -> Costs:
     """What tiles cost on a device with so much shared memory for a block, in bytes."""
-    return _AMD if most <= LDS else _LARGE if most < _HOPPER else _GROUPS
+    return _AMD if most <= LDS else _GROUPS if by_groups(most) else _LARGE
+
+
+def by_groups(most: int) -> bool:
+    """Whether groups of warps multiply, on a device with so much shared memory, in bytes."""
+    return most >= _HOPPER
 
 
 def rates(most: int, more: Rated = ()) -> dict[Tile, float]:
@@ -233,7 +238,7 @@ def stages_for(tile: Tile, most: int) -> int:
     """
     if most <= LDS:
         return 2
-    if costs_for(most) is _GROUPS:
+    if by_groups(most):
         return 5 if tile[1] == 128 else 4  # so many of one block fit, and of three of the smallest
     return 4 if tile[1] > 128 else 3  # so many of one block fit, and of two smaller ones
 

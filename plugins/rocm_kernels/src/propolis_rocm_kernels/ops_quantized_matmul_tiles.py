@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from typing import Final
@@ -24,11 +25,16 @@ from propolis_rocm_kernels._product import tiles
 from propolis_rocm_kernels.ops_matmul_matrix import LDS
 from propolis_rocm_kernels.ops_matmul_matrix import SUM_BYTES
 from propolis_rocm_kernels.ops_matmul_matrix import Parts
+from propolis_rocm_kernels.ops_matmul_matrix import by_groups
 from propolis_rocm_kernels.ops_matmul_matrix import room
+from propolis_rocm_kernels.ops_quantized import Rounded
 from propolis_rocm_kernels.ops_quantized import rounded_rows
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from propolis import Storage
     from propolis import Tensor
     from propolis.dtypes import DType
     from propolis_rocm_hip.device import RocmDevice
@@ -44,6 +50,9 @@ _DEEP: Final = MODULE.constant("DEEP", 128)
 _WIDTH: Final = MODULE.constant("TILE_ROWS", 128)
 """Rows of weights of a tile."""
 
+_ALIGNED_TO: Final = 1024
+"""Bytes, for operands of groups of warps."""
+
 _ROWS: Final = (16, 32, 64, 128)
 """And of activations; the last where there is more shared memory than on AMD's GPUs."""
 
@@ -57,6 +66,7 @@ _KERNELS: Final = {
     for rows in _ROWS
     for w in sorted(dtypes.BLOCKS, key=str)
 }
+_ARRANGE: Final = MODULE.kernel("arrange", "PPqqq")
 _JOINS: Final = {count: MODULE.kernel(f"join{count}", "PPqq") for count in (1, 4)}
 
 
@@ -80,7 +90,7 @@ class Tiling(NamedTuple):
 @lru_cache(maxsize=4096)
 def tiling(m: int, n: int, depth: int, w: DType, units: int, most: int) -> Tiling:
     """
-    Tiles of all rows of activations at once, in as many parts as all compute units take at a time.
+    Tiles of as many rows of activations as can be, in as many parts as all units take at a time.
 
     Args:
         m: rows of activations.
@@ -95,7 +105,7 @@ def tiling(m: int, n: int, depth: int, w: DType, units: int, most: int) -> Tilin
     >>> tiling(60, 4096, 4096, dtypes.q8_0, 60, 65536)[:3]
     (64, 1, 16)
     """
-    rows = next(rows for rows in _ROWS if m <= rows)
+    rows = next((rows for rows in _ROWS if m <= rows), _ROWS[-1])
     shared = _shared(rows, w, most)
     at_once = units * min(1 if rows > 64 else 2, most // shared)
     whole = _chunks(depth)
@@ -109,24 +119,34 @@ def most_rows(w: DType, most: int) -> int:
     """
     Of activations: a weight is unpacked for each tile, so from two on it is better done before.
 
+    By groups of warps, whose products go on while weights are unpacked, from three on.
+
     Args:
         w: the weights' format.
         most: shared memory of a block, in bytes.
 
-    >>> most_rows(dtypes.q4_k, 65536), most_rows(dtypes.q4_k, 232448)
-    (64, 128)
+    >>> [most_rows(dtypes.q4_k, most) for most in (65536, 101376, 232448)]
+    [64, 128, 256]
     """
     some = _ROWS[: -1 if most <= LDS else None]
-    return max((rows for rows in some if _shared(rows, w, most) <= most), default=0)
+    rows = max((rows for rows in some if _shared(rows, w, most) <= most), default=0)
+    return 2 * rows if by_groups(most) else rows
 
 
 def _shared(rows: int, w: DType, most: int) -> int:
-    """Bytes: two of each where copies go on by themselves, and AMD's GPUs have less."""
-    weights = w.block_bytes * _CHUNK // w.block_size
-    pieces = (weights + 2 * (PACK_BYTES - 1)) // PACK_BYTES | 1
+    """
+    Bytes: two of each where copies go on by themselves, and AMD's GPUs have less.
+
+    Of activations three where groups of warps multiply, from a multiple of so many bytes on.
+    """
+    nbytes = w.block_bytes * _CHUNK // w.block_size
+    pieces = (nbytes + 2 * (PACK_BYTES - 1)) // PACK_BYTES | 1
+    weights = _WIDTH * pieces * PACK_BYTES
     alone = most <= LDS
     activations = rows * (_DEEP + (GAP if alone else 0)) * dtypes.bf16.block_bytes
-    return (1 if alone else 2) * (activations + _WIDTH * pieces * PACK_BYTES)
+    if by_groups(most):
+        return _ALIGNED_TO + 3 * activations + 2 * weights
+    return (1 if alone else 2) * (activations + weights)
 
 
 def _chunks(depth: int) -> int:
@@ -145,10 +165,10 @@ def qmatmul_tiles(out: Tensor, x: Tensor, w: Tensor, /) -> None:
     blocks = tiles((given.rows, _WIDTH), m, n) * given.parts
     with (
         device.keep(Parts).lent(device, _bytes_of_parts(m, w, device)) as parts,
-        rounded_rows(device, x, dtypes.bf16) as rows,
+        _rows(device, x, m, given.rows) as rows,
     ):
         to = parts.ptr if given.parts > 1 else pointer(out)
-        values = to, pointer(rows), w.ptr, m, n, depth, depth, row, given.chunks
+        values = to, rows, w.ptr, m, n, depth, depth, row, given.chunks
         kernel = _KERNELS[given.rows, w.dtype]
         launch(kernel, device, blocks, values, (), shared=given.shared)
         if given.parts > 1:
@@ -156,6 +176,42 @@ def qmatmul_tiles(out: Tensor, x: Tensor, w: Tensor, /) -> None:
             count = 1 if size % 4 or pointer(out) % PACK_BYTES else 4
             over = -(-size // (BLOCK * count))
             _JOINS[count](device, over, pointer(out), to, size, given.parts)
+
+
+@contextmanager
+def _rows(device: RocmDevice, x: Tensor, m: int, of_tile: int) -> Iterator[int]:
+    """The address of rounded activations: in rows, or as groups of warps have them."""
+    if by_groups(room(device)):
+        with arranged_rows(device, x, m, of_tile) as memory:
+            yield memory.ptr
+    else:
+        with rounded_rows(device, x, dtypes.bf16) as rows:
+            yield pointer(rows)
+
+
+@contextmanager
+def arranged_rows(device: RocmDevice, x: Tensor, m: int, of_tile: int) -> Iterator[Storage]:
+    """
+    Activations in bf16 as groups of warps have them: stages of tiles, as they are copied.
+
+    Args:
+        device: where they are.
+        x: m rows that follow each other.
+        m: how many.
+        of_tile: rows of a tile: zeros where there are no more.
+    """
+    depth = x.shape[-1]
+    nbytes = _bytes_of_rows(m, depth, of_tile)
+    with device.keep(Rounded).lent(device, nbytes) as memory:
+        blocks = -(-nbytes // (PACK_BYTES * BLOCK))
+        _ARRANGE(device, blocks, memory.ptr, pointer(x), m, depth, of_tile)
+        yield memory
+
+
+def _bytes_of_rows(m: int, depth: int, of_tile: int) -> int:
+    """Of activations as groups of warps have them, in whole tiles and chunks."""
+    rows = -(-m // of_tile) * of_tile
+    return rows * _chunks(depth) * _CHUNK * dtypes.bf16.block_bytes
 
 
 def _tiling(m: int, w: Tensor, device: RocmDevice) -> Tiling:
@@ -170,8 +226,11 @@ def _bytes_of_parts(m: int, w: Tensor, device: RocmDevice) -> int:
 def _memory(x: Tensor, w: Tensor) -> int:
     if not x.numel or not w.numel:
         return 0
-    parts = _bytes_of_parts(x.numel // x.shape[-1], w, cast("RocmDevice", x.device))
-    return space_bytes(parts) + space_bytes(x.numel * dtypes.bf16.block_bytes)
+    device, m = cast("RocmDevice", x.device), x.numel // x.shape[-1]
+    rounded = x.numel * dtypes.bf16.block_bytes
+    if by_groups(room(device)):
+        rounded = _bytes_of_rows(m, x.shape[-1], _tiling(m, w, device).rows)
+    return space_bytes(_bytes_of_parts(m, w, device)) + space_bytes(rounded)
 
 
 def _takes(x: Tensor, w: Tensor, /) -> str | None:
@@ -179,6 +238,8 @@ def _takes(x: Tensor, w: Tensor, /) -> str | None:
     most = most_rows(w.dtype, room(device))
     if (reason := few.declined(x, w, LEAST_ROWS, most)) is not None:
         return reason
+    if by_groups(room(device)) and not x.is_contiguous:
+        return "rows of x do not follow each other"
     n, depth = w.shape
     if max(depth, w.strides[0]) > _FARTHEST:
         return f"rows of w are {w.strides[0]} weights apart, counted to {_FARTHEST}"
