@@ -15,6 +15,7 @@ from propolis import Tensor
 from propolis import dtypes
 from propolis import ops
 from propolis.layout import Layout
+from propolis_rocm_hip.space import space_bytes
 from propolis_rocm_kernels import ops_matmul_matrix as matrix
 from propolis_rocm_kernels import ops_quantized_matmul_tiles as tiles
 from propolis_rocm_kernels._kernels import Kernel
@@ -42,6 +43,13 @@ def rounded(values):
     return values.astype(dtypes.bf16.numpy).astype(np.float64)
 
 
+def needs_room(rocm, rows, blocks):
+    """Skips where there is no kernel, or too little memory, for so many rows."""
+    room = rocm.hardware.shared_bytes
+    if rows > 64 and (room < tiles._shared(128, blocks, room) or "gfx" in rocm.properties.arch):
+        pytest.skip(f"there is no kernel, or shared memory, for {rows} rows of {blocks}")
+
+
 def judge_tiles(x, w, out):
     """The products of both in bf16."""
     a, b = (rounded(values) for values in (x, ops.dequantize(w.contiguous()).numpy()))
@@ -50,16 +58,14 @@ def judge_tiles(x, w, out):
 
 
 @pytest.mark.parametrize("blocks", sorted(dtypes.BLOCKS, key=str), ids=str)
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
     ("rows", "columns"), [((9,), 5), ((3, 8), 129), ((64,), 70), ((100,), 129), ((200,), 70)]
 )
 def test_products_in_tiles(rocm, monkeypatch, taken_tiles, blocks, parts, rows, columns):
-    """Products of both in bf16, whatever of a tile there is, by one part of the depth or more."""
-    depth, m = 768 if blocks.block_size == 256 else 800, math.prod(rows)  # or ends within a chunk
-    room = rocm.hardware.shared_bytes
-    if m > 64 and (room < tiles._shared(128, blocks, room) or "gfx" in rocm.properties.arch):
-        pytest.skip(f"there is no kernel, or shared memory, for {m} rows of {blocks}")
+    """Products of both in bf16, whatever of a tile there is, by one part of the depth or two."""
+    depth, m = 768 if blocks.block_size == 256 else 672, math.prod(rows)  # or ends within a chunk
+    needs_room(rocm, m, blocks)
     w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, columns, depth, seed=1), rocm), blocks)
     out = rocm.empty((*rows, columns), dtypes.f32)
     chunks = -(-tiles._chunks(depth) // parts)
@@ -77,16 +83,19 @@ SMALL = [d for d in sorted(dtypes.BLOCKS, key=str) if d.block_size == 32]
 
 
 @pytest.mark.parametrize("blocks", SMALL, ids=str)
+@pytest.mark.parametrize("rows", [11, 100])
 @pytest.mark.parametrize("depth", [32, 96, 160, 288])
-def test_tiles_of_short_rows(rocm, blocks, depth):
+def test_tiles_of_short_rows(rocm, blocks, rows, depth):
     """
     Rows may be shorter than what is copied of them at a time, in the last tile and before.
 
     An allocation of its own ends near memory that cannot be read: nothing behind it is touched.
     """
+    needs_room(rocm, rows, blocks)
     rocm = Runtime.start(Config(plugins=KERNELS, direct_allocations=True)).device(rocm.id)
     w = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 140, depth), rocm), blocks)
-    judge_tiles(normal(dtypes.f32, 11, depth, seed=1), w, rocm.empty((11, 140), dtypes.f32))
+    x, out = normal(dtypes.f32, rows, depth, seed=1), rocm.empty((rows, 140), dtypes.f32)
+    judge_tiles(x, w, out)
 
 
 def test_tiles_of_one_row_for_all(rocm):
@@ -112,19 +121,21 @@ def taken_tiles(monkeypatch):
     return names
 
 
+@pytest.mark.parametrize("rows", [15, 120])
 @pytest.mark.parametrize(
-    ("blocks", "depth", "first"), [(dtypes.q6_k, 768, 256), (dtypes.q8_0, 800, 32)], ids=str
+    ("blocks", "depth", "first"), [(dtypes.q6_k, 768, 256), (dtypes.q4_0, 800, 32)], ids=str
 )
-def test_tiles_of_a_larger_tensor(rocm, blocks, depth, first):
+def test_tiles_of_a_larger_tensor(rocm, rows, blocks, depth, first):
     """Weights begin anywhere, and what lies around them, numbers that are none, takes no part."""
+    needs_room(rocm, rows, blocks)
     whole = ops.quantize(Tensor.from_numpy(normal(dtypes.f32, 90, depth), rocm), blocks)
     data = whole.numpy()
     begin, end = blocks.nbytes(first), blocks.nbytes(first + 256 + first % 256)
     data[:7] = data[60:] = data[:, :begin] = data[:, end:] = 0xFF
     w = Tensor.from_blocks(data.reshape(-1), blocks, (90, depth), rocm)
     w = w.narrow(0, 7, 53).narrow(1, first, 256 + first % 256)
-    x = normal(dtypes.f32, 15, w.shape[1], seed=1)
-    judge_tiles(x, w, rocm.empty((15, 53), dtypes.f32))
+    x = normal(dtypes.f32, rows, w.shape[1], seed=1)
+    judge_tiles(x, w, rocm.empty((rows, 53), dtypes.f32))
 
 
 @pytest.mark.parametrize(
@@ -170,3 +181,14 @@ def test_activations_arranged_for_groups(rocm, of_tile, rows, depth):
         runs = packs.transpose(0, 1, 4, 2, 3, 5)  # quarter, run, pair
         given = padded.reshape(-1, of_tile, found.shape[1], 128)[:, row]
         assert np.array_equal(runs.reshape(given.shape), given)
+
+
+def test_what_groups_take(rocm, monkeypatch):
+    """Rows of activations that follow each other, and memory for whole tiles and chunks of them."""
+    monkeypatch.setattr(tiles, "room", lambda _: 227 << 10)
+    monkeypatch.setattr(rocm, "compute_units", 1)
+    x, w = rocm.empty((130, 832), dtypes.f32), rocm.empty((256, 800), dtypes.q8_0)
+    assert "do not follow each other" in tiles._takes(x.narrow(1, 0, 800), w)
+    x = rocm.empty((130, 800), dtypes.f32)
+    assert tiles._takes(x, w) is None
+    assert tiles._memory(x, w) == space_bytes(0) + space_bytes(2 * 128 * 1024 * 2)

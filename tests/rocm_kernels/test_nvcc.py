@@ -26,22 +26,34 @@ def test_nvcc_compiles_what_is_shipped(module, tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["matmul_matrix", "conv_matrix"])
-def test_groups_of_warps_multiply(module, tmp_path) -> None:
-    """For Hopper tiles 64 deep do, and nothing waits between their products, which is warned of."""
+@pytest.mark.parametrize(
+    ("module", "of_tile", "of_groups", "least"),
+    [
+        ("matmul_matrix", r"\d+x\d+x\d+_b?f16$", "x64_", 10),
+        ("conv_matrix", r"\d+x\d+x\d+_b?f16$", "x64_", 10),
+        ("quantized_matmul_tiles", "_rows", "_rows", 68),
+    ],
+)
+def test_groups_of_warps_multiply(module, of_tile, of_groups, least, tmp_path) -> None:
+    """
+    For Hopper tiles 64 deep do, and those of weights in blocks.
+
+    Nothing waits between their products, nor is computed there that they read: that is warned of.
+    """
     hopper = ["-Xptxas", "-v", "--keep", "--keep-dir", str(tmp_path)]
     hopper.append("-gencode=arch=compute_90a,code=sm_90a")
     said = compiled(module, tmp_path / "code.cubin", "-cubin", *hopper)
     assert "serialized" not in said
+    assert "injected" not in said
     [ptx] = tmp_path.glob("*.ptx")
     kernels = re.findall(
         r"^\.visible \.entry (\w+)\((.*?)^}", ptx.read_text(), re.DOTALL | re.MULTILINE
     )
-    tiles = {name: body for name, body in kernels if re.search(r"\d+x\d+x\d+_b?f16$", name)}
-    assert len(tiles) >= 10
+    tiles = {name: body for name, body in kernels if re.search(of_tile, name)}
+    assert len(tiles) >= least
     for name, body in tiles.items():
-        assert ("wgmma.mma_async" in body) is ("x64_" in name), name
-        assert ("mma.sync" in body) is ("x32_" in name), name
+        assert ("wgmma.mma_async" in body) is (of_groups in name), name
+        assert ("mma.sync" in body) is (of_groups not in name), name
 
 
 def compiled(module: str, to: Path, *flags: str) -> str:

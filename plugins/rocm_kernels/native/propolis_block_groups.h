@@ -35,7 +35,8 @@ PROPOLIS_FN void arrange_rows(bf16* to, const f32* x, i64 m, i64 depth, i64 rows
 #endif
 
 #if PROPOLIS_WGMMA
-constexpr int X_STAGES = 3;  // one that is multiplied, one that is next, one on its way
+static_assert(X_STAGES == 3, "one is multiplied, one is next, one on its way");
+static_assert(ALIGNED == ALIGNED_TO, "Python leaves other room for operands to be aligned in");
 
 template <class Format, int M>
 PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, i64 n, i64 depth, i64,
@@ -43,7 +44,8 @@ PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, 
     typedef BlockPanel<Format> Blocks;
     static_assert(TALL == 1 && HALF_PACKS == 2 * GROUP_RUNS, "a warp has 16 rows, a group of runs is a stage");
     constexpr int STAGE_NUMBERS = M * DEEP, HALVES = CHUNK / DEEP;
-    // Where one block has all registers it unpacks while it multiplies; of two, one multiplies while the other unpacks.
+    // Where one block has all registers it unpacks while it multiplies; of two, for which most formats leave room, one
+    // multiplies while the other unpacks.
     constexpr int AHEAD = M > 64;
     PROPOLIS_DYNAMIC_SHARED(bf16, bytes);
     bf16* const shared = aligned_operands(bytes);
@@ -68,8 +70,8 @@ PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, 
     const auto slot = [&](i32 c) { return slots + c % BUFFERS * (TILE_ROWS * Blocks::ROOM); };
     const u64 columns = operand_at<false>(shared);
     Sums sums[TALL][M / FRAGMENT] = {};
-    Held<bf16> left[1 + AHEAD][GROUP_RUNS];
-    const auto unpack = [&](Held<bf16> (&to)[GROUP_RUNS], i32 chunk, int h) {
+    HeldWords left[1 + AHEAD][GROUP_RUNS];
+    const auto unpack = [&](HeldWords (&to)[GROUP_RUNS], i32 chunk, int h) {
         Group stored;
         const u32 k = (u32)(h * DEEP);
 #pragma unroll
@@ -78,9 +80,13 @@ PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, 
             stored.load(weights, slot(chunk), 0, i, c0 + chunk, k, begin, rest - chunk * CHUNK - (i32)k);
         }
 #pragma unroll
-        for (int r = 0; r < GROUP_RUNS; ++r) stored.template unpack<Format>(to[r], r);
+        for (int r = 0; r < GROUP_RUNS; ++r) {
+            Held<bf16> made;
+            stored.template unpack<Format>(made, r);
+            to[r].keep(made);
+        }
     };
-    const auto multiply = [&](const Held<bf16>& run, int r, i32 t) {
+    const auto multiply = [&](const HeldWords& run, int r, i32 t) {
         const u64 half = columns + (u32)(t % X_STAGES * (STAGE_NUMBERS * 2 / 16)) + r / 2 * (M * ROW_BYTES / 16);
 #pragma unroll
         for (int k = 0; k < 2; ++k) multiply_held(sums[0], run, k, half + (r % 2 * 2 + k) * DEPTHS_APART<false>);

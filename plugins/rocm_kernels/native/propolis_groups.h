@@ -84,15 +84,27 @@ PROPOLIS_BOTH(8, "128", PROPOLIS_SUMS_64, "64", "65", "66")
 PROPOLIS_BOTH(12, "192", PROPOLIS_SUMS_96, "96", "97", "98")
 PROPOLIS_BOTH(16, "256", PROPOLIS_SUMS_128, "128", "129", "130")
 
+// What instructions read from registers while the threads go on is to be there before they begin.
+struct HeldWords {
+    u32 top[4], below[4];
+    PROPOLIS_METHOD void keep(const Held<bf16>& held) {
+        const auto first = bits_as<Pack<u32, 4>>(held.runs[0]), second = bits_as<Pack<u32, 4>>(held.runs[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            top[i] = first.at[i], below[i] = second.at[i];
+            asm volatile("" : "+r"(top[i]), "+r"(below[i])::"memory");  // else the compiler may make it later
+        }
+    }
+};
+
 // The same with 16 depths of the left operand in registers, the k-th half of a warp's 16 rows that are held.
 #define PROPOLIS_MULTIPLY_HELD(columns, n, sums, a, b)                                                       \
-    PROPOLIS_FN void multiply_held(Sums (&to)[columns], const Held<bf16>& left, int k, u64 right) {          \
-        const auto top = bits_as<Pack<u32, 4>>(left.runs[0]), below = bits_as<Pack<u32, 4>>(left.runs[1]);   \
+    PROPOLIS_FN void multiply_held(Sums (&to)[columns], const HeldWords& left, int k, u64 right) {           \
         asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" n          \
                      "k16.f32.bf16.bf16 {" sums "}, {" a "}, %" b ", add, 1, 1, 0; }"                        \
                      : PROPOLIS_TO_##columns                                                                 \
-                     : "r"(top.at[2 * k]), "r"(below.at[2 * k]), "r"(top.at[2 * k + 1]),                     \
-                       "r"(below.at[2 * k + 1]), "l"(right));                                                \
+                     : "r"(left.top[2 * k]), "r"(left.below[2 * k]), "r"(left.top[2 * k + 1]),               \
+                       "r"(left.below[2 * k + 1]), "l"(right));                                              \
     }
 PROPOLIS_MULTIPLY_HELD(1, "16", PROPOLIS_SUMS_8, "%8, %9, %10, %11", "12")
 PROPOLIS_MULTIPLY_HELD(2, "32", PROPOLIS_SUMS_16, "%16, %17, %18, %19", "20")

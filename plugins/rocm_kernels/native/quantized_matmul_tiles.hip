@@ -1,4 +1,4 @@
-// Products of up to 128 rows of activations, rounded to bf16, with weights in any block format, and the
+// Products of activations, in tiles of up to 128 rows, rounded to bf16, with weights in any block format, and the
 // sums of their parts.
 #include "propolis_block_groups.h"
 

@@ -131,6 +131,10 @@ def base_arch(name: str) -> str:
     return name.partition(":")[0]
 
 
+_ALONE: Final = {"gfx908", "gfx90a"}
+"""Of the gfx9 family, which LLVM's gfx9-generic does not cover (its user guide for AMDGPU)."""
+
+
 def generic_of(arch: str) -> str | None:
     """
     LLVM's generic target that covers an architecture; None where there is none.
@@ -141,6 +145,8 @@ def generic_of(arch: str) -> str | None:
     'gfx10-3-generic'
     >>> generic_of("gfx90a")
     """
+    if arch in _ALONE:
+        return None
     try:
         chain = rocm_bootstrap.packaging_chain(arch)
     except ValueError:  # not an AMD architecture, or one newer than the package

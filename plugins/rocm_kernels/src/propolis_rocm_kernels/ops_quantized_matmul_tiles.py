@@ -50,8 +50,11 @@ _DEEP: Final = MODULE.constant("DEEP", 128)
 _WIDTH: Final = MODULE.constant("TILE_ROWS", 128)
 """Rows of weights of a tile."""
 
-_ALIGNED_TO: Final = 1024
+_ALIGNED_TO: Final = MODULE.constant("ALIGNED", 1024)
 """Bytes, for operands of groups of warps."""
+
+_STAGES: Final = MODULE.constant("X_STAGES", 3)
+"""Of activations, where groups of warps multiply: as many as these need to have one on its way."""
 
 _ROWS: Final = (16, 32, 64, 128)
 """And of activations; the last where there is more shared memory than on AMD's GPUs."""
@@ -59,7 +62,7 @@ _ROWS: Final = (16, 32, 64, 128)
 LEAST_ROWS: Final = 9
 """Rows of activations from which on they are for it: fewer take as long, or longer."""
 
-_FARTHEST: Final = (1 << 31) - 1
+_FARTHEST: Final = (1 << 31) - _CHUNK
 
 _KERNELS: Final = {
     (rows, w): MODULE.kernel(f"rows{rows}_{w.name}", "PPP" + 7 * "q")
@@ -119,14 +122,14 @@ def most_rows(w: DType, most: int) -> int:
     """
     Of activations: a weight is unpacked for each tile, so from two on it is better done before.
 
-    By groups of warps, whose products go on while weights are unpacked, from three on.
+    By groups of warps, whose products go on while weights are unpacked, two are not.
 
     Args:
         w: the weights' format.
         most: shared memory of a block, in bytes.
 
     >>> [most_rows(dtypes.q4_k, most) for most in (65536, 101376, 232448)]
-    [64, 128, 256]
+    [64, 64, 256]
     """
     some = _ROWS[: -1 if most <= LDS else None]
     rows = max((rows for rows in some if _shared(rows, w, most) <= most), default=0)
@@ -137,7 +140,7 @@ def _shared(rows: int, w: DType, most: int) -> int:
     """
     Bytes: two of each where copies go on by themselves, and AMD's GPUs have less.
 
-    Of activations three where groups of warps multiply, from a multiple of so many bytes on.
+    Where groups of warps multiply, activations begin at a multiple of so many bytes.
     """
     nbytes = w.block_bytes * _CHUNK // w.block_size
     pieces = (nbytes + 2 * (PACK_BYTES - 1)) // PACK_BYTES | 1
@@ -145,7 +148,7 @@ def _shared(rows: int, w: DType, most: int) -> int:
     alone = most <= LDS
     activations = rows * (_DEEP + (GAP if alone else 0)) * dtypes.bf16.block_bytes
     if by_groups(most):
-        return _ALIGNED_TO + 3 * activations + 2 * weights
+        return _ALIGNED_TO + _STAGES * activations + 2 * weights
     return (1 if alone else 2) * (activations + weights)
 
 

@@ -5,6 +5,7 @@ from propolis_workers.sd import GenerateParams, StableDiffusion
     >>> sd = StableDiffusion.load()
     >>> images = sd.generate(GenerateParams(prompt="a red circle", seed=1))
     >>> images.save("out.png")
+    [PosixPath('out.png')]
 """
 
 from __future__ import annotations
