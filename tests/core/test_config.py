@@ -206,3 +206,21 @@ def test_unknown_variables():
     found = dict(unknown_variables(environ))
     assert list(found) == ["PROPOLIS_THREDS", "PROPOLIS_ZZZ"]
     assert found["PROPOLIS_THREDS"][0] == "PROPOLIS_THREADS"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"numerics": "half"}, "numerics = 'half': .*'exact' or 'fast'"),
+        ({"fallbak": "error"}, "unknown setting 'fallbak'.*did you mean fallback"),
+    ],
+)
+def test_what_python_gives_is_told_in_one_line(given, said, monkeypatch):
+    """As what a file or a variable gives is, with where it came from."""
+    with pytest.raises(ConfigError, match=said) as told:
+        Config(**given)
+    assert "from Config(...)" in str(told.value)
+    assert "\n" not in str(told.value)
+    monkeypatch.setenv("PROPOLIS_NUMERICS", "half")
+    with pytest.raises(ConfigError, match="from PROPOLIS_NUMERICS"):
+        Config()

@@ -30,8 +30,11 @@ from propolis.wording import near_matches
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Collection
     from collections.abc import Iterator
     from collections.abc import Mapping
+    from typing import Self
 
 PREFIX = "PROPOLIS_"
 
@@ -239,6 +242,15 @@ class Config(BaseSettings):
     debug: bool = Field(False, description="Errors end with a traceback.")
 
     toml_file: ClassVar[Path | None] = None
+    given: ClassVar[Collection[str]] = ()  # by the command line
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, data: dict[str, Any], build: Callable[[Any], Self]) -> Self:
+        try:
+            return build(data)
+        except pydantic.ValidationError as exc:
+            raise ConfigError(_explain(exc, cls.toml_file, cls.given)) from exc
 
     @classmethod
     def settings_customise_sources(
@@ -268,11 +280,9 @@ class Config(BaseSettings):
         """
         path = _config_file()
         given = {name: value for name, value in overrides.items() if value is not None}
-        source = type("_Source", (cls,), {"toml_file": path}) if path else cls
+        source = type("_Source", (cls,), {"toml_file": path, "given": given})
         try:
             loaded = source(**given)
-        except pydantic.ValidationError as exc:
-            raise ConfigError(_explain(exc, path, given)) from exc
         except (OSError, ValueError) as exc:
             msg = f"{path}: cannot be read as TOML settings: {exc}"
             raise ConfigError(msg) from exc
@@ -297,7 +307,7 @@ def _config_file() -> Path | None:
     raise ConfigError(msg)
 
 
-def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[str, Any]) -> str:
+def _explain(exc: pydantic.ValidationError, path: Path | None, given: Collection[str]) -> str:
     """Every wrong setting, each with the source that it was taken from."""
     lines = []
     for error in exc.errors():
@@ -309,7 +319,7 @@ def _explain(exc: pydantic.ValidationError, path: Path | None, given: Mapping[st
         elif any(known.upper() == variable for known in os.environ):
             where = variable
         else:
-            where = str(path)
+            where = str(path or "Config(...)")
         if error["type"] == "extra_forbidden":
             hint = did_you_mean(setting, Config.model_fields)
             text = f"unknown setting {setting!r} from {where}{hint and f'; {hint}'}"
