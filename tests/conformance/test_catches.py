@@ -55,6 +55,7 @@ def test_right_passes(judged_here):
         ("contract", RIGHT + "\nfrom propolis import Layout\nout.layout = Layout((1,), (1,))"),
         ("leak", RIGHT + "\nKEPT.append(np.zeros(o.size + 64, np.float32))"),
         ("leak", RIGHT + "\nKEPT.append((out, a))"),
+        ("leak", RIGHT + "\nKEPT.append(b)"),
     ],
 )
 def test_caught(judged_here, check, body):

@@ -12,7 +12,7 @@ Each check has a name, which reports and ``--expect`` readers rely on:
 - ``determinism``: equal inputs give equal bits, where declared.
 - ``in_place``: the output may be any input of its shape, where declared.
 - ``capture``: no allocation and no wait, and a replay repeats the call, where declared.
-- ``leak``: no memory stays behind, and no output is kept.
+- ``leak``: no memory stays behind, and no tensor is kept.
 - ``prepared``: a weight that its ``prepare`` was given serves as one that it was not.
 - ``workspace``: it allocates no more on the device than it declares.
 - ``errors``: misuse raises the op's OpError, and the device stays usable.

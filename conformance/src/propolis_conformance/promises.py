@@ -71,7 +71,7 @@ def _results(bench: Bench, outs: list[Placed]) -> list[bytes]:
 
 
 def check_leak(bench: Bench) -> None:
-    """Repeated calls leave no more memory behind than one, and keep no output."""
+    """Repeated calls leave no more memory behind than one, and keep no tensor."""
     _expect_let_go(bench)
     outs = bench.outputs(POISONS[0]) if bench.metas else []
     live = getattr(bench.subject.device.memory, "live", None)
@@ -97,18 +97,24 @@ def check_leak(bench: Bench) -> None:
 
 
 def _expect_let_go(bench: Bench) -> None:
-    """Outputs of a call before the last are gone with those who asked for them."""
-    if not bench.metas:
-        return
-    asked: list[ReferenceType[Tensor]] = []
+    """Tensors of a call before the last are gone with those who asked for them, and gave them."""
+    asked: list[dict[str, ReferenceType[Tensor]]] = []
     for _ in range(2):
         outs = bench.outputs(POISONS[0])
-        bench.call(outs)
-        asked.append(ref(outs[0].tensor))
-        del outs
+        given = {name: _same(each.tensor) for name, each in bench.placed.items()}
+        bench.call(outs, given)
+        asked.append({name: ref(tensor) for name, tensor in given.items()})
+        asked[-1] |= {"an output": ref(out.tensor) for out in outs}
+        del outs, given
     gc.collect()
-    if asked[0]() is not None:
-        raise CheckFailedError("leak", "an output is kept after its call, by nobody who asked")
+    kept = ", ".join(name for name, tensor in asked[0].items() if tensor() is not None)
+    if kept:
+        raise CheckFailedError("leak", f"{kept} is kept after its call, by nobody who asked")
+
+
+def _same(tensor: Tensor) -> Tensor:
+    """The same elements, in a tensor of its own."""
+    return type(tensor)(tensor.storage, tensor.layout, tensor.dtype, tensor.device)
 
 
 def _growth(bench: Bench, outs: list[Placed], calls: int, before: int) -> int:
