@@ -42,6 +42,7 @@ def test_right_passes(judged_here):
     ("check", "body"),
     [
         ("values", "np.add(x, 1.001 * y, out=o)"),
+        ("values", RIGHT + "\nif o.size > 4096: o.reshape(-1)[4097] += 1"),
         ("written", "o.reshape(-1)[:-1] = np.add(x, y).reshape(-1)[:-1]"),
         (
             "beside",

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from propolis_conformance.inputs import Value
 
 _ODD = (3, 5, 2, 7)
+_LARGE: Final = {"r": 5, "s": 37, "c": 131}
+"""Of tensors of three dimensions: 24,000 elements, which are several blocks of a kernel."""
 _TAIL: Final = 131
 """One row of this is more than a wave of 64 and two of 32, and no multiple of either."""
 
@@ -130,6 +132,9 @@ def cases(recipes: tuple[Recipe, ...], seed: int, *, scale: float = 1.0) -> Iter
         last = next(iter(recipe.tensors.values())).dims.split()[-1][0]
         if last in odd:
             yield replace(base, sizes={**odd, last: max(17, int(_TAIL * scale))})
+        large = recipe.large or (_LARGE if _LARGE.keys() == odd.keys() else {})
+        if large and recipe is recipes[0]:
+            yield replace(base, sizes={n: max(odd[n], int(large[n] * scale)) for n in odd})
         for name in [n for n in odd if n not in recipe.nonempty]:
             yield replace(base, sizes={**odd, name: 0})
         for layout in NAMES:

@@ -77,6 +77,7 @@ class Recipe:
             None leaves that tensor out.
         sizes: of dimensions that need certain sizes.
         deep: sizes for a long sum, which narrow accumulators get wrong.
+        large: sizes for a case of many elements, where they are not the usual ones.
         nonempty: dimensions that are never empty.
         overwrites: a mutating op that writes every element of its target.
         special: whether NaN and infinities mean something in its inputs.
@@ -91,6 +92,7 @@ class Recipe:
     attributes: AttributeSets = ({},)
     sizes: Sizes = field(default_factory=dict)
     deep: Sizes = field(default_factory=dict)
+    large: Sizes = field(default_factory=dict)
     nonempty: str = ""
     overwrites: bool = False
     special: bool = True

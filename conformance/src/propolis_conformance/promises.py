@@ -103,8 +103,9 @@ def _expect_let_go(bench: Bench) -> None:
         outs = bench.outputs(POISONS[0])
         given = {name: _same(each.tensor) for name, each in bench.placed.items()}
         bench.call(outs, given)
-        asked.append({name: ref(tensor) for name, tensor in given.items()})
-        asked[-1] |= {"an output": ref(out.tensor) for out in outs}
+        tensors = [*given.items(), *(("an output", out.tensor) for out in outs)]
+        asked.append({name: ref(tensor) for name, tensor in tensors})
+        del tensors
         del outs, given
     gc.collect()
     kept = ", ".join(name for name, tensor in asked[0].items() if tensor() is not None)

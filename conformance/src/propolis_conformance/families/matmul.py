@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 OPS: Final[dict[str, OpInfo]] = {}
 
 _DEEP = {"m": 1, "k": 2100, "n": 3}
+_LARGE = {"b": 2, "m": 201, "k": 67, "n": 139}
 _WEIGHTS = {"w": T("n k"), "bias": T("n", "=sum")}
 _BIASED: Final[tuple[dict[str, None], ...]] = ({}, {"bias": None})
 
@@ -32,7 +33,7 @@ def matmul(a: Array, b: Array) -> Array:
 OPS["matmul"] = OpInfo(
     matmul,
     (
-        Recipe({"a": T("b m k"), "b": T("b k n")}, deep=_DEEP),
+        Recipe({"a": T("b m k"), "b": T("b k n")}, deep=_DEEP, large=_LARGE),
         Recipe({"a": T("b m k"), "b": T("k n")}),
         Recipe({"a": T("m k"), "b": T("b k n")}),
         Recipe({"a": T("h 1 m k"), "b": T("b k n")}),
@@ -51,7 +52,7 @@ def linear(x: Array, w: Array, bias: Array | None = None) -> Array:
 OPS["linear"] = OpInfo(
     linear,
     (
-        Recipe({"x": T("b m k"), **_WEIGHTS}, _BIASED, deep=_DEEP),
+        Recipe({"x": T("b m k"), **_WEIGHTS}, _BIASED, deep=_DEEP, large=_LARGE),
         Recipe({"x": T("k"), **_WEIGHTS}, _BIASED),
         # One row, which may be loaded by whole runs.
         Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, _BIASED),
