@@ -50,16 +50,12 @@ PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, 
     PROPOLIS_DYNAMIC_SHARED(bf16, bytes);
     bf16* const shared = aligned_operands(bytes);
     u8* const slots = (u8*)(shared + X_STAGES * STAGE_NUMBERS);
-    const i64 down = (m + M - 1) / M, along = (n + TILE_ROWS - 1) / TILE_ROWS;
-    const i64 block = first + block_x();
-    const i64 part = block / (down * along);
-    const TilePlace place = tile_place(block - part * (down * along), down, along);
-    const i64 i0 = place.i * M, j0 = place.j * TILE_ROWS;
-    const i32 c0 = (i32)(part * chunks);
-    const i32 rest = (i32)(depth - (i64)c0 * CHUNK);
+    const PartOfTile own(M, m, n, depth, chunks, first);
+    const i64 i0 = own.place.i * M, j0 = own.place.j * TILE_ROWS;
+    const i32 c0 = own.c0, rest = own.rest;
     const i32 there = (rest + CHUNK - 1) / CHUNK, all = there < (i32)chunks ? there : (i32)chunks;
     Blocks weights(w, j0, n, depth, row_bytes);
-    const bf16* from = x + (place.i * ((depth + CHUNK - 1) / CHUNK) + c0) * HALVES * STAGE_NUMBERS;
+    const bf16* from = x + (own.place.i * ((depth + CHUNK - 1) / CHUNK) + c0) * HALVES * STAGE_NUMBERS;
     from += (i32)thread_x() * COPIED;
     const auto copy = [&](i32 t) {
         bf16* const to = shared + t % X_STAGES * STAGE_NUMBERS + (i32)thread_x() * COPIED;
@@ -130,6 +126,6 @@ PROPOLIS_FN void product_of_groups(f32* out, const bf16* x, const u8* w, i64 m, 
             wait_for_products<0>();
         }
     }
-    store_sums<M>(out + part * m * n, sums, i0, j0, m, n);
+    store_sums<M>(out + own.part * m * n, sums, i0, j0, m, n);
 }
 #endif

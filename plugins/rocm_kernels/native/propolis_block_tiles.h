@@ -275,6 +275,22 @@ PROPOLIS_FN void store_sums(f32* to, const Sums (&sums)[TALL][M / FRAGMENT], i64
     }
 }
 
+// What this block has of a product in tiles of some rows of activations: which part of the depth of which tile.
+struct PartOfTile {
+    i64 part;
+    TilePlace place;
+    i32 c0, rest;  // its first chunk, and the depth from there on
+
+    PROPOLIS_METHOD PartOfTile(i64 rows, i64 m, i64 n, i64 depth, i64 chunks, i64 first) {
+        const i64 down = (m + rows - 1) / rows, along = (n + TILE_ROWS - 1) / TILE_ROWS;
+        const i64 block = first + block_x();
+        part = block / (down * along);
+        place = tile_place(block - part * (down * along), down, along);
+        c0 = (i32)(part * chunks);
+        rest = (i32)(depth - (i64)c0 * CHUNK);
+    }
+};
+
 // Rows of `x` begin at multiples of 16 bytes.  `out` is (part, m, n), where several share the depth, each of so
 // many chunks.
 template <class Format, int M, class T>
@@ -284,13 +300,9 @@ PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64
     typedef BlockPanel<Format> Blocks;
     PROPOLIS_DYNAMIC_SHARED(T, shared);
     u8* const slots = (u8*)(shared + BUFFERS * M * Activations::APART);
-    const i64 down = (m + M - 1) / M, along = (n + TILE_ROWS - 1) / TILE_ROWS;
-    const i64 block = first + block_x();
-    const i64 part = block / (down * along);
-    const TilePlace place = tile_place(block - part * (down * along), down, along);
-    const i64 i0 = place.i * M, j0 = place.j * TILE_ROWS;
-    const i32 c0 = (i32)(part * chunks);
-    const i32 rest = (i32)(depth - (i64)c0 * CHUNK);
+    const PartOfTile own(M, m, n, depth, chunks, first);
+    const i64 i0 = own.place.i * M, j0 = own.place.j * TILE_ROWS;
+    const i32 c0 = own.c0, rest = own.rest;
     const i32 stages = ((rest < chunks * CHUNK ? rest : (i32)chunks * CHUNK) + DEEP - 1) / DEEP;
     Blocks weights(w, j0, n, depth, row_bytes);
     Activations activations(x + (i64)c0 * CHUNK, i0, m, rest, x_row);
@@ -335,7 +347,7 @@ PROPOLIS_FN void product_of_blocks(f32* out, const T* x, const u8* w, i64 m, i64
                            rest - (t + h) * DEEP);
         }
     }
-    store_sums<M>(out + part * m * n, sums, i0, j0, m, n);
+    store_sums<M>(out + own.part * m * n, sums, i0, j0, m, n);
 }
 
 #endif

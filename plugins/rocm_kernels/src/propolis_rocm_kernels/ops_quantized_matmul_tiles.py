@@ -140,7 +140,7 @@ def _shared(rows: int, w: DType, most: int) -> int:
     """
     Bytes: two of each where copies go on by themselves, and AMD's GPUs have less.
 
-    Where groups of warps multiply, activations begin at a multiple of so many bytes.
+    Of activations there are more where groups of warps multiply, and they begin aligned.
     """
     nbytes = w.block_bytes * _CHUNK // w.block_size
     pieces = (nbytes + 2 * (PACK_BYTES - 1)) // PACK_BYTES | 1
