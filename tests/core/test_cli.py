@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import click
 import pytest
@@ -314,6 +316,19 @@ def test_a_bug_is_called_one(cli, command):
     assert (done.code, done.out) == (70, "")
     where = "(a bug in propolis: `propolis --debug ...` shows where)"
     assert done.err == f"error: RuntimeError: two lines {where}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EACCES, "give this user the right to it, or name another"), (errno.EIO, "mend that")],
+)
+def test_what_the_machine_refuses_is_no_bug(cli, command, number, remedy):
+    """A file that the machine does not let us have is named, with what to do."""
+    command(raising(OSError(number, os.strerror(number), "/some/file")))
+    done = cli("temporary")
+    assert (done.code, done.out) == (2, "")
+    assert f"error: /some/file cannot be used ({os.strerror(number)}): {remedy}" in done.err
+    assert "bug" not in done.err
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "file"])

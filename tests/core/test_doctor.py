@@ -158,11 +158,13 @@ def test_every_rejected_plugin_is_an_error(site):
 CHECKS = """
 def bad(): raise ValueError("odd")
 def leave(): raise SystemExit(0)
+def barred(): raise PermissionError(13, "Permission denied", "/some/file")
 @hookimpl
 def propolis_doctor_checks():
     yield DoctorCheck("sick.good", lambda: CheckResult("warning", "so-so", "drink tea"), {"a": "b"})
     yield DoctorCheck("sick.raises", bad)
     yield DoctorCheck("sick.leaves", leave)
+    yield DoctorCheck("sick.barred", barred)
     yield DoctorCheck("sick.none", lambda: None)
     yield DoctorCheck("sick.status", lambda: CheckResult("fine", "x"))
     yield "no check"
@@ -179,6 +181,9 @@ def test_checks_that_plugins_bring(site):
     assert found["sick.good"].fields == {"a": "b"}
     assert status(found, "sick.raises") == ("error", "the check raised ValueError: odd", author)
     assert status(found, "sick.leaves")[1] == "the check raised SystemExit: 0"
+    denied = "/some/file cannot be used (Permission denied)"
+    remedy = "give this user the right to it, or name another"
+    assert status(found, "sick.barred") == ("error", denied, remedy)
     assert status(found, "sick.none")[1] == "the check returned None, not a CheckResult"
     fine = "the check's status is 'fine'; supported: ok, warning, error, skipped; it says: x"
     assert status(found, "sick.status")[1] == fine

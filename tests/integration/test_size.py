@@ -37,9 +37,9 @@ def lines_of_code(path: Path) -> int:
 
 
 def test_core_is_small() -> None:
-    """Without the catalogue of ops, which grows with what models need: at most 7480 lines."""
+    """Without the catalogue of ops, which grows with what models need: at most 7500 lines."""
     files = [path for path in CORE.rglob("*.py") if path.parent != CORE / "ops"]
-    assert sum(map(lines_of_code, files)) <= 7480
+    assert sum(map(lines_of_code, files)) <= 7500
 
 
 def test_the_reading_order_is_short() -> None:

@@ -36,6 +36,7 @@ from propolis.records import CheckResult
 from propolis.records import CheckStatus
 from propolis.records import DoctorCheck
 from propolis.wording import describe
+from propolis.wording import refused
 
 
 if TYPE_CHECKING:
@@ -294,6 +295,8 @@ def _run(check: object, plugin: str) -> Finding:
         result: object = check.run()
     except (Exception, SystemExit) as exc:  # noqa: BLE001  (whatever a stranger's check raises)
         result = _broken(f"the check raised {describe(exc)}")
+        if (known := refused(exc)) is not None:
+            result = CheckResult("error", *known)
     allowed = get_args(CheckStatus)
     if not isinstance(result, CheckResult):
         result = _broken(f"the check returned {result!r}, not a CheckResult")

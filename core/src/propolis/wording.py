@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from typing import TYPE_CHECKING
+from typing import Final
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+# What a machine answers, whatever a program does: that is no bug of the one that asked.
+_RIGHTS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_OTHERS: Final = (errno.EIO, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "") -> str:
@@ -40,6 +47,19 @@ def describe(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
+def refused(exc: BaseException) -> tuple[str, str] | None:
+    """
+    What the machine refused to do with a file, and what to do; None of any other exception.
+
+    >>> print(*refused(PermissionError(13, "Permission denied", "/models")), sep="; ")
+    /models cannot be used (Permission denied); give this user the right to it, or name another
+    """
+    if not isinstance(exc, OSError) or exc.filename is None or exc.errno not in _RIGHTS + _OTHERS:
+        return None
+    do = "give this user the right to it, or name another" if exc.errno in _RIGHTS else "mend that"
+    return f"{exc.filename} cannot be used ({exc.strerror})", do
+
+
 def size_of(nbytes: int) -> str:
     """Bytes for people: ``"1.50 GB"``, ``"12.00 MB"``."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
@@ -50,4 +70,4 @@ def plugin_name(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-__all__ = ["describe", "did_you_mean", "near_matches", "plugin_name", "size_of"]
+__all__ = ["describe", "did_you_mean", "near_matches", "plugin_name", "refused", "size_of"]

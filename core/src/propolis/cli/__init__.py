@@ -56,6 +56,7 @@ from propolis.errors import OutOfMemoryError
 from propolis.errors import PropolisError
 from propolis.plugins.discovery import identity
 from propolis.wording import describe
+from propolis.wording import refused
 
 
 if TYPE_CHECKING:
@@ -259,6 +260,8 @@ def _end(exc: Exception, *, debug: bool, log_format: str | None, closed: bool) -
     if isinstance(exc, MemoryError):
         said = f"the host, or what this process may have of it, lacks memory: {exc}".rstrip(": ")
         fail(OutOfMemoryError.exit_code, said)
+    if (known := refused(exc)) is not None:
+        fail(USAGE_ERROR, ": ".join(known))
     bug = f"{describe(exc)} (a bug in propolis: `propolis --debug ...` shows where)"
     fail(INTERNAL_ERROR, bug)
 

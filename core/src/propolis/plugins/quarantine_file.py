@@ -157,7 +157,7 @@ class QuarantineFile:
             if gone or self.fault():
                 replace_json(path, kept)
         except OSError as exc:
-            msg = f"{path} cannot be written: {exc}; remove it to let back all"
+            msg = f"{path} cannot be written ({exc.strerror}); where it is removed, all are back"
             raise ConfigError(msg) from exc
         return gone
 
