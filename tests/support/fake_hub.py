@@ -52,6 +52,9 @@ class Hub:
         reset: whether a cut is TCP's reset, which comes as another error than an end does.
         wrong: names of files whose content is another than the list says.
         refused: repository -> status and the hub's code for it.
+        busy: status and headers that downloads are answered with, before they are given anything.
+        spans: what ``Content-Range`` says, for so many downloads of a part, None for nothing.
+        ranges: whether the server knows any.
         asked: each request: method, path, and the headers that say something.
     """
 
@@ -63,6 +66,9 @@ class Hub:
     reset: bool = False
     wrong: set[str] = field(default_factory=set)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    busy: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    spans: list[str | None] = field(default_factory=list)
+    ranges: bool = True
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     def entry(self, name: str, content: bytes) -> dict[str, object]:
@@ -115,14 +121,21 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, body, {"Content-Type": "application/json"})
 
     def _send(self, name: str, file: str) -> None:
+        if self.hub.busy:
+            status, headers = self.hub.busy.pop(0)
+            self._answer(status, b"later", headers)
+            return
         content = self.hub.files[name][file]
         if file in self.hub.wrong:
             content = bytes(len(content))
-        begin = int((self.headers["Range"] or "bytes=0-")[6:].partition("-")[0])
+        asked = self.headers["Range"] if self.hub.ranges else None
+        begin = int((asked or "bytes=0-")[6:].partition("-")[0])
         rest = content[begin:]
-        status = 206 if self.headers["Range"] else 200
-        span = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        headers = {"Content-Range": span} if status == 206 else {}
+        status = 206 if asked else 200
+        span = f"bytes {begin}-{len(content) - 1}/{len(content)}" if asked else None
+        if span and self.hub.spans:
+            span = self.hub.spans.pop(0)
+        headers = {} if span is None else {"Content-Range": span}
         most = self.hub.cut.pop(0) if self.hub.cut else len(rest)
         self._answer(status, rest[:most], {**headers, "Content-Length": str(len(rest))})
         if most < len(rest):

@@ -37,6 +37,7 @@ from propolis_workers.llm.models import read_config
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
 from propolis_workers.models import convert
+from propolis_workers.models import gguf_out
 from propolis_workers.models import vocab_out
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
@@ -271,18 +272,20 @@ def test_odd_shapes(tmp_path, family, tensor, change):
     assert [file.name for file in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize("failing", ["TemporaryDirectory", "NamedTemporaryFile"])
-def test_disk_refuses(models, tiny_folder, tmp_path, monkeypatch, failing):
+@pytest.mark.parametrize(
+    ("module", "failing"), [(tempfile, "TemporaryDirectory"), (gguf_out, "put")]
+)
+def test_disk_refuses(models, tiny_folder, tmp_path, monkeypatch, module, failing):
     """What the disk refuses, for the sketch beside the file too, is one line; nothing is left."""
     out = tmp_path / "out/o.gguf"
     out.parent.mkdir()
     places = []
 
-    def refuse(*_, dir, **__):  # noqa: A002  as the library's
-        places.append(dir)
+    def refuse(*paths, **other):
+        places.append(other["dir"] if "dir" in other else paths[1].parent)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(tempfile, failing, refuse)
+    monkeypatch.setattr(module, failing, refuse)
     done = models("convert", str(tiny_folder), str(out))
     assert done.code == 2
     assert f"{out} cannot be written (Read-only file system)" in done.err

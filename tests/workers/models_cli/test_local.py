@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -99,6 +101,37 @@ def test_list(pulled, models, folder, monkeypatch, tiny_gguf):
     table = models("list").out
     assert f"{NAME}:Q8_0" in table
     assert "incomplete" in table
+
+
+@pytest.mark.parametrize("barred", ["", "b", NAME])
+def test_list_without_permission(pulled, models, folder, monkeypatch, barred):
+    """A folder that this user may not read is told: it is neither left out nor a bug of ours."""
+    (folder / "b/c").mkdir(parents=True)
+    listed = os.scandir, Path.iterdir
+    shut = folder / barred
+
+    def expect_open(path):
+        if Path(path) == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path: expect_open(path) or listed[0](path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: expect_open(path) or listed[1](path))
+    done = models("list")
+    if not barred:
+        assert done.code == 2
+        assert done.err == (
+            f"error: {folder} cannot be used (Permission denied): give this user the right to it, "
+            "or name another\n"
+        )
+        return
+    assert done.code == 0
+    (row,) = [line for line in done.out.splitlines() if str(shut) in line]
+    assert "cannot be read (Permission denied)" in row
+    assert (f"{NAME}:Q8_0" in done.out) == (barred == "b")
+    rows = json.loads(models("list", "--json").out)
+    assert [row["problem"] for row in rows if "problem" in row] == [
+        "cannot be read (Permission denied)"
+    ]
 
 
 def test_list_none(models, folder):

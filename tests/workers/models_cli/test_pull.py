@@ -10,6 +10,7 @@ from fake_hub import sleep_as
 from huggingface_hub import close_session
 from huggingface_hub import constants
 
+from propolis_workers.models import parts
 from propolis_workers.models import pull as pulling
 
 
@@ -164,6 +165,59 @@ def test_cut_for_good(repository, models, folder):
     assert headers["Range"] == f"bytes={came}-"
     assert left(folder) == [f"{REPO}/{FILE}"]
     assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+@pytest.mark.parametrize("span", [None, "bytes 5-9/300000", "items 1-2"])
+def test_another_part(repository, models, folder, span):
+    """What is answered with another part than was asked for is begun anew, not put behind."""
+    repository.cut, repository.spans = [100_000], [span]
+    done = models("pull", REPO)
+    assert done.code == 0, done.err
+    assert (folder / REPO / FILE).read_bytes() == BIG
+    assert repository.downloads()[-1]["Range"] is None
+
+
+def test_no_ranges(repository, models, folder):
+    """A server that knows no ranges gives all of it again; all that came is counted."""
+    repository.cut, repository.ranges = [200_000], False
+    done = models("pull", REPO, "--json")
+    assert (folder / REPO / FILE).read_bytes() == BIG
+    assert json.loads(done.out)["fetched_bytes"] > len(BIG)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "pause"),
+    [
+        (429, {"Retry-After": "7"}, 7),
+        (429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
+        (503, {}, 1),
+        (502, {"Retry-After": "soon"}, 1),
+        (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+    ],
+)
+def test_busy(repository, models, folder, monkeypatch, status, headers, pause):
+    """Who is busy is asked again after as long as it says, and it is told who waits for whom."""
+    waited = []
+    sleep_as(monkeypatch, waited.append)
+    repository.busy = [(status, headers)]
+    done = models("pull", REPO)
+    assert (done.code, waited) == (0, [pause])
+    assert f"{repository.url} answered {status}: {FILE} goes on in {pause} s\n" in done.err
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_busy_for_good(repository, models, folder, monkeypatch):
+    """Who stays busy is not asked for ever, and an hour is not waited for."""
+    waited = []
+    sleep_as(monkeypatch, waited.append)
+    repository.busy = [(503, {})] * 20
+    done = models("pull", REPO)
+    assert (done.code, waited) == (1, [1, 2, 4, 8, 16])
+    assert "answered 503: try it later" in done.err
+    repository.busy = [(429, {"Retry-After": "3600"})]
+    done = models("pull", REPO)
+    assert (done.code, len(waited)) == (1, 5)
+    assert "answered 429, and to ask again in 3600 s: pull again then" in done.err
 
 
 def test_changed_meanwhile(repository, models, folder):
@@ -406,13 +460,13 @@ def test_full_disk(repository, models, folder, monkeypatch):
     assert not repository.downloads()
     monkeypatch.setattr(pulling.shutil, "disk_usage", usage)
 
-    class Full(pulling.FileIO):
+    class Full(parts.FileIO):
         def write(self, chunk):
             if self.tell() > 50_000:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(chunk[:60_000])
 
-    monkeypatch.setattr(pulling, "FileIO", Full)
+    monkeypatch.setattr(parts, "FileIO", Full)
     done = models("pull", REPO)
     assert done.code == 1
     assert "cannot be written (No space left on device)" in done.err
@@ -436,8 +490,14 @@ def test_two_at_once(repository, models, folder):
     (part,) = left(folder)
     with pulling._alone(folder / part):
         done = models("pull", REPO)
+        removed = models("rm", f"{REPO}:Q4_K_M", "--yes")
+        assert left(folder) == [part]
     assert done.code == 1
     assert "another `propolis models pull` is at" in done.err
+    assert removed.code == 2
+    assert f"{REPO}:Q4_K_M is being pulled: end that pull first" in removed.err
+    assert models("rm", f"{REPO}:Q4_K_M", "--yes").code == 0
+    assert left(folder) == []
 
 
 @pytest.mark.parametrize(

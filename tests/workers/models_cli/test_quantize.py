@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from propolis import ops
 from propolis_workers.llm import LLM
 from propolis_workers.models.mixtures import MIXTURES
 from propolis_workers.models.mixtures import formats
+from propolis_workers.models.parts import alone
 from propolis_workers.weights import GGUFFile
 
 
@@ -273,10 +276,66 @@ def test_a_signal_leaves_no_part(source, tmp_path):
     script = """if True:
         import os, pathlib, signal, sys
         from propolis.cli import main
-        pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
-        main(["models", "quantize", *sys.argv[1:], "--type", "q4_0"])
+        os.link = lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+        main(["models", "quantize", *sys.argv[1:3], "--type", "q4_0"])
     """
     command = [sys.executable, "-c", script, str(source), str(tmp_path / "out.gguf")]
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = subprocess.run([*command, "SIGTERM"], capture_output=True, check=False)
     assert -signal.SIGTERM == done.returncode, done.stderr
+    assert [] == list(tmp_path.iterdir())
+    done = subprocess.run([*command, "SIGKILL"], capture_output=True, check=False)
+    assert -signal.SIGKILL == done.returncode, done.stderr
+    assert [".out.gguf.part"] == [file.name for file in tmp_path.iterdir()]
+
+
+def test_what_a_killed_one_left_is_taken_over(models, source, tmp_path):
+    """The part that SIGKILL leaves behind becomes the next file; it does not stay for ever."""
+    (tmp_path / ".out.gguf.part").write_bytes(bytes(10_000_000))
+    done = models("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q4_0")
+    assert done.code == 0, done.err
+    assert [file.name for file in tmp_path.iterdir()] == ["out.gguf"]
+    assert GGUFFile.open(tmp_path / "out.gguf").tensors
+
+
+def test_two_write_one_file(models, source, tmp_path, monkeypatch):
+    """The second is refused while the first writes; where that is done meanwhile, it stays."""
+    out = tmp_path / "out.gguf"
+    command = ["quantize", str(source), str(out), "--type", "q4_0"]
+    with alone(tmp_path / ".out.gguf.part"):
+        done = models(*command)
+    assert done.code == 2
+    assert f"another process is writing {out}: wait until it has ended" in done.err
+    linked = os.link
+
+    def later(part, path):
+        path.write_bytes(b"GGUF of another")
+        linked(part, path)
+
+    monkeypatch.setattr(os, "link", later)
+    done = models(*command)
+    assert done.code == 2
+    assert "another has been written there meanwhile" in done.err
+    assert out.read_bytes() == b"GGUF of another"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.gguf"]
+
+
+def test_a_disk_without_links_and_locks(models, source, tmp_path, monkeypatch):
+    """FAT and some network disks know neither: a file is written there all the same."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr("propolis_workers.models.parts.fcntl.flock", refuse)
+    done = models("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q4_0")
+    assert done.code == 0, done.err
+    assert [file.name for file in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_no_standard_output(models, source, tmp_path, monkeypatch):
+    """``-`` is no file of that name."""
+    monkeypatch.chdir(tmp_path)
+    done = models("quantize", str(source), "-", "--type", "q4_0")
+    assert done.code == 2
+    assert "a model cannot be written to the standard output" in done.err
     assert [] == list(tmp_path.iterdir())

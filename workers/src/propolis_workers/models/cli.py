@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from propolis_workers.models.store import Local
 
 _FIRST_LINE = 72
+_INCOMPLETE = "incomplete: pull it again, or rm"
 
 
 @click.group()
@@ -74,7 +75,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
             (
                 printable(one.name),
                 ", ".join(one.short_names),
-                printable(one.quantisation) if one.complete else "incomplete: pull it again, or rm",
+                printable(one.quantisation) if one.complete else one.problem or _INCOMPLETE,
                 size_of(one.nbytes),
                 printable(str(one.path)),
             )
@@ -200,6 +201,7 @@ def _row(model: Local) -> dict[str, Any]:
         "quantisation": model.quantisation,
         "bytes": model.nbytes,
         "complete": model.complete,
+        **({"problem": model.problem} if model.problem else {}),
     }
 
 
@@ -212,7 +214,7 @@ def _removable(config: Config, text: str) -> list[Local]:
     if text in dict(packaged()):
         msg = f"{text} is a distribution, not a pulled model: `pip uninstall {text}` removes it"
         raise UsageError(msg)
-    here = Store.of(config).models()
+    here = [one for one in Store.of(config).models() if not one.problem]
     name = parse(text)
     found = [one for one in here if name is not None and one.name == str(name)]
     mine = [one for one in here if name and one.name.partition(":")[0] == name.repository]

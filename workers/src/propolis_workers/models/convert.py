@@ -99,6 +99,8 @@ def convert(
     kind: str | None,
     device: Device,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    overwrite: bool = True,
 ) -> int:
     """
     Write a GGUF file of a model in safetensors.
@@ -109,6 +111,7 @@ def convert(
         kind: a key of ``TYPES``; that of most of the folder's numbers when None.
         device: on which nothing is computed but what formats need.
         progress: called with (bytes written, bytes in all).
+        overwrite: whether the file may take the place of another.
 
     Returns:
         Bytes of the file.
@@ -156,7 +159,7 @@ def convert(
             if progress is not None:
                 progress(done, total)
 
-        return written(target, raw, entries, content)
+        return written(target, raw, entries, content, overwrite=overwrite)
 
 
 def _sources(

@@ -8,11 +8,13 @@ away what a cut connection left, give up where one is reset, and call themselves
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from typing import Any
@@ -33,7 +35,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
-from huggingface_hub.utils import http_stream_backoff  # type: ignore[attr-defined]
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from propolis.errors import FileFormatError
@@ -44,6 +46,7 @@ from propolis_workers.models.problems import PullError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Iterable
     from collections.abc import Iterator
     from collections.abc import Mapping
@@ -53,10 +56,12 @@ _SHOWN: Final = 80
 CHUNK = 1 << 20  # bytes: at most that many of those that came are lost where a connection is cut
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SPAN = re.compile(r"\s*bytes\s+(\d+)-", re.ASCII | re.IGNORECASE)
 _SECRET = re.compile(r"//.*@")  # a user and a password in an address
 _CUT: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
 _RETRIES: Final = 5  # connections in a row that bring nothing
-_BUSY: Final = (408, 429)  # a hub that says so is asked again, after a while
+_BUSY: Final = (408, 429, 500, 502, 503, 504)  # what says so is asked again, after a while
+_LONGEST: Final = 300  # seconds that a pull waits because it is asked to
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,17 @@ def expect_given(repository: Repository, files: Iterable[RemoteFile]) -> None:
             raise PullError(msg)
 
 
-def download(repository: Repository, file: RemoteFile, out: Any) -> None:
+class _BusyError(Exception):
+    """Who answers asks for so many seconds of patience, or does not say for how many."""
+
+    def __init__(self, status: int, pause: int | None) -> None:
+        super().__init__(status, pause)
+        self.status, self.pause = status, pause
+
+
+def download(
+    repository: Repository, file: RemoteFile, out: Any, say: Callable[[str], None]
+) -> None:
     """
     Write what is missing of a file; connections that are cut are taken up where they ended.
 
@@ -159,6 +174,7 @@ def download(repository: Repository, file: RemoteFile, out: Any) -> None:
         repository: whose it is.
         file: it.
         out: where it goes, at its end: has ``write``, ``seek``, ``tell`` and ``truncate``.
+        say: told for whom the download waits, and how long.
 
     Raises:
         ModelError: it is not there any more.
@@ -166,7 +182,8 @@ def download(repository: Repository, file: RemoteFile, out: Any) -> None:
         OSError: it cannot be written.
     """
     _prepare()
-    with _explained(f"{file.name} of {repository.name}"):
+    what = f"{file.name} of {repository.name}"
+    with _explained(what):
         place = {"revision": repository.revision, "endpoint": endpoint()}
         url = hf_hub_url(repository.name, file.name, **place)
         # Compressed bytes could not be resumed by the offset of plain ones.
@@ -175,34 +192,69 @@ def download(repository: Repository, file: RemoteFile, out: Any) -> None:
         while (begun := out.tell()) < file.nbytes:
             wanted = {**headers, "Range": f"bytes={begun}-"} if begun else headers
             try:
-                _stream(url, wanted, out)
+                _stream(url, wanted, out, last=failures >= _RETRIES)
             except _CUT:
                 failures = 0 if out.tell() > begun else failures + 1
                 if failures > _RETRIES:
                     raise
                 time.sleep(1)
+            except _BusyError as busy:
+                pause = 2**failures if busy.pause is None else busy.pause
+                failures += 1
+                answer = f"{_shown()} answered {busy.status}"
+                if pause > _LONGEST:
+                    msg = f"{what} was asked for, and {answer}, and to ask again in {pause} s: "
+                    msg += "pull again then, which goes on where this ended"
+                    raise PullError(msg) from None
+                say(f"{answer}: {file.name} goes on in {pause} s")
+                time.sleep(pause)
             else:
                 return  # who asked sees whether that was all
 
 
-def _stream(url: str, headers: Mapping[str, str], out: Any) -> None:
-    """Write what one connection brings."""
+def _stream(url: str, headers: Mapping[str, str], out: Any, *, last: bool) -> None:
+    """
+    Write what one connection brings.
+
+    Raises:
+        _BusyError: it brings nothing now; unless it is the last one that is tried.
+    """
     patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    request = http_stream_backoff(
-        "GET",
-        url,
-        headers=headers,
-        timeout=patience,
-        retry_on_exceptions=(),
-        retry_on_status_codes=_BUSY,
-    )
-    with request as response:
+    with get_session().stream("GET", url, headers=headers, timeout=patience) as response:
+        if response.status_code in _BUSY and not last:
+            raise _BusyError(response.status_code, _pause(response.headers))
         hf_raise_for_status(response)
-        if "Range" in headers and response.status_code != 206:
-            out.seek(0)  # some servers know no ranges
+        # Some servers know no ranges, and some answer with another one.
+        first = _first(response.headers) if response.status_code == 206 else 0
+        if first != out.tell():
+            out.seek(0)
             out.truncate()
+            if first != 0:
+                msg = f"bytes from {first} on are not those that were asked for"
+                raise httpx2.RemoteProtocolError(msg)
         for chunk in response.iter_bytes(chunk_size=CHUNK):
             out.write(chunk)
+
+
+def _pause(headers: Mapping[str, str]) -> int | None:
+    """Seconds after which who answered wants to be asked again; None where it does not say."""
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        return int(limit.reset_in_seconds) + 1
+    said = headers.get("Retry-After", "").strip()
+    if said.isascii() and said.isdecimal():
+        return int(said)
+    try:
+        when = parsedate_to_datetime(said).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return max(0, math.ceil(when - time.time()))
+
+
+def _first(headers: Mapping[str, str]) -> int | None:
+    """The number of the first byte of a part; None where it is not said."""
+    found = _SPAN.match(headers.get("Content-Range", ""))
+    return int(found[1]) if found else None
 
 
 def _prepare() -> None:

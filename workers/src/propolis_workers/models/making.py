@@ -56,7 +56,8 @@ def quantize(
         msg = f"{target} is the model itself, which would be gone: give another file"
         raise UsageError(msg)
     with ended_by_signals(), loading_bar(quiet=as_json) as progress:
-        done = make(path, target, kind, Runtime.start(config).cpu, progress)
+        cpu = Runtime.start(config).cpu
+        done = make(path, target, kind, cpu, progress, overwrite=overwrite)
     if as_json:
         before, after = done.before, done.after
         row = {"path": str(target), "bytes": after, "from_bytes": before, "formats": done.formats}
@@ -104,7 +105,8 @@ def convert(
         raise ModelError(msg)
     expect_new(target, overwrite=overwrite)
     with ended_by_signals(), loading_bar(quiet=as_json) as progress:
-        size = make(path, target, kind, Runtime.start(config).cpu, progress)
+        cpu = Runtime.start(config).cpu
+        size = make(path, target, kind, cpu, progress, overwrite=overwrite)
     if as_json:
         print_json({"path": str(target), "bytes": size})
         return
@@ -139,6 +141,10 @@ def expect_new(target: Path, *, overwrite: bool) -> None:
         ModelError: it exists and nobody said to replace it, or is no model in one file, which
             would be gone: a part of a folder that is converted, a device.  Or its folder does not.
     """
+    if str(target) == "-":
+        msg = "a model cannot be written to the standard output, parts of it are read again: give "
+        msg += "a file, or ./- for one of that name"
+        raise ModelError(msg)
     try:
         folder, inside, there = target.is_dir(), target.parent.is_dir(), target.exists()
     except OSError as exc:

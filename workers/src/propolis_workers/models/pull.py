@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from typing import TYPE_CHECKING
 from typing import Protocol
 
 from propolis.wording import size_of
 from propolis_workers.models import hub
+from propolis_workers.models.parts import alone
 from propolis_workers.models.picking import CONFIG
 from propolis_workers.models.picking import pick
 from propolis_workers.models.problems import PullError
@@ -23,6 +22,7 @@ from propolis_workers.models.problems import PullError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from io import FileIO
     from pathlib import Path
 
     from propolis_workers.models.names import ModelName
@@ -145,7 +145,7 @@ def _fetch(
         watcher.say(f"pulling {file.name} ({size_of(file.nbytes)}{rest})")
         count(begun)
         writer = _Writer(out, file, count)
-        hub.download(repository, file, writer)
+        hub.download(repository, file, writer, watcher.say)
         out.flush()
         os.fsync(out.fileno())
         if out.tell() != file.nbytes:
@@ -161,14 +161,15 @@ def _fetch(
     # Of another version, which nobody asks for again.
     for stale in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         stale.unlink(missing_ok=True)
-    return file.nbytes - begun
+    return writer.came
 
 
 class _Writer:
-    """A file that grows to a known size and no further, and tells how far it is."""
+    """A file that grows to a known size and no further; tells how far it is, and what came."""
 
     def __init__(self, out: FileIO, file: hub.RemoteFile, count: Callable[[int], None]) -> None:
         self._out, self._file, self._count = out, file, count
+        self.came = 0
 
     def write(self, chunk: bytes) -> int:
         """Take bytes, as a file does."""
@@ -181,6 +182,7 @@ class _Writer:
         while rest:
             rest = rest[self._out.write(rest) :]
         self._count(here)
+        self.came += len(chunk)
         return len(chunk)
 
     def tell(self) -> int:
@@ -199,19 +201,12 @@ class _Writer:
 @contextmanager
 def _alone(part: Path) -> Iterator[FileIO]:
     """A file to go on with, for one process at a time."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    # Not buffered: what was written is there, whatever ends the process.
-    with FileIO(os.open(part, flags, 0o666), "r+b") as out:
-        try:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another may have completed it between the two calls.
-            same = part.stat().st_ino == os.fstat(out.fileno()).st_ino
-        except (BlockingIOError, FileNotFoundError):
-            same = False
-        if not same:
-            msg = f"another `propolis models pull` is at {part.name}: wait until it has ended"
-            raise PullError(msg)
-        yield out
+    try:
+        with alone(part) as out:
+            yield out
+    except BlockingIOError:
+        msg = f"another `propolis models pull` is at {part.name}: wait until it has ended"
+        raise PullError(msg) from None
 
 
 @contextmanager

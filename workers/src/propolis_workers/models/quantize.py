@@ -62,6 +62,8 @@ def quantize(
     kind: str,
     device: Device,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    overwrite: bool = True,
 ) -> Quantized:
     """
     Write a model in a smaller type.
@@ -72,6 +74,7 @@ def quantize(
         kind: a key of ``MIXTURES``, in either case.
         device: whose op computes.
         progress: called with (bytes read, bytes in all).
+        overwrite: whether the file may take the place of another.
 
     Raises:
         UsageError: there is no such type.
@@ -108,7 +111,7 @@ def quantize(
         pairs = pairs_of(MappedFile.open(file.path).buffer)  # of a split model the first part's
         pairs["general.file_type"] = encoded(mixture.file_type)
         pairs["general.quantization_version"] = encoded(2)
-        size = written(target, pairs, entries, content)
+        size = written(target, pairs, entries, content, overwrite=overwrite)
     by_format: dict[str, int] = {}
     for entry in entries:
         by_format[entry.dtype.name] = by_format.get(entry.dtype.name, 0) + entry.nbytes
@@ -121,6 +124,8 @@ def written(
     pairs: Mapping[str, bytes],
     entries: list[Entry],
     content: Callable[[Entry], Iterator[np.ndarray]],
+    *,
+    overwrite: bool,
 ) -> int:
     """
     Write a GGUF file; what the disk refuses is an error of the file's.
@@ -129,7 +134,7 @@ def written(
         ModelError: it cannot be written.
     """
     with writing(target):
-        return write_gguf(target, pairs, entries, content)
+        return write_gguf(target, pairs, entries, content, overwrite=overwrite)
 
 
 @contextmanager
@@ -142,6 +147,9 @@ def writing(target: Path) -> Iterator[None]:
     """
     try:
         yield
+    except BlockingIOError:
+        msg = f"another process is writing {target}: wait until it has ended, or give another name"
+        raise ModelError(msg) from None
     except OSError as exc:
         msg = f"{target} cannot be written ({exc.strerror or exc}): make room there, or give a "
         msg += "file elsewhere; nothing was left behind"

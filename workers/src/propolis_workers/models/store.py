@@ -24,6 +24,7 @@ from propolis_workers.models.names import chosen
 from propolis_workers.models.names import parse
 from propolis_workers.models.names import quantisation
 from propolis_workers.models.names import short_names
+from propolis_workers.models.parts import is_written
 from propolis_workers.models.picking import CONFIG
 from propolis_workers.models.picking import is_other
 from propolis_workers.models.picking import is_pulled
@@ -50,6 +51,7 @@ class Local:
         quantisation: as its file's name says, ``"safetensors"``, or empty where it says nothing.
         complete: whether all of it is there.
         file: its GGUF file's name in the repository.
+        problem: why nobody can say what it is; empty where it is known.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Local:
     quantisation: str
     complete: bool = True
     file: str = ""
+    problem: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -110,14 +113,26 @@ class Store:
         return target.with_name(f".{target.name}.{checksum[:12]}.part")
 
     def models(self) -> list[Local]:
-        """All that are there, those that are not whole last."""
+        """
+        All that are there, those that are not whole last.
+
+        Raises:
+            OSError: the folder cannot be read; where one in it cannot, that is a model's problem.
+        """
         found: list[Local] = []
-        for repository in sorted(one for org in _inside(self.folder) for one in _inside(org)):
-            name = f"{repository.parent.name}/{repository.name}"
+        for org in sorted(_inside(self.folder)):
             # Others' files may lie here; what no pull could have written is left alone.
-            linked = repository.is_symlink() or repository.parent.is_symlink()
-            if not linked and repository.is_dir() and parse(f"{name}:any") is not None:
-                found += _in_folder(name, repository)
+            if org.is_symlink() or parse(f"{org.name}/any") is None:
+                continue
+            try:
+                repositories = sorted(_inside(org))
+            except PermissionError as exc:
+                found.append(_unreadable(f"{org.name}/...", org, exc))
+                continue
+            for repository in repositories:
+                name = f"{org.name}/{repository.name}"
+                if not repository.is_symlink() and parse(f"{name}:any") is not None:
+                    found += _in_folder(name, repository)
         return sorted(found, key=lambda one: not one.complete)
 
     def find(self, name: ModelName) -> Local | None:
@@ -172,9 +187,14 @@ class Store:
             Bytes that were freed.
 
         Raises:
+            ModelError: another process is pulling it.
             OSError: a file cannot be deleted.
         """
         freed = model.nbytes
+        for file in model.files:
+            if _PART.fullmatch(file.name) and is_written(file):
+                msg = f"{model.name} is being pulled: end that pull first, or wait until it has"
+                raise ModelError(msg)
         for file in model.files:
             file.unlink(missing_ok=True)
             folder = file.parent
@@ -211,11 +231,22 @@ def _inside(folder: Path) -> list[Path]:
         return []
 
 
+def _is_plain(file: Path) -> bool:
+    """Whether it is a file, and no link to one; nobody knows in a folder that only lists names."""
+    with contextlib.suppress(PermissionError):
+        return file.is_file() and not file.is_symlink()
+    return False
+
+
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _unreadable(name: str, path: Path, exc: OSError) -> Local:
+    return Local(name, path, (), "", complete=False, problem=f"cannot be read ({exc.strerror})")
 
 
 def _has(files: list[Local], which: str) -> bool:
@@ -224,8 +255,13 @@ def _has(files: list[Local], which: str) -> bool:
 
 def _in_folder(name: str, folder: Path) -> Iterator[Local]:
     """The models of one repository."""
-    found_there = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
-    files = sorted(file for file in found_there if file.is_file() and not file.is_symlink())
+    barred: list[OSError] = []
+    walked = os.walk(folder, onerror=barred.append)
+    found_there = [Path(top, name) for top, _, names in walked for name in names]
+    for exc in barred:
+        if isinstance(exc, PermissionError):
+            yield _unreadable(name, Path(exc.filename), exc)
+    files = sorted(file for file in found_there if _is_plain(file))
     parts = {file: found for file in files if (found := _PART.fullmatch(file.name))}
     ggufs = [file for file in files if file.suffix == ".gguf" and file not in parts]
     yield from _ggufs(name, folder, ggufs)
