@@ -347,6 +347,8 @@ def test_history_outside_the_vocabulary():
         ("repeat_last_n", -2),
         ("seed", -1),
         ("seed", 0.5),
+        ("logit_bias", [1]),
+        ("logit_bias", None),
     ],
 )
 def test_parameters_are_checked(name, value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -13,6 +15,7 @@ from propolis import dtypes
 from propolis.cli import main
 from propolis.records import Provenance
 from propolis_workers.llm import LLM
+from propolis_workers.llm.batch.engine import BatchEngine
 
 
 @pytest.fixture
@@ -96,6 +99,22 @@ def test_prompts_that_fit(tiny_gguf, tmp_path, monkeypatch, run, capsys):
         main(("tune", "llm", "-m", str(tiny_gguf), "--prompt", str(context)))
     assert done.value.code == 2
     assert f"--prompt {context} does not fit" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_mul")
+def test_what_was_found_until_a_signal_is_kept(tiny_gguf, tmp_path, monkeypatch, run, capsys):
+    """SIGTERM ends it as Ctrl-C does: what was measured before counts, and the signal is seen."""
+    monkeypatch.setenv("PROPOLIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PROPOLIS_PLUGINS", "cpu_ref")
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    monkeypatch.setattr(BatchEngine, "step", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as done:
+        main(("tune", "llm", "-m", str(tiny_gguf), "--prompt", "8", "--sequences", "2"))
+    assert done.value.code == 130
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert "another is faster for " in capsys.readouterr().out
+    assert "cpu_ref, " in run("tune", "show")
 
 
 @pytest.mark.usefixtures("quick_mul")

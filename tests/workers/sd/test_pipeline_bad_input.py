@@ -215,6 +215,13 @@ def test_nan_latents(changed):
     assert not seen
 
 
+def test_nan_of_the_text(changed):
+    """Where the text encoder gave what is not finite, it is named, and not the UNet."""
+    sd = StableDiffusion.load(changed("text_encoder", "text_model.final_layer_norm.bias", np.nan))
+    with pytest.raises(ModelError, match=r"step 1 of 3 .*: the text encoder gave values"):
+        sd.generate(params(steps=3))
+
+
 def test_nan_at_a_later_step(pipelines):
     """The step is the one at which it happens."""
     sd = pipelines("sd15")

@@ -85,7 +85,7 @@ def test_by_ollama(made, tiny):
         kept = expected(tiny, whole[: 96 - len(ended)] + ended, how)
         assert np.abs(np.array(client.embed("made", long).embeddings[0]) - kept).max() <= 2e-6
         for more, says in (
-            ({"input": long, "truncate": False}, "supported: 1 to 96"),
+            ({"input": long, "truncate": False}, "the context has room for 96: give"),
             ({"input": "a", "dimensions": 7}, "supported: 32"),
             ({"input": [""] * 2049}, "2048"),
             ({"input": "a", "model": "another"}, "another"),

@@ -66,6 +66,15 @@ def test_readiness_is_told(program):
     assert (told["dtype"], told["kv_type"]) == ("f32", "f32")
 
 
+def test_readiness_after_a_restart_is_told(program):
+    """Who saw that the engine ended sees when the next one answers."""
+    server = program()
+    until(lambda: "ready after " in server.log.read_text(), 10)
+    os.kill(server.engine(), signal.SIGKILL)
+    until(lambda: server.log.read_text().count("ready after ") == 2, 60)
+    assert "engine.ended" in server.log.read_text().partition("ready after ")[2]
+
+
 @pytest.mark.parametrize("context", [2, 96])
 def test_ready_is_what_has_computed(tiny_gguf, monkeypatch, context):
     """A step was made before that is said, if there is room for one, and it left nothing behind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from numbers import Real
@@ -25,7 +26,6 @@ from propolis_workers.llm.chances import uniform
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -75,6 +75,9 @@ class SamplingParams:
         self._int("repeat_last_n", low=-1)
         for name in ("presence_penalty", "frequency_penalty"):
             self._real(name, low=-2.0, high=2.0)
+        if not isinstance(self.logit_bias, Mapping):
+            msg = f"logit_bias is {self.logit_bias!r}; allowed: a mapping of tokens to numbers"
+            raise UsageError(msg)
         for token, bias in self.logit_bias.items():
             expect_whole("a token of logit_bias", token, least=0)
             _check_real(f"logit_bias of {token}", bias, low=-100.0, high=100.0)

@@ -10,6 +10,7 @@ import click
 from propolis.errors import UsageError
 from propolis_workers.llm.cli import dtype_option
 from propolis_workers.llm.cli import load
+from propolis_workers.terminal import ended_by_signals
 from propolis_workers.terminal import model_option
 
 
@@ -74,7 +75,7 @@ def tune(
     prompts = tuple(dict.fromkeys(min(length, most) for length in prompts))
     BatchEngine(model, context=_CONTEXT, most=max(sequences))  # or all is measured in vain
     first = model.tokenizer.vocab_size // 3
-    with measuring(runtime, model.model.device):
+    with ended_by_signals(), measuring(runtime, model.model.device):
         for length in prompts:
             engine = model.engine(length + _AFTER)
             engine.prefill([(first + i) % model.tokenizer.vocab_size for i in range(length)])

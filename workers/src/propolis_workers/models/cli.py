@@ -227,7 +227,7 @@ def _removable(config: Config, text: str) -> list[Local]:
         raise ModelError(msg)
     known = "`propolis models list` shows what is here"
     near = did_you_mean(text, [one.name for one in here], otherwise=known)
-    msg = f"{text} was not pulled: {near}"
+    msg = f"{text or repr(text)} was not pulled: {near}"
     raise ModelError(msg)
 
 

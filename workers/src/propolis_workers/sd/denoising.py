@@ -87,14 +87,16 @@ def denoise(
             if known is not None:
                 latents = known.kept(plan, i + 1, latents)
             if not is_finite(latents):
-                _fail(output, i, plan)
+                _fail(guide, output, i, plan)
             if after_step is not None:
                 after_step(i + 1, partial(plan.clean, i, output, before))
     return latents
 
 
-def _fail(output: Tensor, i: int, plan: Plan) -> None:
+def _fail(guide: Guide, output: Tensor, i: int, plan: Plan) -> None:
     who = "the scheduler's step" if is_finite(output) else "the UNet"
+    if not is_finite(guide.context):
+        who = "the text encoder"
     msg = (
         f"step {i + 1} of {len(plan)} (timestep {float(plan.timesteps[i]):g}): {who} gave values "
         f"that are not finite (NaN or infinity), so there is no image: the weights are damaged, "

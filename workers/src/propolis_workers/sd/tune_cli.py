@@ -9,6 +9,7 @@ import click
 from propolis.cli import settings
 from propolis.files import expanded
 from propolis_workers.sd.cli import require_packages
+from propolis_workers.terminal import ended_by_signals
 from propolis_workers.terminal import filled
 from propolis_workers.terminal import loading_bar
 
@@ -51,7 +52,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
         model = StableDiffusion.load(
             path, runtime=runtime, dtype=dtype, progress=progress, rehearsal=rehearsal
         )
-    with measuring(runtime, model.device):
+    with ended_by_signals(), measuring(runtime, model.device):
         model.generate(params)
 
 

@@ -391,11 +391,20 @@ class Engine:
             self.refusal = "" if self._was_ready else message["kind"]
             await self._enter("failed", message["error"], restarts=self.status.restarts)
 
-    async def loaded(self) -> Status:
-        """Wait until the model is there, or is not to be had; how things stand then."""
+    async def loaded(self, restarts: int = 0) -> Status:
+        """
+        Wait until the model is there, or is not to be had; how things stand then.
+
+        Args:
+            restarts: how often the process was started again before, at least.
+        """
+
+        def known() -> bool:
+            there = self.status.state == "ready" and self.status.restarts >= restarts
+            return there or self.status.state in ("failed", "stopped")
+
         async with self._changed:
-            known = {"ready", "failed", "stopped"}
-            await self._changed.wait_for(lambda: self.status.state in known)
+            await self._changed.wait_for(known)
         return self.status
 
     async def _enter(self, state: State, error: str = "", **rest: Any) -> None:

@@ -30,6 +30,7 @@ from propolis_workers.serve.going import unless_gone
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.vectors import cut
 from propolis_workers.serve.vectors import expect_made
+from propolis_workers.serve.vectors import expect_room
 from propolis_workers.serve.vectors import tokens_of
 from propolis_workers.serve.vectors import vectors_of
 
@@ -138,6 +139,7 @@ def routes(service: Service) -> APIRouter:
         ids = await service.prepared(1, until, tokens_of, service, texts)
         if asked.truncate:
             ids = [cut(service, one) for one in ids]
+        expect_room(service, ids)
         vectors = await _collected(service, http, ids, until)
         if vectors is None:
             return Response(status_code=499)  # nobody reads it

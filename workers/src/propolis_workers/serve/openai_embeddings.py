@@ -26,6 +26,7 @@ from propolis_workers.serve.openai_types import Inputs
 from propolis_workers.serve.openai_types import listed
 from propolis_workers.serve.problems import ProblemError
 from propolis_workers.serve.vectors import expect_made
+from propolis_workers.serve.vectors import expect_room
 from propolis_workers.serve.vectors import tokens_of
 from propolis_workers.serve.vectors import vectors_of
 
@@ -65,12 +66,7 @@ def routes(service: Service) -> APIRouter:
         texts = listed(asked.input)
         # However many there are, they take the room of one.
         ids = await service.prepared(1, until, tokens_of, service, texts)
-        for index, one in enumerate(ids):
-            if len(one) > service.context:
-                where = "input" if len(ids) == 1 else f"input.{index}"
-                msg = f"{where} has {len(one)} tokens; the context has room for {service.context}: "
-                msg += "give shorter texts"
-                raise ProblemError(400, msg, code="context_length_exceeded", param=where)
+        expect_room(service, ids)
         told: list[str] = []
 
         async def collect() -> None:

@@ -162,10 +162,12 @@ def run(
 
 
 async def _told_when_ready(engine: Engine) -> PropolisError | None:
-    """Say on the terminal that a model is there; why, if it cannot be loaded at all."""
+    """Say on the terminal each time that a model is there; why, if it cannot be loaded at all."""
     status = await engine.loaded()
-    if status.state == "ready":
-        click.echo(readiness(status.ready), err=True)
+    while status.state == "ready":
+        with suppress(OSError):  # nobody may be there to read it
+            click.echo(readiness(status.ready), err=True)
+        status = await engine.loaded(status.restarts + 1)
     if not engine.refusal:
         return None
     kind = getattr(errors, engine.refusal, PropolisError)

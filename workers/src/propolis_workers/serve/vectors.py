@@ -39,6 +39,16 @@ def tokens_of(service: Service, texts: Sequence[Any]) -> list[list[int]]:
     return found
 
 
+def expect_room(service: Service, ids: Sequence[list[int]]) -> None:
+    """Refuse texts that the context has no room for, by their place in the request."""
+    for index, one in enumerate(ids):
+        if len(one) > service.context:
+            where = "input" if len(ids) == 1 else f"input.{index}"
+            msg = f"{where} has {len(one)} tokens; the context has room for {service.context}: "
+            msg += "give shorter texts"
+            raise ProblemError(400, msg, code="context_length_exceeded", param=where)
+
+
 def cut(service: Service, ids: list[int]) -> list[int]:
     """As much of a text as the context has room for, ended by what ends texts."""
     most, special = service.context, service.prompts.tokenizer.special_ids
@@ -77,4 +87,4 @@ async def _begun(
             await asyncio.sleep(_PAUSE)
 
 
-__all__ = ["cut", "expect_made", "tokens_of", "vectors_of"]
+__all__ = ["cut", "expect_made", "expect_room", "tokens_of", "vectors_of"]
