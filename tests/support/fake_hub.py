@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import struct
 import sys
@@ -23,10 +24,19 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Iterator
+    from pathlib import Path
 
     import pytest
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+BIG = os.urandom(300_000)
+REPO = "some/Model-GGUF"
+FILE = "Model-Q4_K_M.gguf"
+
+
+def left(folder: Path) -> list[str]:
+    """The files below a folder of models."""
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
 
 
 def sleep_as(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:

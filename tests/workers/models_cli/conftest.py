@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_hub import BIG
+from fake_hub import FILE
+from fake_hub import REPO
 from fake_hub import Hub
 from fake_hub import serving
 from fake_hub import sleep_as
@@ -52,6 +55,13 @@ def hub(monkeypatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
     close_session()
+
+
+@pytest.fixture
+def repository(hub) -> Hub:
+    """A hub with a repository of GGUF files."""
+    hub.files[REPO] = {FILE: BIG, "Model-Q8_0.gguf": b"q8", "README.md": b"-"}
+    return hub
 
 
 @pytest.fixture
