@@ -37,7 +37,7 @@ from propolis_workers.llm.models import read_config
 from propolis_workers.llm.tokenizer import Tokenizer
 from propolis_workers.llm.vocab.pre_tokenizers import PRE_TOKENIZERS
 from propolis_workers.models import convert
-from propolis_workers.models import gguf_out
+from propolis_workers.models import parts
 from propolis_workers.models import vocab_out
 from propolis_workers.weights import GGUFFile
 from propolis_workers.weights import SafetensorsFolder
@@ -272,9 +272,7 @@ def test_odd_shapes(tmp_path, family, tensor, change):
     assert [file.name for file in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize(
-    ("module", "failing"), [(tempfile, "TemporaryDirectory"), (gguf_out, "put")]
-)
+@pytest.mark.parametrize(("module", "failing"), [(tempfile, "TemporaryDirectory"), (parts, "_put")])
 def test_disk_refuses(models, tiny_folder, tmp_path, monkeypatch, module, failing):
     """What the disk refuses, for the sketch beside the file too, is one line; nothing is left."""
     out = tmp_path / "out/o.gguf"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_hub import BIG
@@ -16,6 +17,18 @@ from huggingface_hub import constants
 
 from propolis_workers.models import parts
 from propolis_workers.models import pull as pulling
+from propolis_workers.models.names import parse
+from propolis_workers.models.store import Store
+
+
+class Silent:
+    """Who is told of a pull, and says nothing."""
+
+    def say(self, line):
+        """Something happened."""
+
+    def progress(self, done, total):
+        """So many bytes are here."""
 
 
 @pytest.mark.parametrize("name", [REPO, f"{REPO}:q4_k_m", f"{REPO}:{FILE}"])
@@ -162,8 +175,8 @@ def test_refused(repository, models, refused, code, said):
     repository.refused[REPO] = refused
     done = models("pull", REPO)
     assert done.code == code
-    assert said in done.err
-    assert done.err.count("\n") == 1
+    assert said in done.err.splitlines()[-1]
+    assert done.err.count("\n") == (6 if refused[0] >= 500 else 1)
 
 
 def test_not_there(repository, models):
@@ -350,14 +363,44 @@ def test_two_at_once(repository, models, folder):
     (part,) = left(folder)
     with pulling._alone(folder / part):
         done = models("pull", REPO)
-        removed = models("rm", f"{REPO}:Q4_K_M", "--yes")
-        assert left(folder) == [part]
     assert done.code == 1
     assert "another `propolis models pull` is at" in done.err
-    assert removed.code == 2
-    assert f"{REPO}:Q4_K_M is being pulled: end that pull first" in removed.err
-    assert models("rm", f"{REPO}:Q4_K_M", "--yes").code == 0
-    assert left(folder) == []
+
+
+def test_what_is_pulled_is_not_removed(repository, models, folder):
+    """From its first look at what is here until a pull has ended, ``rm`` takes nothing from it."""
+    models("pull", f"{REPO}:Q8_0")
+    (folder / "a/b").mkdir(parents=True)
+    (folder / "a/b/x-Q4_0.gguf").write_bytes(b"x")
+    checked, seen = pulling._checksum, []
+
+    def look(path, file):
+        seen.append(models("rm", "a/b", f"{REPO}:Q8_0", "--yes", "--json"))
+        return checked(path, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulling, "_checksum", look)
+        assert models("pull", f"{REPO}:Q8_0").code == 0
+    (refused,) = seen
+    assert refused.code == 2
+    assert f"{REPO}:Q8_0 is being pulled, or another of its folder: end that" in refused.err
+    assert [row["name"] for row in json.loads(refused.out)] == ["a/b:Q4_0"]  # that one is gone
+    assert left(folder) == [f"{REPO}/Model-Q8_0.gguf"]
+    assert models("rm", REPO, "--yes").code == 0
+    assert not folder.exists() or not any(folder.iterdir())
+
+
+def test_who_pulls_waits_for_who_removes(repository, models, folder):
+    """A folder that ``rm`` takes away is made again."""
+    (folder / REPO).mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool:
+        with parts.alone_in(folder / REPO):
+            pulled = pool.submit(pulling.pull, parse(REPO), Store(folder), Silent())
+            with pytest.raises(TimeoutError):
+                pulled.result(0.2)
+            (folder / REPO).rmdir()
+        assert pulled.result(30).fetched == len(BIG)
+    assert left(folder) == [f"{REPO}/{FILE}"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,17 @@ def test_another_part(repository, models, folder, span):
     assert repository.downloads()[-1]["Range"] is None
 
 
+def test_another_part_takes_nothing(repository, models, folder):
+    """Until the whole file is on its way, what came before stays."""
+    repository.cut, repository.spans = [200_000, 100_000, *[0] * 20], ["bytes 5-9/300000"]
+    assert models("pull", REPO).code == 1
+    (part,) = left(folder)
+    assert (folder / part).stat().st_size == 200_000
+    repository.cut = []
+    assert models("pull", REPO).code == 0
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
 def test_no_ranges(repository, models, folder):
     """A server that knows no ranges gives all of it again; all that came is counted."""
     repository.cut, repository.ranges = [200_000], False
@@ -92,6 +103,7 @@ def test_no_ranges(repository, models, folder):
         (503, {}, 1),
         (502, {"Retry-After": "soon"}, 1),
         (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        (520, {"Retry-After": "9" * 5000}, 1),
     ],
 )
 def test_busy(repository, models, folder, monkeypatch, status, headers, pause):
@@ -101,7 +113,23 @@ def test_busy(repository, models, folder, monkeypatch, status, headers, pause):
     repository.busy = [(status, headers)]
     done = models("pull", REPO)
     assert (done.code, waited) == (0, [pause])
-    assert f"{repository.url} answered {status}: {FILE} goes on in {pause} s\n" in done.err
+    assert (
+        f"{repository.url} answered {status}: {FILE} of {REPO} is asked for again in {pause} s\n"
+        in done.err
+    )
+    assert (folder / REPO / FILE).read_bytes() == BIG
+
+
+def test_busy_with_its_list(repository, models, folder, monkeypatch):
+    """So is who is busy when it is asked what there is."""
+    monkeypatch.setattr(
+        "propolis_workers.models.hub._wait",
+        lambda what, *_: repository.refused.clear() or said.append(what),
+    )
+    said = []
+    repository.refused[REPO] = (429, "")
+    assert models("pull", REPO).code == 0
+    assert said == [REPO]
     assert (folder / REPO / FILE).read_bytes() == BIG
 
 

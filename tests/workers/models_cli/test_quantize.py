@@ -18,7 +18,7 @@ from propolis import ops
 from propolis_workers.llm import LLM
 from propolis_workers.models.mixtures import MIXTURES
 from propolis_workers.models.mixtures import formats
-from propolis_workers.models.parts import alone
+from propolis_workers.models.parts import whole
 from propolis_workers.weights import GGUFFile
 
 
@@ -285,15 +285,20 @@ def test_a_signal_leaves_no_part(source, tmp_path):
     assert [] == list(tmp_path.iterdir())
     done = subprocess.run([*command, "SIGKILL"], capture_output=True, check=False)
     assert -signal.SIGKILL == done.returncode, done.stderr
-    assert [".out.gguf.part"] == [file.name for file in tmp_path.iterdir()]
+    (part,) = tmp_path.iterdir()
+    assert part.name.startswith(".out.gguf.")
 
 
-def test_what_a_killed_one_left_is_taken_over(models, source, tmp_path):
-    """The part that SIGKILL leaves behind becomes the next file; it does not stay for ever."""
-    (tmp_path / ".out.gguf.part").write_bytes(bytes(10_000_000))
+def test_what_a_killed_one_left_is_removed(models, source, tmp_path):
+    """The part that SIGKILL leaves stays until the next does the same; another file's stays."""
+    parts = [tmp_path / name for name in (".out.gguf.1.part", ".out.gguf.2.part", ".o.gguf.3.part")]
+    for part in parts:
+        part.write_bytes(bytes(100))
+    for part in (parts[0], parts[2]):  # the other may be of one that begins
+        os.utime(part, (1e9, 1e9))
     done = models("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q4_0")
     assert done.code == 0, done.err
-    assert [file.name for file in tmp_path.iterdir()] == ["out.gguf"]
+    assert {tmp_path / "out.gguf", *parts[1:]} == set(tmp_path.iterdir())
     assert GGUFFile.open(tmp_path / "out.gguf").tensors
 
 
@@ -301,8 +306,10 @@ def test_two_write_one_file(models, source, tmp_path, monkeypatch):
     """The second is refused while the first writes; where that is done meanwhile, it stays."""
     out = tmp_path / "out.gguf"
     command = ["quantize", str(source), str(out), "--type", "q4_0"]
-    with alone(tmp_path / ".out.gguf.part"):
+    with whole(out, overwrite=False):
         done = models(*command)
+    assert out.read_bytes() == b""
+    out.unlink()
     assert done.code == 2
     assert f"another process is writing {out}: wait until it has ended" in done.err
     linked = os.link
@@ -314,16 +321,36 @@ def test_two_write_one_file(models, source, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", later)
     done = models(*command)
     assert done.code == 2
-    assert "another has been written there meanwhile" in done.err
+    assert f"{out} has been written by somebody else meanwhile, and stays" in done.err
     assert out.read_bytes() == b"GGUF of another"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.gguf"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.gguf"]
 
 
-def test_a_disk_without_links_and_locks(models, source, tmp_path, monkeypatch):
+def test_a_link_that_leads_nowhere(models, source, tmp_path):
+    """It is there, before anything is computed."""
+    out = tmp_path / "out.gguf"
+    out.symlink_to(tmp_path / "absent")
+    done = models("quantize", str(source), str(out), "--type", "q4_0")
+    assert done.code == 2
+    assert f"{out} exists: give another name" in done.err
+
+
+def test_long_names(models, source, tmp_path):
+    """Files whose names begin alike are two, and a name may be as long as the disk lets it be."""
+    one, other = (tmp_path / f"{'x' * 240}{n}.gguf" for n in "12")
+    with whole(one, overwrite=False) as file:
+        file.write(b"GGUF")
+        done = models("quantize", str(source), str(other), "--type", "q4_0")
+        assert done.code == 0, done.err
+    assert {one, other} == set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.EINVAL, errno.EPERM])
+def test_a_disk_without_links_and_locks(models, source, tmp_path, monkeypatch, number):
     """FAT and some network disks know neither: a file is written there all the same."""
 
     def refuse(*_):
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr("propolis_workers.models.parts.fcntl.flock", refuse)

@@ -215,9 +215,16 @@ def test_nan_latents(changed):
     assert not seen
 
 
-def test_nan_of_the_text(changed):
+@pytest.mark.parametrize(
+    ("of", "name", "family"),
+    [
+        ("text_encoder", "text_model.final_layer_norm.bias", "sd15"),
+        ("text_encoder_2", "text_projection.weight", "sdxl"),
+    ],
+)
+def test_nan_of_the_text(changed, of, name, family):
     """Where the text encoder gave what is not finite, it is named, and not the UNet."""
-    sd = StableDiffusion.load(changed("text_encoder", "text_model.final_layer_norm.bias", np.nan))
+    sd = StableDiffusion.load(changed(of, name, np.nan, family))
     with pytest.raises(ModelError, match=r"step 1 of 3 .*: the text encoder gave values"):
         sd.generate(params(steps=3))
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from typing import NoReturn
 
 import click
 
@@ -144,7 +143,9 @@ def ended_by_signals() -> Iterator[None]:
     """
     came: list[int] = []
 
-    def end(number: int, _frame: object) -> NoReturn:
+    def end(number: int, _frame: object) -> None:
+        if came:
+            return  # it is ending
         came.append(number)
         raise KeyboardInterrupt  # whose ``SystemExit`` ended an op would be the op's fault
 

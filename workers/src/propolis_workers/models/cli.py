@@ -142,17 +142,19 @@ def rm(ctx: click.Context, names: tuple[str, ...], yes: bool, as_json: bool) -> 
         if not click.confirm("remove?", err=True):
             return
     rows = []
-    for one in found:
-        try:
-            freed = store.remove(one)
-        except OSError as exc:
-            msg = f"{exc.filename or one.path} cannot be removed: {exc.strerror}"
-            raise ModelError(msg) from exc
-        rows.append({"name": one.name, "path": str(one.path), "freed_bytes": freed})
-        if not as_json:
-            click.echo(f"removed {one.name}: {size_of(freed)} freed")
-    if as_json:
-        print_json(rows)
+    try:
+        for one in found:
+            try:
+                freed = store.remove(one)
+            except OSError as exc:
+                msg = f"{exc.filename or one.path} cannot be removed: {exc.strerror}"
+                raise ModelError(msg) from exc
+            rows.append({"name": one.name, "path": str(one.path), "freed_bytes": freed})
+            if not as_json:
+                click.echo(f"removed {one.name}: {size_of(freed)} freed")
+    finally:  # what is gone is told, whatever stopped it
+        if as_json:
+            print_json(rows)
 
 
 @models.command()

@@ -11,14 +11,12 @@ import struct
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedWriter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Final
 
-from propolis_workers.models.parts import alone
-from propolis_workers.models.parts import put
+from propolis_workers.models.parts import whole
 from propolis_workers.weights.gguf import DEFAULT_ALIGNMENT
 from propolis_workers.weights.gguf import MAGIC
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_NAMED = 200  # characters of a name, to which more are added; systems allow 255 bytes
 _WHERE: Final = ("general.alignment", "split.")  # of a file's own layout, not of the model
 
 
@@ -74,8 +71,6 @@ def write_gguf(
     """
     Write a file, which appears when it is whole.
 
-    Until then it lies beside as ``.NAME.part``; the next call takes over what a killed one left.
-
     Args:
         path: of the file.
         pairs: its metadata: key -> type and value, as :func:`encoded` makes them.
@@ -88,24 +83,16 @@ def write_gguf(
 
     Raises:
         BlockingIOError: another process is writing it.
+        FileExistsError: another is there meanwhile.
         OSError: it cannot be written.
     """
-    part = path.with_name(f".{path.name[:_NAMED]}.part")
-    with alone(part) as held:
-        try:
-            held.truncate(0)
-            file = BufferedWriter(held)
-            file.write(header(pairs, entries))
-            for entry in entries:
-                for piece in content(entry):
-                    file.write(piece.data)
-                file.write(bytes(_padding(entry.nbytes)))
-            file.flush()
-            put(part, path, overwrite=overwrite)
-            return file.tell()
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    with whole(path, overwrite=overwrite) as file:
+        file.write(header(pairs, entries))
+        for entry in entries:
+            for piece in content(entry):
+                file.write(piece.data)
+            file.write(bytes(_padding(entry.nbytes)))
+        return file.tell()
 
 
 def header(pairs: Mapping[str, bytes], entries: Sequence[Entry]) -> bytes:

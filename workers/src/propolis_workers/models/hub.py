@@ -51,17 +51,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Mapping
 
+    from huggingface_hub import ModelInfo
+
 _PATIENCE: Final = 30.0  # seconds for a list of files
 _SHOWN: Final = 80
 CHUNK = 1 << 20  # bytes: at most that many of those that came are lost where a connection is cut
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SPAN = re.compile(r"\s*bytes\s+(\d+)-", re.ASCII | re.IGNORECASE)
+_SPAN = re.compile(r"\s*bytes\s+(\d{1,18})-", re.ASCII | re.IGNORECASE)
 _SECRET = re.compile(r"//.*@")  # a user and a password in an address
 _CUT: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
-_RETRIES: Final = 5  # connections in a row that bring nothing
-_BUSY: Final = (408, 429, 500, 502, 503, 504)  # what says so is asked again, after a while
-_LONGEST: Final = 300  # seconds that a pull waits because it is asked to
+_RETRIES: Final = 5  # more, in a row, that bring nothing
+_LONGEST: Final = 300  # seconds of one wait that somebody asks for
+_DIGITS: Final = 18  # of a number in a header, as below; what has more says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,13 @@ def _shown() -> str:
     return _SECRET.sub("//", endpoint())
 
 
-def look_up(name: str) -> Repository:
+def look_up(name: str, say: Callable[[str], None]) -> Repository:
     """
     What a repository holds now.
+
+    Args:
+        name: its name.
+        say: told for whom one waits, and how long.
 
     Raises:
         ModelError: there is none of that name, or none that this user may see.
@@ -117,13 +123,7 @@ def look_up(name: str) -> Repository:
     """
     _prepare()
     with _explained(name):
-        api = HfApi(endpoint=endpoint())
-        try:
-            info = api.model_info(name, files_metadata=True, timeout=_PATIENCE)
-        except HFValidationError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _no_hub(name) from None
+        info = _listed(name, say)
     if not _is_hash(info.sha):
         raise _no_hub(name)
     files = {}
@@ -156,12 +156,22 @@ def expect_given(repository: Repository, files: Iterable[RemoteFile]) -> None:
             raise PullError(msg)
 
 
-class _BusyError(Exception):
-    """Who answers asks for so many seconds of patience, or does not say for how many."""
-
-    def __init__(self, status: int, pause: int | None) -> None:
-        super().__init__(status, pause)
-        self.status, self.pause = status, pause
+def _listed(name: str, say: Callable[[str], None]) -> ModelInfo:
+    """What the hub says of a repository; one that is busy is asked again."""
+    api = HfApi(endpoint=endpoint())
+    failures = 0
+    while True:
+        try:
+            return api.model_info(name, files_metadata=True, timeout=_PATIENCE)
+        except HFValidationError:
+            raise
+        except HfHubHTTPError as exc:
+            if not _is_busy(exc.response.status_code) or failures >= _RETRIES:
+                raise
+            _wait(name, exc.response, failures, say)
+            failures += 1
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _no_hub(name) from None
 
 
 def download(
@@ -188,67 +198,81 @@ def download(
         url = hf_hub_url(repository.name, file.name, **place)
         # Compressed bytes could not be resumed by the offset of plain ones.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-        failures = 0
+        failures, parts = 0, True
         while (begun := out.tell()) < file.nbytes:
-            wanted = {**headers, "Range": f"bytes={begun}-"} if begun else headers
+            ranged = {**headers, "Range": f"bytes={begun}-"}
             try:
-                _stream(url, wanted, out, last=failures >= _RETRIES)
-            except _CUT:
+                _stream(url, ranged if begun and parts else headers, out)
+            except _CUT as exc:
                 failures = 0 if out.tell() > begun else failures + 1
                 if failures > _RETRIES:
                     raise
+                parts = not isinstance(exc, _AnotherPartError)
                 time.sleep(1)
-            except _BusyError as busy:
-                pause = 2**failures if busy.pause is None else busy.pause
+            except HfHubHTTPError as exc:
+                if not _is_busy(exc.response.status_code) or failures >= _RETRIES:
+                    raise
+                _wait(what, exc.response, failures, say)
                 failures += 1
-                answer = f"{_shown()} answered {busy.status}"
-                if pause > _LONGEST:
-                    msg = f"{what} was asked for, and {answer}, and to ask again in {pause} s: "
-                    msg += "pull again then, which goes on where this ended"
-                    raise PullError(msg) from None
-                say(f"{answer}: {file.name} goes on in {pause} s")
-                time.sleep(pause)
             else:
                 return  # who asked sees whether that was all
 
 
-def _stream(url: str, headers: Mapping[str, str], out: Any, *, last: bool) -> None:
-    """
-    Write what one connection brings.
+class _AnotherPartError(httpx2.RemoteProtocolError):
+    """A server answered with another part than was asked for."""
 
-    Raises:
-        _BusyError: it brings nothing now; unless it is the last one that is tried.
-    """
+
+def _stream(url: str, headers: Mapping[str, str], out: Any) -> None:
+    """Write what one connection brings."""
     patience = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with get_session().stream("GET", url, headers=headers, timeout=patience) as response:
-        if response.status_code in _BUSY and not last:
-            raise _BusyError(response.status_code, _pause(response.headers))
         hf_raise_for_status(response)
-        # Some servers know no ranges, and some answer with another one.
         first = _first(response.headers) if response.status_code == 206 else 0
-        if first != out.tell():
-            out.seek(0)
-            out.truncate()
-            if first != 0:
-                msg = f"bytes from {first} on are not those that were asked for"
-                raise httpx2.RemoteProtocolError(msg)
+        if first not in (0, out.tell()):
+            msg = f"bytes from {first} on are not those that were asked for"
+            raise _AnotherPartError(msg)
         for chunk in response.iter_bytes(chunk_size=CHUNK):
+            if first == 0 and out.tell():  # some servers know no parts: what is here comes again
+                out.seek(0)
+                out.truncate()
+            first = None
             out.write(chunk)
+
+
+def _is_busy(status: int) -> bool:
+    return status in (408, 429) or status >= 500
+
+
+def _wait(what: str, response: httpx2.Response, failures: int, say: Callable[[str], None]) -> None:
+    """
+    Wait as long as who answered asks for, or ever longer.
+
+    Raises:
+        PullError: it asks for too long a wait.
+    """
+    asked = _pause(response.headers)
+    pause = 2**failures if asked is None else asked
+    answer = f"{_shown()} answered {response.status_code}"
+    if pause > _LONGEST:
+        msg = f"{what} was asked for, and {answer}, and to ask again in {pause} s: pull again "
+        msg += "then, which goes on where this ended"
+        raise PullError(msg)
+    say(f"{answer}: {what} is asked for again in {pause} s")
+    time.sleep(pause)
 
 
 def _pause(headers: Mapping[str, str]) -> int | None:
     """Seconds after which who answered wants to be asked again; None where it does not say."""
-    limit = parse_ratelimit_headers(headers)
-    if limit is not None and limit.remaining == 0:
-        return int(limit.reset_in_seconds) + 1
-    said = headers.get("Retry-After", "").strip()
-    if said.isascii() and said.isdecimal():
-        return int(said)
     try:
-        when = parsedate_to_datetime(said).timestamp()
+        limit = parse_ratelimit_headers(headers)
+        if limit is not None and limit.remaining == 0:
+            return int(limit.reset_in_seconds) + 1
+        said = headers.get("Retry-After", "").strip()
+        if said.isascii() and said.isdecimal():
+            return int(said) if len(said) <= _DIGITS else None
+        return max(0, math.ceil(parsedate_to_datetime(said).timestamp() - time.time()))
     except (ValueError, OverflowError):
         return None
-    return max(0, math.ceil(when - time.time()))
 
 
 def _first(headers: Mapping[str, str]) -> int | None:

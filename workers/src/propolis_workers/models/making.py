@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import nullcontext
@@ -146,7 +147,7 @@ def expect_new(target: Path, *, overwrite: bool) -> None:
         msg += "a file, or ./- for one of that name"
         raise ModelError(msg)
     try:
-        folder, inside, there = target.is_dir(), target.parent.is_dir(), target.exists()
+        folder, inside, there = target.is_dir(), target.parent.is_dir(), os.path.lexists(target)
     except OSError as exc:
         msg = f"{str(target)[:200]} cannot be written ({exc.strerror}): give another name"
         raise ModelError(msg) from exc

@@ -14,6 +14,7 @@ from typing import Protocol
 from propolis.wording import size_of
 from propolis_workers.models import hub
 from propolis_workers.models.parts import alone
+from propolis_workers.models.parts import used
 from propolis_workers.models.picking import CONFIG
 from propolis_workers.models.picking import pick
 from propolis_workers.models.problems import PullError
@@ -71,12 +72,12 @@ def pull(name: ModelName, store: Store, watcher: Watcher) -> Pulled:
         ModelError: there is no such model.
         PullError: the network, the hub or the disk refuses; what came stays for the next pull.
     """
-    repository = hub.look_up(name.repository)
+    repository = hub.look_up(name.repository, watcher.say)
     names = pick(name, repository.files)
     files = [repository.files[file] for file in names]
     total = sum(file.nbytes for file in files)
     done = fetched = 0
-    with _disk(store.folder):
+    with _disk(store.folder), used(store.path(repository.name, "")):
         missing = [file for file in files if not _is_here(repository, file, store)]
         done = total - sum(file.nbytes for file in missing)
         hub.expect_given(repository, missing)

@@ -150,6 +150,9 @@ def writing(target: Path) -> Iterator[None]:
     except BlockingIOError:
         msg = f"another process is writing {target}: wait until it has ended, or give another name"
         raise ModelError(msg) from None
+    except FileExistsError:
+        msg = f"{target} has been written by somebody else meanwhile, and stays: give another name"
+        raise ModelError(msg) from None
     except OSError as exc:
         msg = f"{target} cannot be written ({exc.strerror or exc}): make room there, or give a "
         msg += "file elsewhere; nothing was left behind"

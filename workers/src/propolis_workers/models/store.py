@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from propolis_workers.models.names import chosen
 from propolis_workers.models.names import parse
 from propolis_workers.models.names import quantisation
 from propolis_workers.models.names import short_names
-from propolis_workers.models.parts import is_written
+from propolis_workers.models.parts import alone_in
 from propolis_workers.models.picking import CONFIG
 from propolis_workers.models.picking import is_other
 from propolis_workers.models.picking import is_pulled
@@ -122,17 +123,15 @@ class Store:
         found: list[Local] = []
         for org in sorted(_inside(self.folder)):
             # Others' files may lie here; what no pull could have written is left alone.
-            if org.is_symlink() or parse(f"{org.name}/any") is None:
+            if not _is_folder(org) or parse(f"{org.name}/any") is None:
                 continue
             try:
-                repositories = sorted(_inside(org))
+                for repository in sorted(one for one in _inside(org) if _is_folder(one)):
+                    name = f"{org.name}/{repository.name}"
+                    if parse(f"{name}:any") is not None:
+                        found += _in_folder(name, repository)
             except PermissionError as exc:
                 found.append(_unreadable(f"{org.name}/...", org, exc))
-                continue
-            for repository in repositories:
-                name = f"{org.name}/{repository.name}"
-                if not repository.is_symlink() and parse(f"{name}:any") is not None:
-                    found += _in_folder(name, repository)
         return sorted(found, key=lambda one: not one.complete)
 
     def find(self, name: ModelName) -> Local | None:
@@ -190,11 +189,17 @@ class Store:
             ModelError: another process is pulling it.
             OSError: a file cannot be deleted.
         """
+        try:
+            with alone_in(self.folder.joinpath(*model.name.partition(":")[0].split("/"))):
+                return self._removed(model)
+        except BlockingIOError:
+            msg = f"{model.name} is being pulled, or another of its folder: end that pull first"
+            raise ModelError(msg) from None
+        except FileNotFoundError:
+            return 0  # another has removed it
+
+    def _removed(self, model: Local) -> int:
         freed = model.nbytes
-        for file in model.files:
-            if _PART.fullmatch(file.name) and is_written(file):
-                msg = f"{model.name} is being pulled: end that pull first, or wait until it has"
-                raise ModelError(msg)
         for file in model.files:
             file.unlink(missing_ok=True)
             folder = file.parent
@@ -231,11 +236,17 @@ def _inside(folder: Path) -> list[Path]:
         return []
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one; as :func:`_is_plain`."""
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
 def _is_plain(file: Path) -> bool:
-    """Whether it is a file, and no link to one; nobody knows in a folder that only lists names."""
-    with contextlib.suppress(PermissionError):
-        return file.is_file() and not file.is_symlink()
-    return False
+    """Whether it is a file, and no link to one; pathlib hides that nobody may know."""
+    try:
+        return stat.S_ISREG(file.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _size(file: Path) -> int:
@@ -255,13 +266,18 @@ def _has(files: list[Local], which: str) -> bool:
 
 def _in_folder(name: str, folder: Path) -> Iterator[Local]:
     """The models of one repository."""
-    barred: list[OSError] = []
-    walked = os.walk(folder, onerror=barred.append)
-    found_there = [Path(top, name) for top, _, names in walked for name in names]
-    for exc in barred:
-        if isinstance(exc, PermissionError):
-            yield _unreadable(name, Path(exc.filename), exc)
-    files = sorted(file for file in found_there if _is_plain(file))
+    files: list[Path] = []
+    barred: dict[Path, OSError] = {}
+    walked = os.walk(folder, onerror=lambda exc: barred.setdefault(Path(exc.filename), exc))
+    for top, _, names in walked:
+        try:
+            files += sorted(file for n in names if _is_plain(file := Path(top, n)))
+        except PermissionError as exc:  # a folder whose names alone can be read
+            barred[Path(top)] = exc
+    for path, why in barred.items():
+        if isinstance(why, PermissionError):
+            yield _unreadable(name, path, why)
+    files.sort()
     parts = {file: found for file in files if (found := _PART.fullmatch(file.name))}
     ggufs = [file for file in files if file.suffix == ".gguf" and file not in parts]
     yield from _ggufs(name, folder, ggufs)

@@ -95,7 +95,8 @@ def denoise(
 
 def _fail(guide: Guide, output: Tensor, i: int, plan: Plan) -> None:
     who = "the scheduler's step" if is_finite(output) else "the UNet"
-    if not is_finite(guide.context):
+    pooled = guide.added.text_embeds if guide.added is not None else None
+    if not all(is_finite(text) for text in (guide.context, pooled) if text is not None):
         who = "the text encoder"
     msg = (
         f"step {i + 1} of {len(plan)} (timestep {float(plan.timesteps[i]):g}): {who} gave values "
