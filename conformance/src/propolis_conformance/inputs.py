@@ -54,8 +54,8 @@ class T:
             it, the first parameter's.
         domain: ``values``; ``positive``; ``finite``, never NaN or infinite; ``bounded``, NaN but
             never infinite; ``single``, no larger than f32 is tried with, whatever the dtype;
-            ``mask``, -inf among values; ``cache``, NaN where ``kv_len`` says that nothing was
-            written yet;
+            ``mask``, -inf among values; ``far``, a thousand more than values;
+            ``cache``, NaN where ``kv_len`` says that nothing was written yet;
             ``index:v``, in [0, v); ``distinct:v``, and no two in a row equal; ``masked:v``,
             some the largest of their dtype; ``length:v``, in [0, v]; ``starts:v``,
             ascending from 0 to v.
@@ -137,7 +137,14 @@ class Value:
             return self.array.astype(np.float64)
 
 
-_RANKS = {"": {}, "r s t c": {"r": 2, "t": 2}, "r s t u v w x c": dict.fromkeys("rstuvwx", 2)}
+_MANY = ("r s t u", "r s t u v", "r s t u v w", "r s t u v w x")
+_RANKS = {
+    "": {},
+    "c": {},
+    "r c": {},
+    "r s t c": {"r": 2, "t": 2},
+    **{f"{dims} c": dict.fromkeys(dims.split(), 2) for dims in _MANY},
+}
 
 
 def at_any_rank(recipe: Recipe, *, least: int = 0) -> tuple[Recipe, ...]:
@@ -154,7 +161,11 @@ def at_any_rank(recipe: Recipe, *, least: int = 0) -> tuple[Recipe, ...]:
             replace(
                 recipe,
                 tensors={n: replace(t, dims=dims) for n, t in recipe.tensors.items()},
-                attributes=recipe.attributes[:4],
+                attributes=tuple(
+                    each
+                    for each in recipe.attributes[:4]
+                    if -len(dims.split()) <= each.get("dim", 0) < max(len(dims.split()), 1)
+                ),
                 sizes=sizes,
                 deep={},
                 brief=True,
@@ -229,6 +240,8 @@ def draw(
     numbers = _floats(shape, dtype, "normal" if domain == "finite" else values, rng)
     if domain == "bounded":
         numbers = np.where(np.isinf(numbers), np.nan, numbers)
+    if domain == "far":
+        numbers = numbers + 1000
     if domain == "mask":
         numbers = np.where(rng.uniform(size=shape) < 0.3, -np.inf, numbers)
     with np.errstate(over="ignore", invalid="ignore"):

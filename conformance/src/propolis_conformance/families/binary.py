@@ -71,5 +71,7 @@ _RECIPES = (
     *at_any_rank(Recipe({"a": T("r s c"), "b": T("r s c")}, ties=True, extreme=True)),
     Recipe({"a": T("r s c"), "b": T("1 s 1")}),
     Recipe({"a": T("c"), "b": T("r s c")}),
+    Recipe({"a": T("r 1 c"), "b": T("s 1")}, brief=True),
+    Recipe({"a": T("r s c"), "b": T("r 1 c")}, brief=True),
 )
 OPS: Final = {name: OpInfo(truth, _RECIPES) for name, truth in _TRUTHS.items()}

@@ -37,6 +37,7 @@ OPS["matmul"] = OpInfo(
         Recipe({"a": T("b m k"), "b": T("k n")}),
         Recipe({"a": T("m k"), "b": T("b k n")}),
         Recipe({"a": T("h 1 m k"), "b": T("b k n")}),
+        Recipe({"a": T("b h m k"), "b": T("1 h k n")}, brief=True),
         # Rows enough for those who leave few to others.
         Recipe({"a": T("m*32 k"), "b": T("k n")}),
     ),
@@ -54,6 +55,7 @@ OPS["linear"] = OpInfo(
     (
         Recipe({"x": T("b m k"), **_WEIGHTS}, _BIASED, deep=_DEEP, large=_LARGE),
         Recipe({"x": T("k"), **_WEIGHTS}, _BIASED),
+        Recipe({"x": T("h b m k"), **_WEIGHTS}, _BIASED, brief=True),
         # One row, which may be loaded by whole runs.
         Recipe({"x": T("1 k*8"), "w": T("n k*8"), "bias": T("n")}, _BIASED),
         # Of what matrix instructions take at once: few rows, and more.

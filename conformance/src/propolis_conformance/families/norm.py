@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OPS: Final[dict[str, OpInfo]] = {}
 
+_OTHER_RANKS = ("c", "r c", "t r s c")
 _NORMED = {"x": T("r s c"), "weight": T("c")}
 
 
@@ -31,7 +32,11 @@ def _rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
 
 
 OPS["rms_norm"] = OpInfo(
-    _rms_norm, (Recipe(_NORMED, ({}, {"eps": 1e-3}), deep={"r": 1, "s": 1, "c": 2100}),)
+    _rms_norm,
+    (
+        Recipe(_NORMED, ({}, {"eps": 1e-3}), deep={"r": 1, "s": 1, "c": 2100}),
+        *(Recipe({**_NORMED, "x": T(dims)}, brief=True) for dims in _OTHER_RANKS),
+    ),
 )
 
 
@@ -67,6 +72,11 @@ OPS["layer_norm"] = OpInfo(
             {"x": T("r s c"), "weight": _WEIGHT, "bias": T("c")},
             ({}, {"bias": None}, {"eps": 0.1}),
         ),
+        *(
+            Recipe({"x": T(dims), "weight": _WEIGHT, "bias": T("c")}, brief=True)
+            for dims in _OTHER_RANKS
+        ),
+        Recipe({"x": T("r s c", domain="far"), "weight": _WEIGHT, "bias": T("c")}, brief=True),
     ),
 )
 
@@ -102,6 +112,7 @@ _GROUPS = (
     Recipe({"x": T("n c*2 s"), **_CHANNELS}, _GROUPED),
     Recipe({"x": T("n c*2 h w"), **_CHANNELS}, _GROUPED),
     Recipe({"x": T("n c*2"), **_CHANNELS}, ({"groups": 2},)),
+    Recipe({"x": T("n c*2 s", domain="far"), **_CHANNELS}, _GROUPED[:2], brief=True),
 )
 OPS["group_norm"] = OpInfo(_group_norm, _GROUPS)
 OPS["group_norm_silu"] = OpInfo(_group_norm_silu, _GROUPS)

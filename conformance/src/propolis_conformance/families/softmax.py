@@ -39,7 +39,7 @@ _ROWS = at_any_rank(
         deep={"r": 1, "s": 1, "c": 2100},
         extreme=True,
     ),
-    least=3,
+    least=1,
 )
 OPS: Final = {
     "softmax": OpInfo(softmax, _ROWS),
