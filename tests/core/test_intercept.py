@@ -112,15 +112,20 @@ def test_who_watches_does_so_alone(fakes):
 
 
 def test_a_captured_call_is_seen_by_those_who_look_at_every_thread(fakes):
-    """At each replay; who looks at one thread sees none, as a replay looks nothing up."""
+    """At each replay; who looks at one thread would see none, and no replay passes it by."""
     device, everybodys, mine = fakes.device(fakes.impl()), Noting(), Noting()
     x = on(device, 1)
     with device.table.intercept(everybodys):
         with capture(device) as graph:
             ops.add(x, x)
-        with device.table.watch(mine, "test"):
+        graph.replay()
+        told = "replay: this thread's calls on fake:0 are captured or watched already"
+        with device.table.watch(mine, "test"), pytest.raises(DispatchError, match=told):
             graph.replay()
-    assert (len(everybodys.calls), mine.calls) == (2, [])
+        with pytest.raises(DispatchError, match=told), capture(device):
+            graph.replay()
+        graph.replay()
+    assert (len(everybodys.calls), mine.calls) == (3, [])
 
 
 def test_failures_alone_cost_nothing(fakes):

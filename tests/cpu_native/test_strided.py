@@ -84,7 +84,8 @@ def test_the_largest(device, width):
     wide = np.concatenate([rows, rows + 5], 1)
     for x in (Tensor.from_numpy(rows, device), Tensor.from_numpy(wide, device).narrow(1, 0, width)):
         np.testing.assert_array_equal(ops.argmax(x, 1).numpy(), rows.argmax(1))
-        np.testing.assert_array_equal(ops.max(x, 1).numpy(), rows.max(1))
+        for dims in (1, -1, (1,), np.int64(1), [np.int64(-1)]):
+            np.testing.assert_array_equal(ops.max(x, dims).numpy(), rows.max(1))
         np.testing.assert_array_equal(ops.argmax(x, 0).numpy(), rows.argmax(0))
         np.testing.assert_array_equal(ops.max(x).numpy(), rows.max())
 

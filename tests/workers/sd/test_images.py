@@ -132,6 +132,9 @@ def test_mask(tmp_path):
     np.testing.assert_array_equal(found, np.array([[0, 0, 255, 255]], np.uint8))
     Image.new("RGBA", (3, 2), "white").save(tmp_path / "n.png")
     np.testing.assert_array_equal(images.read_mask(tmp_path / "n.png"), np.full((2, 3), 255))
+    Image.fromarray(np.array([[0, 1]], np.uint8)).save(tmp_path / "o.png")
+    with pytest.raises(FileFormatError, match=r"o\.png has no more than 1, which is nearly black"):
+        images.read_mask(tmp_path / "o.png")
 
 
 def test_resize():

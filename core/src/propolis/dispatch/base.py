@@ -103,14 +103,17 @@ class Table(ABC):
         Raises:
             DispatchError: somebody does.
         """
-        me = get_ident()
-        if len(self.handlers(me)) > len(self.handlers(None)):
+        self.expect_unseen(what)
+        return self.intercept(handler, thread=get_ident())
+
+    def expect_unseen(self, what: str) -> None:
+        """Raise DispatchError, in whose text ``what`` begins, where this thread is watched."""
+        if len(self.handlers(get_ident())) > len(self.handlers(None)):
             msg = (
                 f"{what}: this thread's calls on {self.device.id} are captured or watched "
                 f"already, which does not nest: end that first"
             )
             raise DispatchError(msg)
-        return self.intercept(handler, thread=me)
 
     @abstractmethod
     def handlers(self, thread: int | None) -> Collection[Handler]:

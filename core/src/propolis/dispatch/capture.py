@@ -140,11 +140,14 @@ class Graph:
         Run the captured calls again, over the same tensors.
 
         Raises:
-            DispatchError: the graph was closed, or its step has not ended.
+            DispatchError: the graph was closed, or its step has not ended; or this thread's calls
+                are captured or watched, who would see nothing of these.
         """
         if not self._ready:
             msg = "this graph cannot be replayed: its step is being captured, or it was closed"
             raise DispatchError(msg)
+        if self._calls and not self._inner:
+            self._calls[0].table.expect_unseen("replay")
         if self._joined is not None and self._calls[0].table.generation != self._generation:
             self._joined = None  # somebody else serves an op now: ask for each call again
         if self._serialised is not None and not self._calls[0].table.quarantine.serialises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Final
 
+from propolis.ops.reduce import over
 from propolis_cpu_native._implementation import row_step
 from propolis_cpu_native._implementation import strided_implementation
 from propolis_cpu_native._native import KINDS
@@ -30,12 +31,12 @@ def along_rows(x: Tensor, /, dim: int = -1) -> str | None:
 
 
 def _over_rows(
-    x: Tensor, /, dims: int | Sequence[int] | None = None, *, keepdim: bool = False
+    x: Tensor, /, dims: int | tuple[int, ...] | None = None, *, keepdim: bool = False
 ) -> str | None:
     """None, or why not: other dimensions than the last."""
     del keepdim
-    only = {dims} if isinstance(dims, int) else set(range(len(x.shape)) if dims is None else dims)
-    if not x.shape or only not in ({-1}, {len(x.shape) - 1}):
+    only = set(over("max", x.shape, dims))
+    if not x.shape or only != {len(x.shape) - 1}:
         return "the last dimension alone"
     return in_rows(x)
 

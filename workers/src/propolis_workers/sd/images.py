@@ -93,6 +93,10 @@ def read_mask(path: str | Path, data: bytes | None = None) -> Pixels:
             msg = f"masks are white on black, and {path} has transparency: flatten it"
             raise FileFormatError(msg)
         grey = np.asarray(seen.convert("L"))
+    if grey.max() == 1:
+        msg = f"{path} has no more than 1, which is nearly black; masks have 255 where the image "
+        msg += "is drawn anew: multiply it by 255"
+        raise FileFormatError(msg)
     return np.where(grey >= 128, np.uint8(255), np.uint8(0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from abc import abstractmethod
 from dataclasses import fields
@@ -73,7 +74,7 @@ class Scheduler(ABC, Generic[S]):
         if len(plan) == 0:
             msg = (
                 f"strength {strength:g} of {steps} steps leaves none to run: take a strength of "
-                f"at least {1 / steps:.3g}, or more steps"
+                f"at least {math.ceil(1000 / steps) / 1000:g}, or more steps"
             )
             raise UsageError(msg)
         return plan
