@@ -323,8 +323,8 @@ SAFE = ", capture_safe=True"
 BUFFER = "out.device.empty(out.shape, out.dtype)"
 TWO = f"x, y = {BUFFER}, {BUFFER}"
 IN_TURN = f"x = {BUFFER}; del x; x = {BUFFER}"
-BOUND = ", workspace=lambda a, b: a.nbytes if a.numel >= b.numel else b.nbytes"
-# Of the broadcast shapes, the result is as large as neither argument.
+# Of the broadcast shapes, the result may be larger than either argument.
+BOUND = ", workspace=lambda a, b: 4 * int(np.prod(np.broadcast_shapes(a.shape, b.shape)))"
 BOTH = ", workspace=lambda a, b: 8 * max(a.numel, 1) * max(b.numel, 1)"
 
 
