@@ -121,6 +121,7 @@ def test_list_without_permission(pulled, models, folder, monkeypatch, barred, on
 
     for name in given:
         monkeypatch.setattr(os, name, refusing(name))
+    # Newer Pythons' calls a name of their own; the lambda looks up what was just put there.
     monkeypatch.setattr(Path, "lstat", lambda path: os.lstat(path))  # noqa: PLW0108
     done = models("list")
     if not barred:

@@ -58,12 +58,12 @@ _SHOWN: Final = 80
 CHUNK = 1 << 20  # bytes: at most that many of those that came are lost where a connection is cut
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SPAN = re.compile(r"\s*bytes\s+(\d{1,18})-", re.ASCII | re.IGNORECASE)
+_DIGITS: Final = 18  # of a number in a header; what has more says nothing
+_SPAN = re.compile(rf"\s*bytes\s+(\d{{1,{_DIGITS}}})-", re.ASCII | re.IGNORECASE)
 _SECRET = re.compile(r"//.*@")  # a user and a password in an address
 _CUT: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
 _RETRIES: Final = 5  # more, in a row, that bring nothing
 _LONGEST: Final = 300  # seconds of one wait that somebody asks for
-_DIGITS: Final = 18  # of a number in a header, as below; what has more says nothing
 
 
 @dataclass(frozen=True, slots=True)
